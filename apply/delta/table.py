@@ -1,0 +1,137 @@
+"""A Delta table of the warehouse: where it lies, how it is made, which version of the stream it holds.
+
+The table is its own replication origin (delta.md): each commit records (application id, end LSN) as a SetTransaction.
+Reading that needs no JVM: the deltalake package reads the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.protocol import types
+from pubsub.protocol.lsn import Lsn
+
+# Characters that a Parquet column name can not hold without column mapping (delta: DeltaColumnMapping / SchemaUtils).
+_UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """One replicated table: `schema` in column order with NOT NULL as non-nullable, `key` the names that identify a row."""
+
+    path: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    relation: str
+    """The qualified name in the publisher, for messages and the table's properties."""
+
+
+def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
+    """The id under which a table records how far it is: the same for the copy, the catch-up and apply."""
+    return f"pubsub/{node_id}/{subid}/{relid}/{generation}"
+
+
+def exists(path: str) -> bool:
+    """Whether a Delta table lies at `path`."""
+    from deltalake import DeltaTable
+
+    return bool(DeltaTable.is_deltatable(path))
+
+
+def committed_lsn(path: str, app_id: str) -> Lsn | None:
+    """The end LSN of the last transaction that the table holds under `app_id`; None when it has none."""
+    from deltalake import DeltaTable
+
+    if not exists(path):
+        return None
+    version = DeltaTable(path, without_files=True).transaction_version(app_id)
+    return None if version is None else Lsn(version)
+
+
+def properties(path: str) -> Mapping[str, str]:
+    """The table's properties.  Raises UndefinedTable when there is none at `path`."""
+    from deltalake import DeltaTable
+
+    if not exists(path):
+        raise UndefinedTable(f'Delta table "{path}" does not exist')
+    return {k: v or "" for k, v in DeltaTable(path, without_files=True).metadata().configuration.items()}
+
+
+def row_count(path: str) -> int:
+    """The number of rows, from the log and the deletion vectors."""
+    from deltalake import DeltaTable, QueryBuilder
+
+    table = DeltaTable(path)
+    result = QueryBuilder().register("t", table).execute("SELECT count(*) AS n FROM t").read_all()
+    return int(pa.table(result).column("n")[0].as_py())
+
+
+def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
+    """Make the Delta table of `table` if there is none; one that is there must be able to take its rows.
+
+    `identity` are the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState
+    when a table that is there lacks a column or has another type for it.
+    """
+    if exists(table.path):
+        check_columns(table)
+        return
+    from delta.tables import DeltaTable
+
+    builder = DeltaTable.createIfNotExists(spark).location(table.path)
+    for field in table.schema:
+        builder = builder.addColumn(field.name, types.spark_ddl(field.type), nullable=field.nullable)
+    settings = dict(identity) | {
+        "pubsub.relation": table.relation,
+        "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
+        "delta.enableDeletionVectors": "true",
+    }
+    if table.key:
+        settings["delta.dataSkippingStatsColumns"] = ",".join(f"`{name.replace('`', '``')}`" for name in table.key)
+    if any(_UNSAFE_NAME & set(field.name) for field in table.schema):
+        settings["delta.columnMapping.mode"] = "name"
+    for name, value in settings.items():
+        builder = builder.property(name, value)
+    builder.execute()
+
+
+def read_schema(path: str) -> pa.Schema:
+    """The schema of the Delta table at `path` in Arrow's types, as `types.delta_type` gives them."""
+    from deltalake import DeltaTable
+
+    arrow = pa.schema(DeltaTable(path, without_files=True).schema().to_arrow())
+    return pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
+
+
+def check_columns(table: TargetTable) -> None:
+    """Refuse a table that is there and can not take the publisher's columns (relation.c: logicalrep_rel_open).
+
+    Columns go by name; a column that the publisher lacks stays, and gets NULL.
+    """
+    have = {field.name: field for field in read_schema(table.path)}
+    missing = [field.name for field in table.schema if field.name not in have]
+    if missing:
+        listed = ", ".join(f'"{name}"' for name in missing)
+        raise NotInPrerequisiteState(
+            f'logical replication target relation "{table.relation}" is missing replicated columns: {listed}',
+            detail=f'The Delta table lies at "{table.path}".',
+            hint="Add the columns to the Delta table, or give the subscription another target.",
+        )
+    for field in table.schema:
+        if have[field.name].type != field.type:
+            raise NotInPrerequisiteState(
+                f'column "{field.name}" of the Delta table for "{table.relation}" has type {have[field.name].type}, '
+                f"the publisher's values need {field.type}",
+                detail=f'The Delta table lies at "{table.path}".',
+            )
+
+
+def file_path(uri: str) -> Path:
+    """The local path of a file: URI or plain path."""
+    return Path(uri.removeprefix("file://"))

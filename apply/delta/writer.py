@@ -1,0 +1,265 @@
+"""One Delta commit per table per batch.
+
+A folded batch is staged as immutable Parquet first (what can fail, fails there), then committed by the cheapest statement
+that does it (delta.md): append where rows only come, one overwrite with replaceOn where keys change or go, an overwrite of
+the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so that Delta itself refuses to hold it twice,
+and in its userMetadata the end LSNs of the first and the last transaction in it.
+
+Everything here blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from apply.delta.table import TargetTable
+from apply.fold import Folded
+from pubsub.protocol import types
+from pubsub.protocol.lsn import Lsn
+
+_ROW_GROUP: Final = 128 * 1024
+# Aliases that no column of a user's table can be mistaken for: `t.x` would be taken as a field of a column named t.
+_TARGET: Final = "__pubsub_target"
+_SOURCE: Final = "__pubsub_source"
+_view_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction."""
+
+    app_id: str
+    first: Lsn
+    last: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One table's part of a batch, on disk as Parquet: `directory` holds the files that are not None here."""
+
+    table: TargetTable
+    directory: Path
+    images: Path | None
+    masked: Path | None
+    deleted_keys: Path | None
+    removed: Path | None
+    replace_all: bool
+    key_range: tuple[str, str, str] | None
+    rows: int
+
+
+class Stage:
+    """Where batches are staged: a directory of the node, emptied at the start of each process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, mode=0o700)
+
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+        """Write one table's folded batch as Parquet.  On failure nothing of it stays."""
+        directory = self._directory / uuid.uuid4().hex
+        directory.mkdir(mode=0o700)
+        try:
+            return Staged(
+                table=table,
+                directory=directory,
+                images=_write(directory / "images.parquet", folded.images),
+                masked=_write(directory / "masked.parquet", folded.masked),
+                deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
+                removed=_write(directory / "removed.parquet", folded.removed),
+                replace_all=replace_all,
+                key_range=_key_range(folded.deleted_keys),
+                rows=folded.inserts + folded.updates + folded.deletes,
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def discard(staged: Staged) -> None:
+    """Remove the staged files, after the commit or when the batch is given up."""
+    shutil.rmtree(staged.directory, ignore_errors=True)
+
+
+def commit(spark: Any, staged: Staged, record: Commit) -> None:
+    """Commit one staged table.  Raises what Spark raises; the caller decides by the table's version (worker)."""
+    table = staged.table
+    views: list[str] = []
+
+    def view(frame: Any) -> str:
+        name = f"pubsub_{next(_view_numbers)}"
+        frame.createOrReplaceTempView(name)
+        views.append(name)
+        return name
+
+    try:
+        images = _read(spark, staged.images, table.schema)
+        if staged.replace_all:
+            _save(images, "overwrite", table, record)
+        elif staged.removed is not None:
+            _commit_without_key(spark, staged, images, record, view)
+        elif staged.deleted_keys is None:
+            _save(images, "append", table, record)
+        elif staged.images is None and staged.masked is None:
+            _delete_keys(spark, staged, record, view)
+        else:
+            if staged.masked is not None:
+                images = images.unionByName(_complete(spark, staged, view))
+            keys = view(_read(spark, staged.deleted_keys, _key_schema(table)))
+            _save(images, "overwrite", table, record, replace_on=_matches(table.key, keys, staged.key_range))
+    finally:
+        for name in views:
+            spark.catalog.dropTempView(name)
+
+
+def _save(frame: Any, mode: str, table: TargetTable, record: Commit, *, replace_on: str | None = None) -> None:
+    options = {
+        "txnAppId": record.app_id,
+        "txnVersion": str(int(record.last)),
+        "userMetadata": json.dumps({"first": str(record.first), "last": str(record.last)}),
+    }
+    if replace_on is not None:
+        options |= {"replaceOn": replace_on, "targetAlias": _TARGET}
+    frame.alias(_SOURCE).write.format("delta").mode(mode).options(**options).save(table.path)
+
+
+def _matches(key: tuple[str, ...], keys: str, key_range: tuple[str, str, str] | None) -> str:
+    """The replaceOn condition; a range on the key beside it lets Delta leave files alone that can not match."""
+    columns = ", ".join(quote(name) for name in key)
+    target = ", ".join(f"{_TARGET}.{quote(name)}" for name in key)
+    left = target if len(key) == 1 else f"({target})"
+    condition = f"{left} IN (SELECT {columns} FROM {keys})"
+    if key_range is not None:
+        name, low, high = key_range
+        condition = f"{_TARGET}.{quote(name)} BETWEEN {low} AND {high} AND {condition}"
+    return condition
+
+
+def _complete(spark: Any, staged: Staged, view: Any) -> Any:
+    """Images whose unchanged TOAST values are taken from the row that stands in the target before the batch."""
+    table = staged.table
+    names = [field.name for field in table.schema]
+    assert staged.masked is not None
+    masked_schema = pq.read_schema(staged.masked)
+    source = view(_read(spark, staged.masked, masked_schema))
+    on = " AND ".join(f"{_SOURCE}.`__base_{i}` = {_TARGET}.{quote(name)}" for i, name in enumerate(table.key))
+    columns = []
+    for index, name in enumerate(names):
+        flag = f"__unchanged_{index}"
+        if flag in masked_schema.names:
+            columns.append(f"IF({_SOURCE}.{quote(flag)}, {_TARGET}.{quote(name)}, {_SOURCE}.{quote(name)}) AS {quote(name)}")
+        else:
+            columns.append(f"{_SOURCE}.{quote(name)}")
+    # An update of a row that the target lacks is skipped, as PostgreSQL skips it (update_missing): an inner join.
+    target = f"delta.{quote(table.path)} {_TARGET}"
+    return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
+
+
+def _delete_keys(spark: Any, staged: Staged, record: Commit, view: Any) -> None:
+    """A batch of deletes alone: MERGE records its transaction even when it matches nothing; DELETE would not.
+
+    The transaction's id comes from session settings here: a session of its own keeps them apart from other tables.
+    """
+    own = spark.newSession()
+    table = staged.table
+    keys = _read(own, staged.deleted_keys, _key_schema(table))
+    keys.createOrReplaceTempView("deleted_keys")
+    on = " AND ".join(f"{_TARGET}.{quote(name)} = {_SOURCE}.{quote(name)}" for name in table.key)
+    if staged.key_range is not None:
+        name, low, high = staged.key_range
+        on += f" AND {_TARGET}.{quote(name)} BETWEEN {low} AND {high}"
+    own.conf.set("spark.databricks.delta.write.txnAppId", record.app_id)
+    own.conf.set("spark.databricks.delta.write.txnVersion", str(int(record.last)))
+    own.conf.set(
+        "spark.databricks.delta.commitInfo.userMetadata",
+        json.dumps({"first": str(record.first), "last": str(record.last)}),
+    )
+    own.sql(
+        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted_keys {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
+    ).collect()
+
+
+def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit, view: Any) -> None:
+    """REPLICA IDENTITY FULL without a key: of equal rows exactly as many go as were deleted.
+
+    All rows equal to a changed one are replaced by the copies that remain (delta.md).  Rows are compared by one text that
+    tells every value and NULL apart; to_json alone would cut timestamps to milliseconds.
+    """
+    table = staged.table
+    names = [field.name for field in table.schema]
+    assert staged.removed is not None
+    removed = _read(spark, staged.removed, pq.read_schema(staged.removed))
+    changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS `__row`", "`__count`"))
+    values = ", ".join(quote(name) for name in names)
+    remaining = spark.sql(
+        f"SELECT inline(array_repeat(h.`__image`, CAST(greatest(h.`__have` - c.`__count`, 0) AS INT))) FROM "
+        f"(SELECT {_row_text('', table.schema)} AS `__row`, first(struct({values})) AS `__image`, count(*) AS `__have` "
+        f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.`__row` = c.`__row`"
+    )
+    condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT `__row` FROM {changed})"
+    _save(images.unionByName(remaining), "overwrite", table, record, replace_on=condition)
+
+
+def _row_text(prefix: str, schema: pa.Schema) -> str:
+    """A Spark expression: the row as one text, equal for equal rows alone."""
+    parts = []
+    for index, field in enumerate(schema):
+        column = prefix + quote(field.name)
+        text = f"hex({column})" if pa.types.is_binary(field.type) else f"CAST({column} AS STRING)"
+        parts.append(f"{text} AS c{index}")
+    return f"to_json(struct({', '.join(parts)}))"
+
+
+def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
+    """The staged file as a DataFrame with exactly `schema`; without a file, no rows of it."""
+    if path is None:
+        columns = ", ".join(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
+        return spark.sql(f"SELECT {columns} WHERE false")
+    ddl = ", ".join(f"{quote(f.name)} {types.spark_ddl(f.type)}" for f in schema)
+    return spark.read.schema(ddl).parquet(path.as_uri())
+
+
+def _write(path: Path, table: pa.Table | None) -> Path | None:
+    """Stage `table`; None when there are no rows.  At least two row groups, so that two cores read it side by side."""
+    if table is None or table.num_rows == 0:
+        return None
+    group = max(1, min(_ROW_GROUP, -(-table.num_rows // 2)))
+    pq.write_table(
+        table,
+        path,
+        row_group_size=group,
+        compression="lz4",
+        use_dictionary=False,
+        write_statistics=False,
+        store_decimal_as_integer=True,
+    )
+    return path
+
+
+def _key_schema(table: TargetTable) -> pa.Schema:
+    return pa.schema([table.schema.field(name) for name in table.key])
+
+
+def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
+    """(column, least, greatest) of an integer key's first column, as literals: prunes files."""
+    if keys is None or keys.num_rows == 0 or not pa.types.is_integer(keys.schema.field(0).type):
+        return None
+    import pyarrow.compute as pc
+
+    bounds = pc.min_max(keys.column(0)).as_py()
+    return keys.schema.field(0).name, str(bounds["min"]), str(bounds["max"])
+
+
+def quote(name: str) -> str:
+    """An identifier as Spark SQL reads it."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,155 @@
+"""From copy-both frames to batches: worker.c's apply_dispatch, without I/O.
+
+Per frame Python looks at the type byte and nothing more; rows are kept as bytes.  Begin and Commit, which come once a
+transaction, are read with a struct here; everything rarer goes through the codec.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from apply.batch import Batch, OpenTransaction, Truncation
+from pubsub.errors import ProtocolViolation
+from pubsub.protocol import pgoutput
+from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
+from pubsub.protocol.lsn import Lsn
+
+_KEEPALIVE: Final = ord("k")
+_XLOG_DATA: Final = ord("w")
+_ROWS: Final = frozenset(b"IUD")
+_BEGIN: Final = ord("B")
+_COMMIT: Final = ord("C")
+# After the type byte: final LSN, commit time, xid; flags, commit LSN, end LSN, commit time (proto.c).
+_BEGIN_BODY: Final = struct.Struct(">QqI")
+_COMMIT_BODY: Final = struct.Struct(">BQQq")
+_TYPE: Final = XLOG_HEADER
+_BODY: Final = XLOG_HEADER + 1
+
+
+class Dispatcher:
+    """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
+
+    `skipped` is asked at each commit for the relations that do not get it (see Transaction.skipped).
+    `position` is the LSN up to which everything has been received: the end of the last transaction, or a keepalive's WAL
+    end.  Raises ProtocolViolation for what can not be in such a stream.
+    """
+
+    def __init__(self, start: Lsn, skipped: Callable[[], frozenset[int]]) -> None:
+        self.position = start
+        self.decided = start
+        self.last_frame_lsn = start
+        self.reply_requested = False
+        self._skipped = skipped
+        self._known: dict[int, pgoutput.Relation] = {}
+        self._open: OpenTransaction | None = None
+        self.batch = Batch(self._known)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing received is waiting: no transaction open, none in the open batch."""
+        return self._open is None and not self.batch.transactions
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of rows held, the transaction that is being received included."""
+        return self.batch.nbytes + (self._open.nbytes if self._open is not None else 0)
+
+    def take(self) -> Batch:
+        """Close the open batch and start the next."""
+        closed, self.batch = self.batch, Batch(self._known)
+        return closed
+
+    def feed(self, frames: Sequence[bytes], now: float, stop_at: Lsn | None = None) -> int:
+        """Take `frames` in order; returns how many were taken: all, or up to the commit that reached `stop_at`.
+
+        `now` is the monotonic time in seconds.
+        """
+        opened = self._open
+        rows = opened.rows.append if opened is not None else None
+        taken = 0
+        for frame in frames:
+            taken += 1
+            if frame[0] != _XLOG_DATA:
+                self._keepalive(frame)
+                continue
+            kind = frame[_TYPE]
+            if kind in _ROWS:
+                if rows is None:
+                    raise ProtocolViolation("row change outside a transaction")
+                rows(frame)
+            elif kind == _BEGIN:
+                opened = self._begin(frame)
+                rows = opened.rows.append
+            elif kind == _COMMIT:
+                self._commit(frame, now)
+                opened = rows = None
+                if stop_at is not None and self.position >= stop_at:
+                    break
+            else:
+                self._other(frame)
+        if opened is not None:
+            opened.nbytes = sum(map(len, opened.rows))
+        return taken
+
+    def _begin(self, frame: bytes) -> OpenTransaction:
+        if self._open is not None:
+            raise ProtocolViolation("BEGIN inside a transaction")
+        if len(frame) != _BODY + _BEGIN_BODY.size:
+            raise ProtocolViolation("malformed BEGIN message")
+        final_lsn, commit_time, xid = _BEGIN_BODY.unpack_from(frame, _BODY)
+        if final_lsn == 0:
+            raise ProtocolViolation("final_lsn not set in begin message")
+        self._open = OpenTransaction(xid, Lsn(final_lsn), commit_time)
+        return self._open
+
+    def _commit(self, frame: bytes, now: float) -> None:
+        opened = self._open
+        if opened is None:
+            raise ProtocolViolation("COMMIT outside a transaction")
+        if len(frame) != _BODY + _COMMIT_BODY.size:
+            raise ProtocolViolation("malformed COMMIT message")
+        _, commit_lsn, end_lsn, commit_time = _COMMIT_BODY.unpack_from(frame, _BODY)
+        if commit_lsn != opened.final_lsn:
+            raise ProtocolViolation(
+                f"incorrect commit LSN {Lsn(commit_lsn)} in commit message (expected {opened.final_lsn})"
+            )
+        if end_lsn <= commit_lsn or end_lsn < self.decided:
+            raise ProtocolViolation(f"the stream went back: commit end {Lsn(end_lsn)} after {self.decided}")
+        opened.commit_time = commit_time
+        self._open = None
+        end = Lsn(end_lsn)
+        if opened.rows or opened.truncations or opened.relations:
+            self.batch.add(opened, end, self._skipped(), now)
+        self.decided = end
+        self.position = max(self.position, end)
+
+    def _keepalive(self, frame: bytes) -> None:
+        message = read_server_message(frame)
+        assert isinstance(message, Keepalive)
+        self.reply_requested |= message.reply_requested
+        self.last_frame_lsn = max(self.last_frame_lsn, message.wal_end)
+        if self._open is None:
+            self.position = max(self.position, message.wal_end)
+
+    def _other(self, frame: bytes) -> None:
+        message = pgoutput.read_message(frame[XLOG_HEADER:])
+        match message:
+            case pgoutput.Relation():
+                known = self._known.get(message.oid)
+                if known == message:
+                    return
+                self._known[message.oid] = message
+                if self._open is not None:
+                    self._open.relations.append((len(self._open.rows), message))
+                else:
+                    self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
+            case pgoutput.Truncate():
+                if self._open is None:
+                    raise ProtocolViolation("TRUNCATE outside a transaction")
+                self._open.truncations.append(Truncation(len(self._open.rows), tuple(message.relations)))
+            case pgoutput.Type() | pgoutput.Origin() | pgoutput.LogicalMessage():
+                return
+            case _:
+                raise ProtocolViolation(f"unexpected {type(message).__name__} message: it was not asked for")

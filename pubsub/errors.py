@@ -1,0 +1,135 @@
+"""The one family of errors: PostgreSQL's fields and SQLSTATEs.
+
+Every error that a user can see is a `PubsubError`.  Its fields are those of PostgreSQL's error reports (errors.c: ereport),
+and it prints as psql prints them.  Lower layers raise; what to do about an error (retry, stop the table, stop the
+subscription) is decided in one place, the launcher.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PubsubError(Exception):
+    """An error with PostgreSQL's fields.
+
+    `sqlstate` is the five-character code; the class gives its default.  `context` says where it happened (table, LSN).
+    """
+
+    default_sqlstate: ClassVar[str] = "XX000"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        sqlstate: str | None = None,
+        detail: str | None = None,
+        hint: str | None = None,
+        context: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate or self.default_sqlstate
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+        self.context = context
+
+    def report(self, *, verbose: bool = False) -> str:
+        """The error as psql prints it: ERROR, DETAIL, HINT, CONTEXT, one line each; with the SQLSTATE when verbose."""
+        head = f"ERROR:  {self.sqlstate}: {self.message}" if verbose else f"ERROR:  {self.message}"
+        rest = [("DETAIL", self.detail), ("HINT", self.hint), ("CONTEXT", self.context)]
+        return "\n".join([head, *(f"{label}:  {text}" for label, text in rest if text)])
+
+
+class ProtocolViolation(PubsubError):
+    """Malformed bytes from the other side: the only error that a codec raises on bad input."""
+
+    default_sqlstate = "08P01"
+
+
+class ConnectionFailure(PubsubError):
+    """The connection could not be made, or broke.  Retried."""
+
+    default_sqlstate = "08006"
+
+
+class FeatureNotSupported(PubsubError):
+    """PostgreSQL has it, this node has not, or Delta makes it impossible."""
+
+    default_sqlstate = "0A000"
+
+
+class InvalidValue(PubsubError):
+    """A value that the target column can not hold exactly.  Never rounded, never made NULL."""
+
+    default_sqlstate = "22023"
+
+
+class SqlSyntaxError(PubsubError):
+    """A statement that does not parse; `position` is the 0-based offset of the offending character in `statement`."""
+
+    default_sqlstate = "42601"
+
+    def __init__(
+        self, message: str, *, statement: str = "", position: int | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.statement = statement
+        self.position = position
+
+    def report(self, *, verbose: bool = False) -> str:
+        text = super().report(verbose=verbose)
+        if self.position is None:
+            return text
+        before = self.statement[: self.position]
+        number = before.count("\n") + 1
+        line = self.statement.split("\n")[number - 1]
+        caret = self.position - (before.rfind("\n") + 1)
+        prefix = f"LINE {number}: "
+        return f"{text}\n{prefix}{line}\n{' ' * (len(prefix) + caret)}^"
+
+
+class UndefinedObject(PubsubError):
+    default_sqlstate = "42704"
+
+
+class UndefinedTable(PubsubError):
+    default_sqlstate = "42P01"
+
+
+class DuplicateObject(PubsubError):
+    default_sqlstate = "42710"
+
+
+class InsufficientPrivilege(PubsubError):
+    default_sqlstate = "42501"
+
+
+class ObjectInUse(PubsubError):
+    default_sqlstate = "55006"
+
+
+class NotInPrerequisiteState(PubsubError):
+    default_sqlstate = "55000"
+
+
+class LimitExceeded(PubsubError):
+    """A bound that is a setting was reached."""
+
+    default_sqlstate = "53400"
+
+
+class ProgramLimitExceeded(PubsubError):
+    """A value or message larger than the bound for one."""
+
+    default_sqlstate = "54000"
+
+
+class DataCorrupted(PubsubError):
+    """A checksum, a length or a state that can not be: nothing of it is applied."""
+
+    default_sqlstate = "XX001"
+
+
+class PublisherError(PubsubError):
+    """An error that the publisher's server reported, with its own SQLSTATE and texts."""
