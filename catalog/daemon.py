@@ -1,0 +1,96 @@
+"""One daemon per node: an exclusive lock on a file in the node's directory.
+
+The kernel lets go of the lock when the process ends, however it ends; the pid in the file is for people, and to name
+the holder.  The descriptor is not inherited by children, so a JVM that outlives its daemon does not keep the node
+locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final, Self
+
+from pubsub.errors import ObjectInUse, PubsubError
+
+LOCK_FILE: Final = "daemon.pid"
+
+#: `running_daemon` holds the lock for an instant; a daemon that starts just then tries again.
+_TRIES: Final = 10
+_PAUSE: Final = 0.02
+
+
+class DaemonLock:
+    """The right to be the daemon of the node at `home`; a context manager."""
+
+    def __init__(self, home: Path, descriptor: int) -> None:
+        self.home = home
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, home: Path) -> Self:
+        """Take the lock.  Raises ObjectInUse, which names the process that has it."""
+        path = home / LOCK_FILE
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise PubsubError(f'could not open lock file "{path}": {error.strerror}', sqlstate="58030") from error
+        try:
+            for attempt in range(_TRIES):
+                if attempt:
+                    time.sleep(_PAUSE)
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    break
+            else:
+                pid = _read_pid(descriptor)
+                raise ObjectInUse(
+                    f'a daemon is already running on node "{home}"',
+                    detail=f"Its process id is {pid}." if pid else None,
+                    hint="Stop it first, or use another --home.",
+                )
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(home, descriptor)
+
+    def release(self) -> None:
+        """Let go.  The file stays: to remove it would let two daemons lock two files of the same name."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def running_daemon(home: Path) -> int | None:
+    """The process id of the node's daemon; None when none runs.  0 while it is starting and has not said its id."""
+    try:
+        descriptor = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return None if _lock(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read_pid(descriptor: int) -> int:
+    text = os.pread(descriptor, 32, 0).strip()
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,208 @@
+"""The catalog's database: engine, short transactions, errors.
+
+SQLite runs in WAL mode with synchronous = FULL: what is committed survives a power cut, and readers never wait for a
+writer.  The command line and the daemon are different processes on one file, so every write transaction takes the write
+lock at its beginning (BEGIN IMMEDIATE) and waits for it up to `BUSY_TIMEOUT`; inside one process a lock hands it on in
+order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import event, insert, select, text, update
+from sqlalchemy.engine import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from catalog import schema
+from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
+
+#: How long a write waits for another process's transaction, in seconds.
+BUSY_TIMEOUT: Final = 30.0
+
+_DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+_WRITE: Final = "pubsub_write"
+#: Any number of our own: serialises the making of the schema between processes on PostgreSQL.
+_SCHEMA_LOCK: Final = 0x70756273_7562
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a catalog in the SQLite file at `path`."""
+    return URL.create("sqlite+aiosqlite", database=str(path.absolute())).render_as_string(hide_password=False)
+
+
+def new_node_id() -> str:
+    """A 64-bit system identifier: seconds in the upper half, chance in the lower.
+
+    xlog.c: BootStrapXLOG fills the lower half from microseconds and the process id; two nodes made at once by one
+    script would then be close, so chance it is.
+    """
+    return str((int(time.time()) & 0xFFFFFFFF) << 32 | secrets.randbits(32))
+
+
+def now() -> datetime:
+    """The wall clock in UTC: for people to read; nothing is decided by it."""
+    return datetime.now(UTC)
+
+
+class Database:
+    """Transactions on the catalog; the classes that mix it in hold the statements."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(**{_WRITE: True})
+        self._write_lock = asyncio.Lock()
+        self._keeper = _keep_open(engine.url)
+
+    @property
+    def url(self) -> str:
+        """Where the catalog is, without a password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+    @asynccontextmanager
+    async def _read(self) -> AsyncIterator[AsyncConnection]:
+        """One read transaction: a consistent snapshot (SQLite: WAL; PostgreSQL: REPEATABLE READ)."""
+        try:
+            async with self._engine.connect() as connection, connection.begin():
+                yield connection
+        except SQLAlchemyError as error:
+            raise _typed(error) from error
+
+    @asynccontextmanager
+    async def _write(self, *, bump: bool) -> AsyncIterator[AsyncConnection]:
+        """One write transaction; `bump` moves the change counter, so that whoever polls it looks again."""
+        try:
+            async with self._write_lock, self._writer.begin() as connection:
+                if bump:
+                    counter = schema.node.c.change_counter
+                    await connection.execute(update(schema.node).values({counter: counter + 1}))
+                yield connection
+        except IntegrityError:
+            raise
+        except SQLAlchemyError as error:
+            raise _typed(error) from error
+
+
+async def connect(url: str) -> AsyncEngine:
+    """An engine for `url`, with the schema made or checked.  Raises PubsubError."""
+    engine = _engine(url)
+    try:
+        await _prepare(engine)
+    except SQLAlchemyError as error:
+        await engine.dispose()
+        raise _typed(error) from error
+    except BaseException:
+        await engine.dispose()
+        raise
+    return engine
+
+
+def _engine(url: str) -> AsyncEngine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise PubsubError("the catalog's URL can not be read", sqlstate="22023", hint=_URL_HINT) from None
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    if parsed.drivername == "sqlite+aiosqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise PubsubError("a catalog in SQLite must be a file", sqlstate="22023", hint=_URL_HINT)
+        _make_private(Path(parsed.database))
+        # Without a pool a connection lives as long as its transaction: no thread outlasts it, and a cancelled task
+        # leaves no connection half done.  To open one costs a millisecond.
+        engine = create_async_engine(
+            parsed, hide_parameters=True, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT}
+        )
+        event.listen(engine.sync_engine, "connect", _configure_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        return engine
+    if parsed.drivername == "postgresql+asyncpg":
+        return create_async_engine(
+            parsed, hide_parameters=True, pool_pre_ping=True, pool_size=4, isolation_level="REPEATABLE READ"
+        )
+    raise FeatureNotSupported(f'catalogs of kind "{parsed.drivername}" are not supported', hint=_URL_HINT)
+
+
+_URL_HINT: Final = 'Use "sqlite:////path/to/catalog.db" or "postgresql://user@host/database".'
+
+
+def _make_private(path: Path) -> None:
+    """The file before SQLite makes it, so that it is never open to others; its -wal and -shm take its mode."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise PubsubError(f'could not open the catalog "{path}": {error.strerror}', sqlstate="58030") from error
+
+
+def _keep_open(url: URL) -> sqlite3.Connection | None:
+    """A connection that does nothing: while it lives no other is the last, which empties the WAL as it closes."""
+    if url.get_backend_name() != "sqlite" or url.database is None:
+        return None
+    keeper = sqlite3.connect(url.database, timeout=BUSY_TIMEOUT, check_same_thread=False)
+    keeper.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return keeper
+
+
+def _configure_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # we begin transactions ourselves
+    cursor = connection.cursor()
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get(_WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+async def _prepare(engine: AsyncEngine) -> None:
+    version = select(schema.node.c.schema_version)
+    async with engine.execution_options(**{_WRITE: True}).begin() as connection:
+        if engine.dialect.name == "postgresql":
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
+        if not await connection.run_sync(lambda sync: engine.dialect.has_table(sync, schema.node.name)):
+            await connection.run_sync(schema.metadata.create_all)
+        found = (await connection.execute(version)).scalar_one_or_none()
+        if found is None:
+            await connection.execute(
+                insert(schema.node).values(
+                    id=1,
+                    schema_version=schema.SCHEMA_VERSION,
+                    node_id=new_node_id(),
+                    created=now(),
+                    next_oid=schema.FIRST_OID,
+                    change_counter=0,
+                )
+            )
+        elif found != schema.SCHEMA_VERSION:
+            raise DataCorrupted(
+                f"the catalog has version {found}, this program reads version {schema.SCHEMA_VERSION}",
+                hint="Use the version of this program that made it.",
+            )
+
+
+def _typed(error: SQLAlchemyError) -> PubsubError:
+    """The driver's own words, without the statement and its parameters (they may hold a password)."""
+    cause = getattr(error, "orig", None) or error
+    message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])
+    return PubsubError(f"could not access the catalog: {message}", sqlstate="58030")

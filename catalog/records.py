@@ -1,0 +1,286 @@
+"""What the catalog gives out and takes: immutable rows.
+
+LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is a snapshot: reading it again may
+give another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+from catalog.states import RelState
+from pubsub.protocol.lsn import Lsn
+from pubsub.sql.options import SubscriptionOptions
+
+WorkerType = Literal["apply", "table synchronization", "parallel apply"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """The node: its 64-bit system identifier (decimal text) and when it was made."""
+
+    node_id: str
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonRow:
+    """The daemon that last said it runs; whether it still does is told by its lock (catalog.daemon)."""
+
+    pid: int
+    host: str
+    started: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewSubscription:
+    """What CREATE SUBSCRIPTION stores.  `conninfo` may hold a password: it is kept out of the repr."""
+
+    name: str
+    conninfo: str = field(repr=False)
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    target: str
+    slot_name: str | None
+    enabled: bool = True
+    publisher_system_identifier: str | None = None
+    publisher_timeline: int | None = None
+    publisher_database: str | None = None
+    owner: str = "pubsub"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A row of pg_subscription, with ours.
+
+    `generation` rises by one at each change of this row.  `skip_lsn` is the finish LSN of the transaction to skip (0:
+    none). `dropping` is set while DROP SUBSCRIPTION takes workers and slots away: no worker is started for it.
+    """
+
+    oid: int
+    name: str
+    enabled: bool
+    conninfo: str = field(repr=False)
+    slot_name: str | None
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    target: str
+    publisher_system_identifier: str | None
+    publisher_timeline: int | None
+    publisher_database: str | None
+    skip_lsn: Lsn
+    owner: str
+    generation: int
+    dropping: bool
+
+
+class SubscriptionChanges(TypedDict, total=False):
+    """The fields that `Catalog.alter_subscription` takes."""
+
+    name: str
+    enabled: bool
+    conninfo: str
+    slot_name: str | None
+    publications: tuple[str, ...]
+    options: SubscriptionOptions
+    target: str
+    publisher_system_identifier: str | None
+    publisher_timeline: int | None
+    publisher_database: str | None
+    skip_lsn: Lsn
+    owner: str
+    dropping: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewRelation:
+    """A table that joins a subscription.  `path` is where its Delta table lies; `definition` JSON text."""
+
+    relid: int
+    schema: str
+    name: str
+    path: str
+    state: RelState = RelState.INIT
+    lsn: Lsn | None = None
+    definition: str | None = None
+    estimated_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRel:
+    """A row of pg_subscription_rel, with ours.
+
+    `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies
+    begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error`
+    stands while the table is stopped or its worker failed last time.
+    """
+
+    subid: int
+    relid: int
+    schema: str
+    name: str
+    state: RelState
+    lsn: Lsn | None
+    copy_generation: int
+    sync_slot: str | None
+    path: str
+    error: str | None
+    error_hint: str | None
+    definition: str | None
+    estimated_rows: int | None
+
+    @property
+    def qualified_name(self) -> str:
+        """schema.name, unquoted: for people and for JSON keys, not for SQL."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class OriginStatus:
+    """A row of pg_replication_origin_status: `remote_lsn` is the restart point (architecture.md, Invariants)."""
+
+    subid: int
+    relid: int | None
+    remote_lsn: Lsn
+    local_lsn: Lsn | None
+
+    @property
+    def external_id(self) -> str:
+        """The origin's name: pg_<subid>, or pg_<subid>_<relid> (worker.c: ReplicationOriginNameForLogicalRep)."""
+        return f"pg_{self.subid}" if self.relid is None else f"pg_{self.subid}_{self.relid}"
+
+
+class WorkerFields(TypedDict, total=False):
+    """What `Catalog.put_worker_stats` takes; what is not given stays."""
+
+    worker_type: WorkerType
+    pid: int | None
+    leader_pid: int | None
+    received_lsn: Lsn | None
+    last_msg_send_time: datetime | None
+    last_msg_receipt_time: datetime | None
+    latest_end_lsn: Lsn | None
+    latest_end_time: datetime | None
+    publisher_lsn: Lsn | None
+    flush_lsn: Lsn | None
+    lag_seconds: float | None
+    retained_wal_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """A running worker, as pg_stat_subscription shows it; `relid` is None for apply."""
+
+    subid: int
+    relid: int | None
+    worker_type: WorkerType = "apply"
+    pid: int | None = None
+    leader_pid: int | None = None
+    received_lsn: Lsn | None = None
+    last_msg_send_time: datetime | None = None
+    last_msg_receipt_time: datetime | None = None
+    latest_end_lsn: Lsn | None = None
+    latest_end_time: datetime | None = None
+    publisher_lsn: Lsn | None = None
+    flush_lsn: Lsn | None = None
+    lag_seconds: float | None = None
+    retained_wal_bytes: int | None = None
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """WAL that the publisher has and Delta has not, in bytes; None before both are known."""
+        if self.publisher_lsn is None or self.flush_lsn is None:
+            return None
+        return max(0, int(self.publisher_lsn) - int(self.flush_lsn))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """A copy that runs, or the last one of its table."""
+
+    subid: int
+    relid: int
+    tuples_processed: int
+    tuples_total: int | None
+    bytes_processed: int
+    bytes_total: int | None
+    finished: bool
+
+
+class Counters(TypedDict, total=False):
+    """What `Catalog.add_counters` adds to."""
+
+    apply_error_count: int
+    sync_error_count: int
+    confl_insert_exists: int
+    confl_update_origin_differs: int
+    confl_update_exists: int
+    confl_update_missing: int
+    confl_delete_origin_differs: int
+    confl_delete_missing: int
+    confl_multiple_unique_conflicts: int
+    transactions: int
+    batches: int
+    commits: int
+    rows_inserted: int
+    rows_updated: int
+    rows_deleted: int
+    truncates: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStats:
+    """Counters since `stats_reset`, and the last failure that has not been overcome."""
+
+    subid: int
+    apply_error_count: int = 0
+    sync_error_count: int = 0
+    confl_insert_exists: int = 0
+    confl_update_origin_differs: int = 0
+    confl_update_exists: int = 0
+    confl_update_missing: int = 0
+    confl_delete_origin_differs: int = 0
+    confl_delete_missing: int = 0
+    confl_multiple_unique_conflicts: int = 0
+    transactions: int = 0
+    batches: int = 0
+    commits: int = 0
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    truncates: int = 0
+    bytes_received: int = 0
+    error: str | None = None
+    error_detail: str | None = None
+    error_hint: str | None = None
+    error_sqlstate: str | None = None
+    error_time: datetime | None = None
+    stats_reset: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command asks of the daemon: `kind` names it, `payload` is JSON."""
+
+    id: int
+    kind: str
+    subid: int | None
+    payload: dict[str, Any]
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What `status` shows, read in one transaction."""
+
+    node: NodeRow
+    daemon: DaemonRow | None
+    subscriptions: tuple[Subscription, ...]
+    relations: tuple[SubscriptionRel, ...]
+    origins: tuple[OriginStatus, ...]
+    workers: tuple[WorkerStats, ...]
+    copies: tuple[CopyProgress, ...]
+    statistics: tuple[SubscriptionStats, ...]

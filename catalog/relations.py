@@ -1,0 +1,205 @@
+"""pg_subscription_rel: the tables of a subscription and how far each has come (catalog.states)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import ColumnElement, Row, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from catalog import schema
+from catalog.database import Database
+from catalog.records import NewRelation, SubscriptionRel
+from catalog.states import RelState, may_store
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, UndefinedObject
+from pubsub.protocol.lsn import Lsn
+
+_T = schema.relation
+
+
+class Relations(Database):
+    """The part of the catalog that holds the tables of subscriptions."""
+
+    async def relations(self, subid: int) -> list[SubscriptionRel]:
+        """The tables of a subscription, by oid."""
+        async with self._read() as connection:
+            return await read_relations(connection, subid)
+
+    async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
+        """One table, or None when it is not (or no longer) part of the subscription."""
+        async with self._read() as connection:
+            row = (await connection.execute(select(_T).where(_here(subid, relid)))).one_or_none()
+            return None if row is None else _relation(row)
+
+    async def add_relations(self, subid: int, relations: Sequence[NewRelation]) -> None:
+        """Tables join.  Raises DuplicateObject when another subscription owns one's place in the warehouse."""
+        async with self._write(bump=True) as connection:
+            await insert_relations(connection, subid, relations)
+
+    async def remove_relation(self, subid: int, relid: int) -> None:
+        """A table leaves, with its origin and progress; the Delta table stays.  None to remove is no error."""
+        await self.remove_relations(subid, [relid])
+
+    async def remove_relations(self, subid: int, relids: Iterable[int]) -> None:
+        """Tables leave, in one transaction."""
+        async with self._write(bump=True) as connection:
+            for relid in relids:
+                for table in (_T, schema.copy, schema.worker, schema.origin):
+                    await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
+
+    async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
+        """Store a state and its LSN; clears the error.  pg_subscription.c: UpdateSubscriptionRelState.
+
+        The step must be in catalog.states' table, or be the state that is there already; otherwise
+        NotInPrerequisiteState. `s` and `r` need their LSN.  For `d` use `begin_copy`, which counts the copy.
+        """
+        if state in (RelState.SYNCDONE, RelState.READY) and lsn is None:
+            raise NotInPrerequisiteState(
+                f"state {state.value} of a table needs the LSN where its synchronization ended"
+            )
+        async with self._write(bump=True) as connection:
+            old = await _locked(connection, subid, relid)
+            if not may_store(RelState(old.state), state):
+                raise NotInPrerequisiteState(
+                    f"table {old.schema_name}.{old.name} can not go from state {old.state} to state {state.value}"
+                )
+            await connection.execute(
+                update(_T).where(_here(subid, relid)).values(state=state.value, lsn=lsn, error=None, error_hint=None)
+            )
+
+    async def begin_copy(
+        self,
+        subid: int,
+        relid: int,
+        *,
+        sync_slot: str | None = None,
+        definition: str | None = None,
+        estimated_rows: int | None = None,
+    ) -> int:
+        """Store `d` for a new copy and return its generation, which no earlier copy of this table had.
+
+        What is given of slot, definition and estimate is stored with it; what is None stays.
+        """
+        given = {"sync_slot": sync_slot, "definition": definition, "estimated_rows": estimated_rows}
+        async with self._write(bump=True) as connection:
+            old = await _locked(connection, subid, relid)
+            if not may_store(RelState(old.state), RelState.DATASYNC):
+                raise NotInPrerequisiteState(
+                    f"table {old.schema_name}.{old.name} can not be copied in state {old.state}"
+                )
+            generation = int(old.copy_generation) + 1
+            await connection.execute(
+                update(_T)
+                .where(_here(subid, relid))
+                .values(
+                    state=RelState.DATASYNC.value,
+                    lsn=None,
+                    copy_generation=generation,
+                    error=None,
+                    error_hint=None,
+                    **{name: value for name, value in given.items() if value is not None},
+                )
+            )
+            return generation
+
+    async def set_sync_slot(self, subid: int, relid: int, slot: str | None) -> None:
+        """Remember the slot of the table's sync worker; None once it is dropped."""
+        await self._set(subid, relid, sync_slot=slot)
+
+    async def set_relation_definition(
+        self, subid: int, relid: int, definition: str | None, estimated_rows: int | None = None
+    ) -> None:
+        """Remember the table as it was decided at the copy (JSON text), and how many rows the publisher expects."""
+        await self._set(subid, relid, definition=definition, estimated_rows=estimated_rows)
+
+    async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
+        """The table's worker failed, or (None) is well again."""
+        await self._set(subid, relid, error=error, error_hint=hint)
+
+    async def _set(self, subid: int, relid: int, **values: str | int | None) -> None:
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(update(_T).where(_here(subid, relid)).values(**values))
+            if done.rowcount == 0:
+                raise _undefined(subid, relid)
+
+
+async def insert_relations(connection: AsyncConnection, subid: int, relations: Sequence[NewRelation]) -> None:
+    """Inside the caller's transaction."""
+    if not relations:
+        return
+    owners = await connection.execute(
+        select(_T.c.path, _T.c.subid, _T.c.relid, schema.subscription.c.name).join(
+            schema.subscription, schema.subscription.c.oid == _T.c.subid
+        )
+    )
+    taken = {row.path: row.name for row in owners}
+    known = set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
+    for new in relations:
+        if new.relid in known:
+            raise DuplicateObject(f'relation "{new.schema}.{new.name}" is already part of the subscription')
+        if new.path in taken:
+            raise DuplicateObject(
+                f'the Delta table for relation "{new.schema}.{new.name}" belongs to subscription "{taken[new.path]}"',
+                detail=f"Both would write {new.path}.",
+                hint="Give the subscription a folder of its own: WITH (target = '…').",
+            )
+        known.add(new.relid)
+        taken[new.path] = "(this one)"
+    await connection.execute(
+        insert(_T),
+        [
+            {
+                "subid": subid,
+                "relid": new.relid,
+                "schema_name": new.schema,
+                "name": new.name,
+                "state": new.state.value,
+                "lsn": new.lsn,
+                "copy_generation": 0,
+                "path": new.path,
+                "definition": new.definition,
+                "estimated_rows": new.estimated_rows,
+            }
+            for new in relations
+        ],
+    )
+
+
+async def read_relations(connection: AsyncConnection, subid: int | None = None) -> list[SubscriptionRel]:
+    query = select(_T).order_by(_T.c.subid, _T.c.relid)
+    if subid is not None:
+        query = query.where(_T.c.subid == subid)
+    return [_relation(row) for row in await connection.execute(query)]
+
+
+def _here(subid: int, relid: int) -> ColumnElement[bool]:
+    return (_T.c.subid == subid) & (_T.c.relid == relid)
+
+
+async def _locked(connection: AsyncConnection, subid: int, relid: int) -> Row[tuple[object, ...]]:
+    row = (await connection.execute(select(_T).where(_here(subid, relid)).with_for_update())).one_or_none()
+    if row is None:
+        raise _undefined(subid, relid)
+    return row
+
+
+def _undefined(subid: int, relid: int) -> UndefinedObject:
+    return UndefinedObject(f"relation with OID {relid} is not part of the subscription with OID {subid}")
+
+
+def _relation(row: Row[tuple[object, ...]]) -> SubscriptionRel:
+    return SubscriptionRel(
+        subid=row.subid,
+        relid=row.relid,
+        schema=row.schema_name,
+        name=row.name,
+        state=RelState(row.state),
+        lsn=row.lsn,
+        copy_generation=row.copy_generation,
+        sync_slot=row.sync_slot,
+        path=row.path,
+        error=row.error,
+        error_hint=row.error_hint,
+        definition=row.definition,
+        estimated_rows=row.estimated_rows,
+    )

@@ -1,0 +1,103 @@
+"""What a command asks of the daemon, and its answers: rows that both sides poll.
+
+DROP SUBSCRIPTION, RESYNC TABLE and DISABLE before a slot is dropped must wait for workers, which only the daemon can
+stop.  The command inserts a request, the daemon answers it, with an error or without, and the command takes the answer
+away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from sqlalchemy import delete, insert, select, update
+
+from catalog import schema
+from catalog.database import Database, now
+from catalog.records import Request
+from pubsub.errors import PubsubError
+
+_POLL: Final = 0.05
+_T = schema.request
+
+
+class RequestTimeout(PubsubError):
+    """The daemon did not answer in time; the request is withdrawn."""
+
+    default_sqlstate = "57014"
+
+
+class Requests(Database):
+    """The part of the catalog that carries requests."""
+
+    async def request(
+        self, kind: str, subid: int | None = None, payload: dict[str, Any] | None = None, timeout: float = 60.0
+    ) -> None:
+        """Ask the daemon and wait for its answer, `timeout` seconds at most.
+
+        Raises what the daemon answered (a PubsubError with its fields), or RequestTimeout.  Whoever gives up, by
+        timeout or by being cancelled, takes the request back, so that it is not carried out behind their back.
+        """
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(
+                insert(_T).values(kind=kind, subid=subid, payload=payload or {}, created=now(), answered=False)
+            )
+            key = done.inserted_primary_key
+            assert key is not None
+            request_id = int(key[0])
+        answered = False
+        try:
+            async with asyncio.timeout(timeout):
+                while not (answered := await self._take_answer(request_id)):
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the daemon did not answer within {timeout:g} seconds",
+                hint="Look at the daemon's log, then try again.",
+            ) from None
+        finally:
+            if not answered:
+                await asyncio.shield(self._withdraw(request_id))
+
+    async def pending_requests(self) -> list[Request]:
+        """Requests without an answer, oldest first."""
+        async with self._read() as connection:
+            rows = await connection.execute(select(_T).where(_T.c.answered.is_(False)).order_by(_T.c.id))
+            return [Request(row.id, row.kind, row.subid, row.payload, row.created) for row in rows]
+
+    async def answer(self, request_id: int, error: PubsubError | str | None = None) -> bool:
+        """Answer a request.  False when it was withdrawn, or answered before."""
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(
+                update(_T)
+                .where(_T.c.id == request_id, _T.c.answered.is_(False))
+                .values(answered=True, error=_error_json(error))
+            )
+            return done.rowcount == 1
+
+    async def _take_answer(self, request_id: int) -> bool:
+        query = select(_T.c.answered, _T.c.error).where(_T.c.id == request_id)
+        async with self._read() as connection:
+            row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise PubsubError("the request to the daemon was removed from the catalog", sqlstate="55000")
+        if not row.answered:
+            return False
+        await self._withdraw(request_id)
+        if row.error is not None:
+            fields = dict(row.error)
+            raise PubsubError(fields.pop("message"), **fields)
+        return True
+
+    async def _withdraw(self, request_id: int) -> None:
+        async with self._write(bump=False) as connection:
+            await connection.execute(delete(_T).where(_T.c.id == request_id))
+
+
+def _error_json(error: PubsubError | str | None) -> dict[str, str | None] | None:
+    if error is None:
+        return None
+    if isinstance(error, str):
+        return {"message": error}
+    names = ("message", "sqlstate", "detail", "hint", "context")
+    return {name: getattr(error, name) for name in names}

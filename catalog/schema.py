@@ -1,0 +1,228 @@
+"""The catalog's tables (SQLAlchemy Core), the same on SQLite and on PostgreSQL.
+
+The names have a prefix of their own: on PostgreSQL a table called pg_subscription would be hidden by the server's.
+LSNs are stored as "00000000/016B3748": fixed width, so that the order of the texts is the order of the positions over
+all 64 bits.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeDecorator
+
+from pubsub.protocol.lsn import Lsn
+
+SCHEMA_VERSION: Final = 1
+
+#: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
+FIRST_OID: Final = 16384
+
+
+class LsnType(TypeDecorator[Lsn]):
+    """An LSN as text of fixed width; compares in SQL as the positions do."""
+
+    impl = String(17)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        # Other collations of PostgreSQL may pass over the slash.
+        return dialect.type_descriptor(String(17, collation="C" if dialect.name == "postgresql" else None))
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
+        return None if value is None else f"{value >> 32:08X}/{value & 0xFFFFFFFF:08X}"
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Lsn | None:
+        return None if value is None else Lsn.parse(value)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware time, kept in UTC; SQLite has no time zones of its own."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return value if value is None or value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+_Identity = BigInteger().with_variant(Integer(), "sqlite")
+metadata: Final = MetaData()
+
+
+def _oid_of_subscription() -> Column[int]:
+    return Column(
+        "subid",
+        BigInteger,
+        ForeignKey("pubsub_subscription.oid", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    )
+
+
+node: Final = Table(
+    "pubsub_node",
+    metadata,
+    # One row: the check and the key hold it to that.
+    Column("id", Integer, CheckConstraint("id = 1", name="pubsub_node_one_row"), primary_key=True, autoincrement=False),
+    Column("schema_version", Integer, nullable=False),
+    Column("node_id", String(20), nullable=False),
+    Column("created", UtcTime, nullable=False),
+    Column("next_oid", BigInteger, nullable=False),
+    Column("change_counter", BigInteger, nullable=False),
+    Column("daemon_pid", BigInteger),
+    Column("daemon_host", Text),
+    Column("daemon_started", UtcTime),
+)
+
+subscription: Final = Table(
+    "pubsub_subscription",
+    metadata,
+    Column("oid", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False, unique=True),
+    Column("enabled", Boolean, nullable=False),
+    Column("conninfo", Text, nullable=False),
+    Column("slot_name", Text),
+    Column("publications", JSON, nullable=False),
+    Column("options", JSON, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("publisher_system_identifier", String(20)),
+    Column("publisher_timeline", BigInteger),
+    Column("publisher_database", Text),
+    Column("skip_lsn", LsnType, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("dropping", Boolean, nullable=False),
+)
+
+relation: Final = Table(
+    "pubsub_subscription_rel",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("schema_name", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column(
+        "state",
+        String(1),
+        CheckConstraint("state IN ('i', 'd', 'f', 's', 'r')", name="pubsub_rel_state"),
+        nullable=False,
+    ),
+    Column("lsn", LsnType),
+    Column("copy_generation", BigInteger, nullable=False),
+    Column("sync_slot", Text),
+    Column("path", Text, nullable=False),
+    Column("error", Text),
+    Column("error_hint", Text),
+    Column("definition", Text),
+    Column("estimated_rows", BigInteger),
+    # A Delta table has one owner, whatever the subscription.
+    UniqueConstraint("path", name="pubsub_rel_path"),
+)
+
+origin: Final = Table(
+    "pubsub_replication_origin",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),  # 0: the subscription's own
+    Column("remote_lsn", LsnType, nullable=False),
+    Column("local_lsn", LsnType),
+)
+
+worker: Final = Table(
+    "pubsub_worker",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),  # 0: apply
+    Column("worker_type", Text, nullable=False),
+    Column("pid", BigInteger),
+    Column("leader_pid", BigInteger),
+    Column("received_lsn", LsnType),
+    Column("last_msg_send_time", UtcTime),
+    Column("last_msg_receipt_time", UtcTime),
+    Column("latest_end_lsn", LsnType),
+    Column("latest_end_time", UtcTime),
+    Column("publisher_lsn", LsnType),
+    Column("flush_lsn", LsnType),
+    Column("lag_seconds", Float),
+    Column("retained_wal_bytes", BigInteger),
+)
+
+copy: Final = Table(
+    "pubsub_copy_progress",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("tuples_processed", BigInteger, nullable=False),
+    Column("tuples_total", BigInteger),
+    Column("bytes_processed", BigInteger, nullable=False),
+    Column("bytes_total", BigInteger),
+    Column("finished", Boolean, nullable=False),
+)
+
+COUNTERS: Final = (
+    "apply_error_count",
+    "sync_error_count",
+    "confl_insert_exists",
+    "confl_update_origin_differs",
+    "confl_update_exists",
+    "confl_update_missing",
+    "confl_delete_origin_differs",
+    "confl_delete_missing",
+    "confl_multiple_unique_conflicts",
+    "transactions",
+    "batches",
+    "commits",
+    "rows_inserted",
+    "rows_updated",
+    "rows_deleted",
+    "truncates",
+    "bytes_received",
+)
+
+statistics: Final = Table(
+    "pubsub_subscription_stats",
+    metadata,
+    _oid_of_subscription(),
+    *(Column(name, BigInteger, nullable=False, default=0) for name in COUNTERS),
+    Column("error", Text),
+    Column("error_detail", Text),
+    Column("error_hint", Text),
+    Column("error_sqlstate", String(5)),
+    Column("error_time", UtcTime),
+    Column("stats_reset", UtcTime),
+)
+
+request: Final = Table(
+    "pubsub_request",
+    metadata,
+    Column("id", _Identity, primary_key=True, autoincrement=True),
+    Column("kind", Text, nullable=False),
+    Column("subid", BigInteger),
+    Column("payload", JSON, nullable=False),
+    Column("created", UtcTime, nullable=False),
+    Column("answered", Boolean, nullable=False),
+    Column("error", JSON),
+    sqlite_autoincrement=True,  # an id is never given out twice
+)

@@ -1,0 +1,164 @@
+"""What the daemon tells about its work, for the views and for status: written once a second, never needed to go on.
+
+A statement about a subscription or table that was dropped meanwhile is passed over in silence: its worker may report a
+last time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Unpack, cast
+
+from sqlalchemy import Table, delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from catalog import schema
+from catalog.database import Database, now
+from catalog.records import CopyProgress, Counters, SubscriptionStats, WorkerFields, WorkerStats
+from pubsub.errors import PubsubError
+
+
+class Statistics(Database):
+    """The part of the catalog that holds statistics."""
+
+    async def put_worker_stats(self, subid: int, relid: int | None, fields: WorkerFields) -> None:
+        """One row per worker; fields that are not given keep their values.  `relid` None: the apply worker."""
+        await self.put_statistics(workers=[(subid, relid, fields)])
+
+    async def put_copy_progress(
+        self,
+        subid: int,
+        relid: int,
+        tuples_processed: int,
+        tuples_total: int | None = None,
+        bytes_processed: int = 0,
+        bytes_total: int | None = None,
+        *,
+        finished: bool = False,
+    ) -> None:
+        """How far a copy has come; `tuples_total` is the publisher's estimate."""
+        progress = CopyProgress(subid, relid, tuples_processed, tuples_total, bytes_processed, bytes_total, finished)
+        await self.put_statistics(copies=[progress])
+
+    async def put_statistics(
+        self,
+        workers: Iterable[tuple[int, int | None, WorkerFields]] = (),
+        copies: Iterable[CopyProgress] = (),
+        counters: Iterable[tuple[int, Counters]] = (),
+    ) -> None:
+        """All that a daemon has to tell, in one transaction: one fsync a second instead of one per worker."""
+        workers, copies, counters = list(workers), list(copies), list(counters)
+        if not (workers or copies or counters):
+            return
+        async with self._write(bump=False) as connection:
+            known = set((await connection.execute(select(schema.subscription.c.oid))).scalars())
+            for subid, relid, fields in workers:
+                default = "apply" if relid is None else "table synchronization"
+                if subid in known:
+                    key = {"subid": subid, "relid": relid or 0}
+                    await _upsert(connection, schema.worker, key, dict(fields), {"worker_type": default})
+            for copy in copies:
+                if copy.subid in known:
+                    values = {name: getattr(copy, name) for name in CopyProgress.__slots__}
+                    key = {name: values.pop(name) for name in ("subid", "relid")}
+                    await _upsert(connection, schema.copy, key, values, {})
+            for subid, added in counters:
+                await _add(connection, subid, added)
+
+    async def clear_worker_stats(self, subid: int | None = None, relid: int | None = None) -> None:
+        """A worker ended: remove its row; without a subscription, every row (the daemon starts or stops)."""
+        w = schema.worker
+        statement = delete(w)
+        if subid is not None:
+            statement = statement.where(w.c.subid == subid, w.c.relid == (relid or 0))
+        async with self._write(bump=False) as connection:
+            await connection.execute(statement)
+
+    async def add_counters(self, subid: int, **added: Unpack[Counters]) -> None:
+        """Add to the counters of a subscription."""
+        async with self._write(bump=False) as connection:
+            await _add(connection, subid, added)
+
+    async def set_subscription_error(
+        self, subid: int, error: PubsubError, *, count: Literal["apply", "sync"] | None = None
+    ) -> None:
+        """Keep a worker's failure for status and the views; `count` adds one to the errors of that kind."""
+        s = schema.statistics
+        values: dict[str, Any] = {
+            "error": error.message,
+            "error_detail": error.detail,
+            "error_hint": error.hint,
+            "error_sqlstate": error.sqlstate,
+            "error_time": now(),
+        }
+        if count is not None:
+            column = s.c[f"{count}_error_count"]
+            values[column.name] = column + 1
+        async with self._write(bump=False) as connection:
+            await connection.execute(update(s).where(s.c.subid == subid).values(**values))
+
+    async def clear_subscription_error(self, subid: int) -> None:
+        """The failure is overcome; the counters stay."""
+        s = schema.statistics
+        names = ("error", "error_detail", "error_hint", "error_sqlstate", "error_time")
+        async with self._write(bump=False) as connection:
+            await connection.execute(update(s).where(s.c.subid == subid).values(dict.fromkeys(names)))
+
+    async def reset_statistics(self, subid: int | None = None) -> None:
+        """pgstat_subscription.c: pg_stat_reset_subscription_stats."""
+        s = schema.statistics
+        statement = update(s).values(stats_reset=now(), **dict.fromkeys(schema.COUNTERS, 0))
+        async with self._write(bump=False) as connection:
+            await connection.execute(statement if subid is None else statement.where(s.c.subid == subid))
+
+    async def worker_stats(self) -> list[WorkerStats]:
+        """Every worker that runs."""
+        async with self._read() as connection:
+            return await read_workers(connection)
+
+    async def copy_progress(self) -> list[CopyProgress]:
+        """Every copy that runs or ran."""
+        async with self._read() as connection:
+            return await read_copies(connection)
+
+    async def subscription_stats(self) -> list[SubscriptionStats]:
+        """The counters and the last failure of every subscription."""
+        async with self._read() as connection:
+            return await read_statistics(connection)
+
+
+async def read_workers(connection: AsyncConnection) -> list[WorkerStats]:
+    w = schema.worker
+    rows = await connection.execute(select(w).order_by(w.c.subid, w.c.relid))
+    return [WorkerStats(**dict(row) | {"relid": row["relid"] or None}) for row in rows.mappings()]
+
+
+async def read_copies(connection: AsyncConnection) -> list[CopyProgress]:
+    c = schema.copy
+    rows = await connection.execute(select(c).order_by(c.c.subid, c.c.relid))
+    return [CopyProgress(**dict(row)) for row in cast(Sequence[Mapping[str, Any]], rows.mappings().all())]
+
+
+async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats]:
+    s = schema.statistics
+    rows = await connection.execute(select(s).order_by(s.c.subid))
+    return [SubscriptionStats(**dict(row)) for row in cast(Sequence[Mapping[str, Any]], rows.mappings().all())]
+
+
+async def _upsert(
+    connection: AsyncConnection, table: Table, key: dict[str, int], values: dict[str, Any], defaults: dict[str, Any]
+) -> None:
+    """Each row has one writer, so update-or-insert needs no statement of a dialect's own."""
+    here = [table.c[name] == value for name, value in key.items()]
+    found = (await connection.execute(select(table.c.subid).where(*here))).first()
+    if found is None:
+        await connection.execute(insert(table).values(**key, **defaults | values))
+    elif values:
+        await connection.execute(update(table).where(*here).values(**values))
+
+
+async def _add(connection: AsyncConnection, subid: int, added: Counters) -> None:
+    s = schema.statistics
+    values = {name: s.c[name] + value for name, value in added.items()}
+    if values:
+        await connection.execute(update(s).where(s.c.subid == subid).values(values))

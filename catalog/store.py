@@ -1,0 +1,87 @@
+"""The catalog: the truth between the command line and the daemon (interface.md).
+
+Every method is one short transaction.  Whoever waits for a change polls `change_counter`, one row by its key: it moves
+with every change of subscriptions, tables, their states, requests and answers, and not with origins and statistics.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Self
+
+from sqlalchemy import select, update
+
+from catalog import schema
+from catalog.database import connect, now
+from catalog.records import DaemonRow, NodeRow, State
+from catalog.relations import Relations, read_relations
+from catalog.requests import Requests
+from catalog.statistics import Statistics, read_copies, read_statistics, read_workers
+from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
+
+_T = schema.node
+
+
+class Catalog(Subscriptions, Relations, Statistics, Requests):
+    """A node's catalog.  Belongs to the event loop it was opened in."""
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Open the catalog at `url` and make its schema at the first use; a SQLite file gets mode 0600.
+
+        `catalog.database.sqlite_url(path)` makes the URL of a file.  Raises PubsubError.
+        """
+        return cls(await connect(url))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def node(self) -> NodeRow:
+        """This node."""
+        async with self._read() as connection:
+            row = (await connection.execute(select(_T.c.node_id, _T.c.created))).one()
+            return NodeRow(row.node_id, row.created)
+
+    async def change_counter(self) -> int:
+        """Rises with every change that someone may wait for."""
+        async with self._read() as connection:
+            return int((await connection.execute(select(_T.c.change_counter))).scalar_one())
+
+    async def set_daemon(self, pid: int | None = None) -> DaemonRow:
+        """The daemon says that it runs (its lock is what proves it)."""
+        row = DaemonRow(pid or os.getpid(), socket.gethostname(), now())
+        async with self._write(bump=True) as connection:
+            await connection.execute(
+                update(_T).values(daemon_pid=row.pid, daemon_host=row.host, daemon_started=row.started)
+            )
+        return row
+
+    async def clear_daemon(self) -> None:
+        """The daemon ends."""
+        async with self._write(bump=True) as connection:
+            await connection.execute(update(_T).values(daemon_pid=None, daemon_host=None, daemon_started=None))
+
+    async def daemon(self) -> DaemonRow | None:
+        """The daemon that last said it runs."""
+        return (await self.state()).daemon
+
+    async def state(self) -> State:
+        """Everything, as of one moment: what the views and status are made from."""
+        async with self._read() as connection:
+            row = (await connection.execute(select(_T))).one()
+            return State(
+                node=NodeRow(row.node_id, row.created),
+                daemon=None
+                if row.daemon_pid is None
+                else DaemonRow(row.daemon_pid, row.daemon_host, row.daemon_started),
+                subscriptions=tuple(await read_subscriptions(connection)),
+                relations=tuple(await read_relations(connection)),
+                origins=tuple(await read_origins(connection)),
+                workers=tuple(await read_workers(connection)),
+                copies=tuple(await read_copies(connection)),
+                statistics=tuple(await read_statistics(connection)),
+            )

@@ -1,0 +1,190 @@
+"""pg_subscription and the origins: what CREATE, ALTER and DROP SUBSCRIPTION store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any, Final, Unpack
+
+from sqlalchemy import RowMapping, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from catalog import schema
+from catalog.database import Database
+from catalog.records import NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
+from catalog.relations import insert_relations
+from pubsub.errors import DataCorrupted, DuplicateObject, UndefinedObject
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
+
+_T = schema.subscription
+#: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
+_NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
+_OPTION_NAMES: Final = frozenset(field.name for field in fields(SubscriptionOptions)) - _NOT_IN_JSON
+
+
+class Subscriptions(Database):
+    """The part of the catalog that holds subscriptions and their origins."""
+
+    async def create_subscription(self, new: NewSubscription, relations: Sequence[NewRelation] = ()) -> Subscription:
+        """Store a subscription with its tables, in one transaction.
+
+        Raises DuplicateObject for a name that is taken, or a table that another subscription owns.
+        """
+        async with self._write(bump=True) as connection:
+            await _refuse_taken_name(connection, new.name)
+            counter = schema.node.c.next_oid
+            oid = int((await connection.execute(select(counter).with_for_update())).scalar_one())
+            await connection.execute(update(schema.node).values({counter: oid + 1}))
+            values = {name: getattr(new, name) for name in NewSubscription.__slots__}
+            values |= {"options": _options_json(new.options), "publications": list(new.publications)}
+            await connection.execute(
+                insert(_T).values(oid=oid, skip_lsn=INVALID_LSN, generation=1, dropping=False, **values)
+            )
+            await connection.execute(
+                insert(schema.origin).values(subid=oid, relid=0, remote_lsn=INVALID_LSN, local_lsn=None)
+            )
+            await connection.execute(insert(schema.statistics).values(subid=oid))
+            await insert_relations(connection, oid, relations)
+            return await _one(connection, oid)
+
+    async def subscriptions(self) -> list[Subscription]:
+        """Every subscription, by oid."""
+        async with self._read() as connection:
+            return await read_subscriptions(connection)
+
+    async def subscription(self, name_or_oid: str | int) -> Subscription:
+        """One subscription.  Raises UndefinedObject, in PostgreSQL's words."""
+        async with self._read() as connection:
+            return await _one(connection, name_or_oid)
+
+    async def alter_subscription(self, oid: int, **changes: Unpack[SubscriptionChanges]) -> Subscription:
+        """Change fields; the generation rises by one, also when nothing differs."""
+        values: dict[str, Any] = dict(changes)
+        if "options" in changes:
+            values["options"] = _options_json(changes["options"])
+        if "publications" in changes:
+            values["publications"] = list(changes["publications"])
+        async with self._write(bump=True) as connection:
+            if "name" in changes:
+                await _refuse_taken_name(connection, changes["name"], besides=oid)
+            done = await connection.execute(
+                update(_T).where(_T.c.oid == oid).values(generation=_T.c.generation + 1, **values)
+            )
+            if done.rowcount == 0:
+                raise _undefined(oid)
+            return await _one(connection, oid)
+
+    async def set_enabled(self, oid: int, enabled: bool) -> Subscription:
+        """ALTER SUBSCRIPTION … ENABLE or DISABLE."""
+        return await self.alter_subscription(oid, enabled=enabled)
+
+    async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
+        """The transaction to skip was passed (worker.c: clear_subskiplsn).  False when another LSN stands there now."""
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(
+                update(_T)
+                .where(_T.c.oid == oid, _T.c.skip_lsn == finish_lsn)
+                .values(skip_lsn=INVALID_LSN, generation=_T.c.generation + 1)
+            )
+            return done.rowcount == 1
+
+    async def drop_subscription(self, oid: int) -> None:
+        """Remove a subscription with its tables, origins and statistics.  Nothing to remove is no error."""
+        async with self._write(bump=True) as connection:
+            await connection.execute(delete(_T).where(_T.c.oid == oid))
+
+    async def origin(self, subid: int, relid: int | None = None) -> Lsn:
+        """The restart point; INVALID_LSN before the first advance."""
+        o = schema.origin
+        async with self._read() as connection:
+            found = await connection.execute(
+                select(o.c.remote_lsn).where(o.c.subid == subid, o.c.relid == (relid or 0))
+            )
+            return Lsn(found.scalar_one_or_none() or INVALID_LSN)
+
+    async def origins(self) -> list[OriginStatus]:
+        """Every origin, by subscription."""
+        async with self._read() as connection:
+            return await read_origins(connection)
+
+    async def advance_origin(
+        self, subid: int, lsn: Lsn, local_lsn: Lsn | None = None, *, relid: int | None = None
+    ) -> Lsn:
+        """Move the restart point forward, durably, and return where it stands; a smaller LSN changes nothing.
+
+        The subscription's own origin comes with it and goes with it: when it is gone, UndefinedObject.  A table's is
+        made here.
+        """
+        o = schema.origin
+        here = (o.c.subid == subid) & (o.c.relid == (relid or 0))
+        async with self._write(bump=False) as connection:
+            stands = (await connection.execute(select(o.c.remote_lsn).where(here))).scalar_one_or_none()
+            if stands is None:
+                if relid is None:
+                    raise _undefined(subid)
+                try:
+                    await connection.execute(
+                        insert(o).values(subid=subid, relid=relid, remote_lsn=lsn, local_lsn=local_lsn)
+                    )
+                except IntegrityError:
+                    raise _undefined(subid) from None
+                return Lsn(lsn)
+            if lsn <= stands:
+                return Lsn(stands)
+            await connection.execute(update(o).where(here).values(remote_lsn=lsn, local_lsn=local_lsn))
+            return Lsn(lsn)
+
+    async def drop_origin(self, subid: int, relid: int) -> None:
+        """Remove a table's origin; none to remove is no error."""
+        o = schema.origin
+        async with self._write(bump=False) as connection:
+            await connection.execute(delete(o).where(o.c.subid == subid, o.c.relid == relid))
+
+
+async def read_subscriptions(connection: AsyncConnection) -> list[Subscription]:
+    rows = await connection.execute(select(_T).order_by(_T.c.oid))
+    return [_subscription(row) for row in rows.mappings()]
+
+
+async def read_origins(connection: AsyncConnection) -> list[OriginStatus]:
+    o = schema.origin
+    rows = await connection.execute(select(o).order_by(o.c.subid, o.c.relid))
+    return [OriginStatus(row.subid, row.relid or None, row.remote_lsn, row.local_lsn) for row in rows]
+
+
+async def _one(connection: AsyncConnection, name_or_oid: str | int) -> Subscription:
+    column = _T.c.name if isinstance(name_or_oid, str) else _T.c.oid
+    row = (await connection.execute(select(_T).where(column == name_or_oid))).mappings().one_or_none()
+    if row is None:
+        raise _undefined(name_or_oid)
+    return _subscription(row)
+
+
+async def _refuse_taken_name(connection: AsyncConnection, name: str, besides: int = 0) -> None:
+    taken = await connection.execute(select(_T.c.oid).where(_T.c.name == name, _T.c.oid != besides))
+    if taken.first() is not None:
+        raise DuplicateObject(f'subscription "{name}" already exists')
+
+
+def _undefined(name_or_oid: str | int) -> UndefinedObject:
+    if isinstance(name_or_oid, str):
+        return UndefinedObject(f'subscription "{name_or_oid}" does not exist')
+    return UndefinedObject(f"subscription with OID {name_or_oid} does not exist")
+
+
+def _options_json(options: SubscriptionOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name in _OPTION_NAMES}
+
+
+def _subscription(row: RowMapping) -> Subscription:
+    values = {name: row[name] for name in Subscription.__slots__}
+    stored = dict(row["options"])
+    unknown = stored.keys() - _OPTION_NAMES
+    if unknown:
+        raise DataCorrupted(f"the catalog holds an unknown subscription option {sorted(unknown)[0]!r}")
+    options = replace(
+        SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
+    )
+    return Subscription(**values | {"options": options, "publications": tuple(row["publications"])})
