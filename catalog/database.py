@@ -38,11 +38,6 @@ _WRITE: Final = "pubsub_write"
 _SCHEMA_LOCK: Final = 0x70756273_7562
 
 
-def sqlite_url(path: Path) -> str:
-    """The URL of a catalog in the SQLite file at `path`."""
-    return URL.create("sqlite+aiosqlite", database=str(path.absolute())).render_as_string(hide_password=False)
-
-
 def new_node_id() -> str:
     """A 64-bit system identifier: seconds in the upper half, chance in the lower.
 
@@ -102,9 +97,9 @@ class Database:
             raise _typed(error) from error
 
 
-async def connect(url: str) -> AsyncEngine:
-    """An engine for `url`, with the schema made or checked.  Raises PubsubError."""
-    engine = _engine(url)
+async def connect(location: str | Path) -> AsyncEngine:
+    """An engine for a SQLite file or a URL, with the schema made or checked.  Raises PubsubError."""
+    engine = _engine(location)
     try:
         await _prepare(engine)
     except SQLAlchemyError as error:
@@ -116,9 +111,12 @@ async def connect(url: str) -> AsyncEngine:
     return engine
 
 
-def _engine(url: str) -> AsyncEngine:
+def _engine(location: str | Path) -> AsyncEngine:
     try:
-        parsed = make_url(url)
+        if isinstance(location, Path):
+            parsed = URL.create("sqlite", database=str(location.absolute()))
+        else:
+            parsed = make_url(location)
     except ArgumentError:
         raise PubsubError("the catalog's URL can not be read", sqlstate="22023", hint=_URL_HINT) from None
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))

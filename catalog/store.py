@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Self
 
 from sqlalchemy import select, update
@@ -27,12 +28,12 @@ class Catalog(Subscriptions, Relations, Statistics, Requests):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod
-    async def open(cls, url: str) -> Self:
-        """Open the catalog at `url` and make its schema at the first use; a SQLite file gets mode 0600.
+    async def open(cls, location: str | Path) -> Self:
+        """Open the catalog in a SQLite file, or at a URL, and make its schema at the first use.
 
-        `catalog.database.sqlite_url(path)` makes the URL of a file.  Raises PubsubError.
+        The file gets mode 0600.  Raises PubsubError.
         """
-        return cls(await connect(url))
+        return cls(await connect(location))
 
     async def __aenter__(self) -> Self:
         return self

@@ -183,7 +183,7 @@ def _subscription(row: RowMapping) -> Subscription:
     stored = dict(row["options"])
     unknown = stored.keys() - _OPTION_NAMES
     if unknown:
-        raise DataCorrupted(f"the catalog holds an unknown subscription option {sorted(unknown)[0]!r}")
+        raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
     options = replace(
         SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
     )

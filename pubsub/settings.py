@@ -1,0 +1,249 @@
+"""pubsub.toml: a node's settings, with PostgreSQL's names, units, bounds and defaults where PostgreSQL has them.
+
+    wal_receiver_timeout = "60s"
+    logical_decoding_work_mem = "64MB"
+    [catalog]
+    url = "postgresql://host/database"
+    [spark]
+    master = "local[*]"
+    conf = { "spark.driver.memory" = "2g" }
+
+A number without a unit is in the parameter's own unit, as in postgresql.conf (guc.c: parse_int, convert_to_base_unit).
+What is read is kept in bytes and seconds.  Errors are PubsubErrors with the texts of guc.c; the first one is raised.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pubsub.errors import PubsubError, UndefinedObject
+
+FILE_NAME: Final = "pubsub.toml"
+
+_INT_MAX: Final = 2**31 - 1
+_MAX_WORKERS: Final = 262143
+
+#: guc.c: memory_unit_conversion_table, in bytes; time_unit_conversion_table, in microseconds.  Largest first.
+_MEMORY: Final = {"TB": 1 << 40, "GB": 1 << 30, "MB": 1 << 20, "kB": 1 << 10, "B": 1}
+_TIME: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+_HINTS: Final = {
+    "memory": 'Valid units for this parameter are "B", "kB", "MB", "GB", and "TB".',
+    "time": 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".',
+}
+_NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An integer parameter: the unit of a bare number ("" for a plain count) and its bounds in that unit, inclusive."""
+
+    name: str
+    unit: str
+    low: int
+    high: int = _INT_MAX
+
+    def parse(self, value: object) -> int:
+        """The value in the parameter's unit, rounded to an integer as PostgreSQL does.  Raises PubsubError."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise self._invalid(value)
+        match = _NUMBER.fullmatch(str(value))
+        if match is None:
+            raise self._invalid(value)
+        number, unit = float(match[1]), match[2]
+        if unit:
+            family = self._family
+            if unit not in family:
+                raise self._invalid(value, _HINTS.get(self._kind))
+            number = number * family[unit] / family[self.unit]
+        if number in (float("inf"), float("-inf")):
+            raise self._invalid(value, "Value exceeds integer range.")
+        result = round(number)
+        if not self.low <= result <= self.high:
+            unit = f" {self.unit}" if self.unit else ""
+            raise PubsubError(
+                f'{result}{unit} is outside the valid range for parameter "{self.name}" '
+                f"({self.low}{unit} .. {self.high}{unit})",
+                sqlstate="22023",
+            )
+        return result
+
+    def show(self, value: int) -> str:
+        """The value with the largest unit that keeps it whole (guc.c: convert_int_from_base_unit)."""
+        if not self.unit or value <= 0:
+            return str(value)
+        family = self._family
+        amount = value * family[self.unit]
+        return next(f"{amount // size}{unit}" for unit, size in family.items() if amount % size == 0)
+
+    @property
+    def factor(self) -> float:
+        """Bytes, or seconds, in one of the parameter's unit."""
+        return self._family[self.unit] / (1_000_000 if self._kind == "time" else 1) if self.unit else 1
+
+    @property
+    def _kind(self) -> str:
+        return "memory" if self.unit in _MEMORY else "time" if self.unit in _TIME else "count"
+
+    @property
+    def _family(self) -> dict[str, int]:
+        return {"memory": _MEMORY, "time": _TIME, "count": {}}[self._kind]
+
+    def _invalid(self, value: object, hint: str | None = None) -> PubsubError:
+        return PubsubError(f'invalid value for parameter "{self.name}": "{value}"', sqlstate="22023", hint=hint)
+
+
+#: guc_tables.c, with the same units, bounds and defaults; the last two are ours.
+PARAMETERS: Final = {
+    parameter.name: parameter
+    for parameter in (
+        Parameter("wal_receiver_timeout", "ms", 0),
+        Parameter("wal_receiver_status_interval", "s", 0, _INT_MAX // 1000),
+        Parameter("wal_retrieve_retry_interval", "ms", 1),
+        Parameter("max_logical_replication_workers", "", 0, _MAX_WORKERS),
+        Parameter("max_sync_workers_per_subscription", "", 0, _MAX_WORKERS),
+        Parameter("max_parallel_apply_workers_per_subscription", "", 0, 1024),
+        Parameter("logical_decoding_work_mem", "kB", 64),
+        Parameter("max_message_size", "kB", 64),
+        Parameter("catalog_poll_interval", "ms", 10),
+    )
+}
+
+
+def _reader(name: str) -> BeforeValidator:
+    """From the file's value to bytes, seconds or a count."""
+    parameter = PARAMETERS[name]
+
+    def read(value: object) -> float | int:
+        units = parameter.parse(value)
+        return units * parameter.factor if parameter.unit in _TIME else units * int(parameter.factor)
+
+    return BeforeValidator(read)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class CatalogSettings(_Table):
+    """[catalog]: `url` may hold a password."""
+
+    url: str | None = Field(default=None, repr=False)
+
+
+class SparkSettings(_Table):
+    """[spark]: which Spark writes; `conf` is handed to it as it stands, after our own settings."""
+
+    master: str = "local[*]"
+    remote: str | None = None
+    packages: tuple[str, ...] = Field(default=(), strict=False)
+    conf: dict[str, str] = Field(default={}, repr=False)
+
+
+class Settings(_Table):
+    """Sizes are bytes, times seconds; a timeout of 0 means none."""
+
+    home: Path
+    wal_receiver_timeout: Annotated[float, _reader("wal_receiver_timeout")] = 60.0
+    wal_receiver_status_interval: Annotated[float, _reader("wal_receiver_status_interval")] = 10.0
+    wal_retrieve_retry_interval: Annotated[float, _reader("wal_retrieve_retry_interval")] = 5.0
+    max_logical_replication_workers: Annotated[int, _reader("max_logical_replication_workers")] = 4
+    max_sync_workers_per_subscription: Annotated[int, _reader("max_sync_workers_per_subscription")] = 2
+    max_parallel_apply_workers_per_subscription: Annotated[
+        int, _reader("max_parallel_apply_workers_per_subscription")
+    ] = 2
+    logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
+    max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
+    catalog_poll_interval: Annotated[float, _reader("catalog_poll_interval")] = 1.0
+    warehouse: str | None = None
+    catalog: CatalogSettings = CatalogSettings()
+    spark: SparkSettings = SparkSettings()
+
+    @classmethod
+    def load(cls, home: Path) -> Self:
+        """Read pubsub.toml in `home`; without the file every default holds.  Raises PubsubError."""
+        path = home / FILE_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            text = ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise PubsubError(f'could not read configuration file "{path}": {error}', sqlstate="58030") from error
+        try:
+            return cls.read(tomllib.loads(text), home)
+        except tomllib.TOMLDecodeError as error:
+            raise PubsubError(
+                f'configuration file "{path}" contains errors', sqlstate="F0000", detail=f"{error}."
+            ) from error
+        except PubsubError as error:
+            error.context = error.context or f'configuration file "{path}"'
+            raise
+
+    @classmethod
+    def read(cls, values: dict[str, Any], home: Path) -> Self:
+        """Settings from the values of a file, or of a test."""
+        known: dict[str, type[_Table]] = {"": cls, "catalog": CatalogSettings, "spark": SparkSettings}
+        for prefix, table in known.items():
+            names = values.get(prefix, {}) if prefix else values
+            if not isinstance(names, dict):
+                raise PubsubError(f'parameter "{prefix}" must be a table', sqlstate="22023")
+            for name in names:
+                if name not in table.model_fields or name == "home":
+                    full = f"{prefix}.{name}" if prefix else name
+                    raise UndefinedObject(f'unrecognized configuration parameter "{full}"')
+        spark = values.get("spark")
+        if isinstance(spark, dict) and isinstance(spark.get("conf"), dict):
+            values = values | {"spark": spark | {"conf": _flat(spark["conf"])}}
+        try:
+            return cls(home=home.absolute(), **values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            shown = "" if name == "catalog.url" else f': "{first["input"]}"'
+            raise PubsubError(f'invalid value for parameter "{name}"{shown}', sqlstate="22023") from None
+
+    @property
+    def catalog_location(self) -> str | Path:
+        """What `Catalog.open` takes: the URL of the settings, else the file in the node's directory."""
+        return self.catalog.url or self.home / "catalog.db"
+
+    @property
+    def warehouse_uri(self) -> str:
+        """The root under which Delta tables lie, without a slash at its end; the node's own is a plain path."""
+        return (self.warehouse or str(self.home / "warehouse")).rstrip("/")
+
+    @property
+    def spill_directory(self) -> Path:
+        """Where changes past logical_decoding_work_mem go."""
+        return self.home / "spill"
+
+    def show(self, name: str) -> str:
+        """A parameter as SHOW prints it.  Raises UndefinedObject."""
+        parameter = PARAMETERS.get(name.lower())
+        if parameter is None:
+            raise UndefinedObject(f'unrecognized configuration parameter "{name}"')
+        return parameter.show(round(getattr(self, parameter.name) / parameter.factor))
+
+    def show_all(self) -> list[tuple[str, str]]:
+        """SHOW ALL: names and values, in the order of the names."""
+        return [(name, self.show(name)) for name in sorted(PARAMETERS)]
+
+
+def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Spark's conf: TOML reads an unquoted spark.driver.memory as nested tables, and true as a boolean: both will do."""
+    found: dict[str, str] = {}
+    for name, value in conf.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            found[prefix + name] = "true" if value else "false"
+        elif isinstance(value, str | int | float):
+            found[prefix + name] = str(value)
+        else:
+            raise PubsubError(f'invalid value for parameter "spark.conf.{prefix}{name}": "{value}"', sqlstate="22023")
+    return found
