@@ -1,0 +1,53 @@
+# Everything that can be done here.  `make` alone lists it.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+# A demo on a database of your own: make demo PG="host=… dbname=…"
+export PUBSUB_DEMO_PG := $(PG)
+# Property tests: how many times the usual number of examples.
+FUZZ ?= 50
+
+.DEFAULT_GOAL := help
+.PHONY: help setup base demo test soak lint bench fuzz lock clean distclean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/    make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+setup: ## .venv with everything, Spark's jars and the test servers; quick when nothing changed
+	@scripts/setup.sh all
+
+base:
+	@scripts/setup.sh base
+
+demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own
+	@exec $(BIN)/python -m pubsub.demo
+
+test: setup ## every test, with real servers and a real Spark
+	@exec $(PYTEST)
+
+soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
+	@exec $(PYTEST) -m soak
+
+fuzz: setup ## property tests with FUZZ (50) times the usual number of examples
+	@PUBSUB_FUZZ=$(FUZZ) exec $(PYTEST) tests/property
+
+bench: setup ## speed beside PostgreSQL's own subscriber and pg_recvlogical
+	@exec $(BIN)/python -m bench
+
+lint: base ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+lock: base ## requirements.lock made again from pyproject.toml, with the newest versions that it allows
+	@scripts/lock.sh
+
+clean: ## caches and builds removed
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print | xargs rm -rf
+
+distclean: clean ## clean, and .venv removed: the next make sets up from nothing
+	rm -rf $(VENV)

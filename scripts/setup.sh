@@ -1,0 +1,78 @@
+#!/bin/sh
+# Makes .venv with everything the project needs.  `setup.sh base` is what the demo needs; `setup.sh all` adds the test servers.
+#
+# Each step leaves a stamp in .venv that names what it was made from, so that a second run does only what changed.
+set -eu
+cd "$(dirname "$0")/.."
+
+what=${1:-all}
+venv=.venv
+python=$venv/bin/python
+
+say() { printf '%s\n' "$*" >&2; }
+fail() { say "$@"; exit 1; }
+
+# True when $1 is a Python that the project runs on.
+fits() { "$1" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+digest() { "$python" -c '
+import hashlib, sys
+digest = hashlib.sha256()
+for name in sys.argv[1:]:
+    digest.update(open(name, "rb").read())
+print(digest.hexdigest()[:16])' "$@"; }
+
+# done_with STEP KEY: whether STEP's stamp says KEY.   stamp STEP KEY: says so from now on.
+done_with() { [ "$(cat "$venv/.stamp-$1" 2>/dev/null)" = "$2" ]; }
+stamp() { printf '%s\n' "$2" > "$venv/.stamp-$1"; }
+
+if ! fits "$python"; then
+    found=
+    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do
+        if fits "$candidate"; then found=$candidate; break; fi
+    done
+    if [ -z "$found" ]; then
+        have=$(python3 --version 2>/dev/null || echo "no python3")
+        fail "pubsub needs Python 3.11 or later, and found $have." \
+             "Install one (Debian and Ubuntu: apt install python3.11 python3.11-venv; Fedora: dnf install python3.11)," \
+             "or name it: make setup PYTHON=/path/to/python3.11"
+    fi
+fi
+
+# Java is looked for before anything is fetched: the check needs nothing but Python.
+if [ -n "${found:-}" ]; then checker=$found; else checker=$python; fi
+if ! done_with java "${JAVA_HOME:-}:$(command -v java || true)"; then
+    "$checker" -m pubsub.jars check || exit 1
+fi
+
+if [ -n "${found:-}" ]; then
+    say "Making .venv with $("$found" --version)"
+    rm -rf "$venv"
+    "$found" -m venv "$venv" || {
+        rm -rf "$venv"
+        fail "$found can not make a virtual environment." \
+             "Debian and Ubuntu: apt install $("$found" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    }
+fi
+stamp java "${JAVA_HOME:-}:$(command -v java || true)"
+
+packages=$(digest requirements.lock)
+if ! done_with packages "$packages"; then
+    say "Installing the packages of requirements.lock (a minute or two the first time)"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
+        --requirement requirements.lock
+    stamp packages "$packages"
+fi
+
+project="$packages $(digest pyproject.toml) $(pwd)"
+if ! done_with project "$project"; then
+    "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation --editable .
+    stamp project "$project"
+fi
+
+jars="$packages $(digest pubsub/jars.py)"
+if ! done_with jars "$jars"; then
+    say "Fetching the jars of Delta"
+    "$python" -m pubsub.jars fetch
+    stamp jars "$jars"
+fi
