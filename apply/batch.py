@@ -24,8 +24,7 @@ class Transaction:
     """A committed transaction of a batch; its rows are those with `first_seq` <= seq < `end_seq`.
 
     `final_lsn` is Begin's (where the commit record begins: what SKIP takes), `end_lsn` one past the commit record.
-    `skipped` holds the relations (by the catalog's oid) that were decided not to get it from this worker: their initial
-    copy was still under way when it committed.  `commit_time` is in microseconds since 2000-01-01 UTC.
+    `commit_time` is in microseconds since 2000-01-01 UTC.
     """
 
     xid: int
@@ -34,7 +33,6 @@ class Transaction:
     commit_time: int
     first_seq: int
     end_seq: int
-    skipped: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,6 @@ class Batch:
         self.relations: dict[int, list[tuple[int, pgoutput.Relation]]] = {oid: [(0, r)] for oid, r in known.items()}
         self.rows = 0
         self.opened_at: float | None = None
-        self._skipped: set[int] = set()
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +86,7 @@ class Batch:
         """End LSN of the last transaction: the version of its Delta commits."""
         return self.transactions[-1].end_lsn
 
-    def add(self, opened: OpenTransaction, end_lsn: Lsn, skipped: frozenset[int], now: float) -> None:
+    def add(self, opened: OpenTransaction, end_lsn: Lsn, now: float) -> None:
         """The transaction has committed: it joins the batch."""
         first = self.rows
         self.log.append(opened.rows)
@@ -100,9 +97,8 @@ class Batch:
         for seq, relation in opened.relations:
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
         self.transactions.append(
-            Transaction(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, self.rows, skipped)
+            Transaction(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, self.rows)
         )
-        self._skipped |= skipped
         if self.opened_at is None:
             self.opened_at = now
 
@@ -110,32 +106,24 @@ class Batch:
         """The transaction that row `seq` belongs to."""
         return self.transactions[int(np.searchsorted(self._ends(), seq, side="right"))]
 
-    def kept_rows(self, relid: int, after: Lsn) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """Per row: whether its transaction is applied to `relid`, a table that holds everything up to `after`.
+    def kept_rows(self, after: Lsn) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+        """Per row: whether a table that holds everything up to `after` gets it.
 
-        A transaction is dropped if and only if its end LSN <= `after`, or it was decided not to be applied.
-        None when every row is kept.
+        A transaction is dropped if and only if its end LSN <= `after`.  None when every row is kept.
         """
-        if after < self.first_lsn and relid not in self._skipped:
+        if after < self.first_lsn:
             return None
-        kept = np.fromiter((self._applies(t, relid, after) for t in self.transactions), np.bool_, len(self.transactions))
-        if kept.all():
-            return None
-        return np.repeat(kept, np.diff(self._ends(), prepend=0))
+        lsns = np.fromiter((t.end_lsn for t in self.transactions), np.uint64, len(self.transactions))
+        return np.repeat(lsns > np.uint64(after), np.diff(self._ends(), prepend=0))
 
-    def kept_truncation(self, relid: int, oid: int, after: Lsn) -> int | None:
-        """The greatest seq before which TRUNCATE emptied the table; None when it did not."""
-        found = None
-        for truncation in self.truncations:
-            if oid in truncation.relations and self._applies(
-                self.transactions[truncation.transaction], relid, after
-            ):
-                found = truncation.seq
-        return found
-
-    @staticmethod
-    def _applies(transaction: Transaction, relid: int, after: Lsn) -> bool:
-        return transaction.end_lsn > after and relid not in transaction.skipped
+    def kept_truncation(self, oid: int, after: Lsn) -> int | None:
+        """The greatest seq before which TRUNCATE emptied the publisher's relation `oid`; None when it did not."""
+        kept = [
+            truncation.seq
+            for truncation in self.truncations
+            if oid in truncation.relations and self.transactions[truncation.transaction].end_lsn > after
+        ]
+        return max(kept, default=None)
 
     def _ends(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.fromiter((t.end_seq for t in self.transactions), np.int64, len(self.transactions))

@@ -7,7 +7,7 @@ transaction, are read with a struct here; everything rarer goes through the code
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from apply.batch import Batch, OpenTransaction, Truncation
@@ -31,20 +31,20 @@ _BODY: Final = XLOG_HEADER + 1
 class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
-    `skipped` is asked at each commit for the relations that do not get it (see Transaction.skipped).
     `position` is the LSN up to which everything has been received: the end of the last transaction, or a keepalive's WAL
-    end.  Raises ProtocolViolation for what can not be in such a stream.
+    end; `decided` the end of the last transaction.  Raises ProtocolViolation for what can not be in such a stream.
     """
 
-    def __init__(self, start: Lsn, skipped: Callable[[], frozenset[int]]) -> None:
+    def __init__(self, start: Lsn) -> None:
         self.position = start
         self.decided = start
         self.last_frame_lsn = start
         self.reply_requested = False
-        self._skipped = skipped
         self._known: dict[int, pgoutput.Relation] = {}
+        # What held before the open transaction: a batch that is started meanwhile begins with these.
+        self._settled: dict[int, pgoutput.Relation] = {}
         self._open: OpenTransaction | None = None
-        self.batch = Batch(self._known)
+        self.batch = Batch(self._settled)
 
     @property
     def idle(self) -> bool:
@@ -58,13 +58,15 @@ class Dispatcher:
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
-        closed, self.batch = self.batch, Batch(self._known)
+        closed, self.batch = self.batch, Batch(self._settled)
         return closed
 
-    def feed(self, frames: Sequence[bytes], now: float, stop_at: Lsn | None = None) -> int:
-        """Take `frames` in order; returns how many were taken: all, or up to the commit that reached `stop_at`.
+    def feed(
+        self, frames: Sequence[bytes], now: float, *, stop_at: Lsn | None = None, pause_at: Lsn | None = None
+    ) -> int:
+        """Take `frames` in order; returns how many were taken: all, or up to the commit that reached a given LSN.
 
-        `now` is the monotonic time in seconds.
+        Nothing that ends after `stop_at` joins a batch; a batch ends at `pause_at`.  `now` is the monotonic time in seconds.
         """
         opened = self._open
         rows = opened.rows.append if opened is not None else None
@@ -83,9 +85,9 @@ class Dispatcher:
                 opened = self._begin(frame)
                 rows = opened.rows.append
             elif kind == _COMMIT:
-                self._commit(frame, now)
+                end = self._commit(frame, now, stop_at)
                 opened = rows = None
-                if stop_at is not None and self.position >= stop_at:
+                if (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at):
                     break
             else:
                 self._other(frame)
@@ -104,7 +106,7 @@ class Dispatcher:
         self._open = OpenTransaction(xid, Lsn(final_lsn), commit_time)
         return self._open
 
-    def _commit(self, frame: bytes, now: float) -> None:
+    def _commit(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn:
         opened = self._open
         if opened is None:
             raise ProtocolViolation("COMMIT outside a transaction")
@@ -120,10 +122,12 @@ class Dispatcher:
         opened.commit_time = commit_time
         self._open = None
         end = Lsn(end_lsn)
-        if opened.rows or opened.truncations or opened.relations:
-            self.batch.add(opened, end, self._skipped(), now)
+        self._settled.update((relation.oid, relation) for _, relation in opened.relations)
+        if (opened.rows or opened.truncations or opened.relations) and (stop_at is None or end <= stop_at):
+            self.batch.add(opened, end, now)
         self.decided = end
         self.position = max(self.position, end)
+        return end
 
     def _keepalive(self, frame: bytes) -> None:
         message = read_server_message(frame)
@@ -144,6 +148,7 @@ class Dispatcher:
                 if self._open is not None:
                     self._open.relations.append((len(self._open.rows), message))
                 else:
+                    self._settled[message.oid] = message
                     self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
             case pgoutput.Truncate():
                 if self._open is None:

@@ -1,0 +1,54 @@
+"""Committing a prepared table, and deciding what an exception from Spark means.
+
+The table itself says what happened: its version under the application id is read again.  At or past the batch, the commit
+is there; still where it was before the batch, it is not and may be tried again; anything else is another writer's doing, and
+the worker starts again from its origin (architecture.md, Invariants).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from apply.delta import table, writer
+from apply.delta.engine import Engine
+from apply.prepare import PreparedTable
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.protocol.lsn import INVALID_LSN
+
+_ATTEMPTS: Final = 3
+# Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
+_CONFLICTS: Final = ("ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "MetadataChanged", "ConcurrentWrite")
+
+log = structlog.get_logger()
+
+
+async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> None:
+    """Commit one table's part of a batch; `before` is the table's version before it (0: none).
+
+    Returns when the commit is durable.  Raises PubsubError when it is not and can not be.
+    """
+    record = prepared.commit
+    target = prepared.staged.table
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            await engine.run(writer.commit, prepared.staged, record)
+            return
+        except Exception as error:
+            if isinstance(error, PubsubError):
+                raise
+            have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
+            if have >= record.last:
+                return
+            text = str(error).strip().partition("\n")[0]
+            conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
+            if have != before or not conflict or attempt == _ATTEMPTS:
+                raise NotInPrerequisiteState(
+                    f'could not commit to the Delta table of "{target.relation}": {text}',
+                    sqlstate="58000",
+                    detail=f"The batch ends at {record.last}; the table holds everything up to {have}.",
+                    context=f'Delta table "{target.path}"',
+                ) from error
+            log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)

@@ -1,0 +1,101 @@
+"""The hand-over of a table from its sync worker to apply: states w and c, which live in memory alone.
+
+    sync worker                         apply worker
+    copy done, at LSN X ── w ─────────►  answers with C = max(X, end of the last transaction it has decided
+                         ◄──────── c ──  not to apply to the table); applies what commits after C
+    applies up to C exactly
+    stores s at C ───────── s ─────────► writes its own batches of the table from now on
+
+In PostgreSQL these states are in shared memory (worker_internal.h: relstate, relstate_lsn) and apply waits while the other
+catches up (tablesync.c: wait_for_relation_state_change).  Here apply goes on receiving; only its first commit to the table
+waits for `s`.  A promised C outlives both workers, as long as the process does: whoever comes next keeps to it.  Only a new
+copy breaks it, and then apply starts again from its origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from pubsub.protocol.lsn import Lsn
+
+
+class Applying(Protocol):
+    """What the hand-over asks of the apply worker."""
+
+    def answer(self, relid: int, at: Lsn) -> Lsn:
+        """C for a table whose sync worker is at `at`; from now on what commits after C is this worker's."""
+
+    def start_again(self) -> None:
+        """A promise was broken by a new copy: what was decided on it must be decided again."""
+
+    def tables_changed(self) -> None:
+        """A table has come to s: read the catalog again."""
+
+
+class Handover:
+    """One subscription's tables between copy and ready.  Used from one event loop; nothing here is stored."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Lsn] = {}
+        self._promised: dict[int, Lsn] = {}
+        self._synced: dict[int, asyncio.Event] = {}
+        self._applying: Applying | None = None
+        self._attached = asyncio.Event()
+
+    @property
+    def promised(self) -> Mapping[int, Lsn]:
+        """C by relation, for each table that has one and is not ready."""
+        return self._promised
+
+    def attach(self, applying: Applying) -> None:
+        """The apply worker is here, and has taken over what is promised."""
+        self._applying = applying
+        self._attached.set()
+
+    def detach(self) -> None:
+        """The apply worker ends; promises stand."""
+        self._applying = None
+        self._attached.clear()
+
+    def state(self, relid: int) -> tuple[str, Lsn] | None:
+        """('w', X) or ('c', C) while the table is there, else None."""
+        if relid not in self._waiting or self._event(relid).is_set():
+            return None
+        promised = self._promised.get(relid)
+        return ("w", self._waiting[relid]) if promised is None else ("c", promised)
+
+    async def catchup_lsn(self, relid: int, at: Lsn) -> Lsn:
+        """The sync worker is at `at` (state w): waits for C >= `at` (state c)."""
+        self._waiting[relid] = at
+        while relid not in self._promised:
+            await self._attached.wait()
+            if self._applying is not None:
+                self._promised[relid] = self._applying.answer(relid, at)
+        return self._promised[relid]
+
+    def new_copy(self, relid: int) -> None:
+        """The table is copied from a new snapshot: an earlier promise no longer holds."""
+        self._waiting.pop(relid, None)
+        if self._promised.pop(relid, None) is not None and self._applying is not None:
+            self._applying.start_again()
+
+    def synced(self, relid: int) -> None:
+        """State s is stored: apply may write the table."""
+        self._event(relid).set()
+        if self._applying is not None:
+            self._applying.tables_changed()
+
+    async def wait_synced(self, relid: int) -> None:
+        """Returns when the table's sync worker has stored s."""
+        await self._event(relid).wait()
+
+    def forget(self, relid: int) -> None:
+        """The table is ready, or no longer in the subscription."""
+        self._waiting.pop(relid, None)
+        self._promised.pop(relid, None)
+        self._synced.pop(relid, None)
+
+    def _event(self, relid: int) -> asyncio.Event:
+        return self._synced.setdefault(relid, asyncio.Event())

@@ -1,0 +1,333 @@
+"""The way of a stream into Delta: receive ─► batch ─► prepare ─► commit ─► feedback, three tasks side by side.
+
+    receive   frames into the open batch; stops reading while the batch is full
+    prepare   takes the open batch when it is due, stages it (in a thread)
+    commit    commits the staged tables, then everything up to the batch's end is durable
+
+A batch is due when it holds `rows` or `bytes`, or when it is `age` seconds old and the committer is free: while a commit
+runs, the open batch grows, so that a backlog makes batches larger, not more.  A large batch is staged while the one before it
+commits; at most one is open, one staged or being staged, one committing.
+
+Apply and the sync worker's catch-up are both this, over different `Tables`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import structlog
+
+from apply.batch import Batch
+from apply.commit import commit_table
+from apply.delta.engine import Engine
+from apply.delta.writer import Stage, discard
+from apply.dispatch import Dispatcher
+from apply.figures import Figures
+from apply.prepare import Destination, PreparedTable, prepare
+from pubsub.errors import ConnectionFailure
+from pubsub.protocol.copyboth import pg_time_from_unix_ns, pg_time_to_datetime
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.replication import ReplicationStream
+
+# A batch of this many rows is staged while another commits; a smaller one waits, and grows.
+_WORTH_STAGING_AHEAD: Final = 50_000
+_XLOG_POSITIONS: Final = struct.Struct(">xQQq")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a batch closes (rows, bytes, seconds), and the timers of the connection in seconds (0: off)."""
+
+    rows: int
+    nbytes: int
+    age: float
+    status_interval: float
+    receiver_timeout: float
+
+
+class Tables(Protocol):
+    """What the pipeline asks about the tables it writes, and tells about them."""
+
+    origin: str
+
+    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
+        """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing."""
+
+    async def may_write(self, relid: int) -> None:
+        """Returns when this worker may commit to the table."""
+
+    def version(self, relid: int) -> Lsn:
+        """The end LSN of the last transaction in the table (0: none)."""
+
+    def committed(self, relid: int, lsn: Lsn) -> None:
+        """The table holds everything up to `lsn`."""
+
+    async def durable(self, lsn: Lsn) -> None:
+        """Everything up to `lsn` that was decided for these tables is in Delta."""
+
+
+class Pipeline:
+    """One stream and its tasks.  `flushed` is what feedback reports as durable; it only grows.
+
+    `align_at`: the first batch closes at this LSN if the stream comes to it: after a crash between the commits of one batch,
+    its tables line up again there.  `stop_at`: `run` ends when all up to it is durable, and nothing after it was applied.
+    """
+
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        start: Lsn,
+        tables: Tables,
+        engine: Engine,
+        stage: Stage,
+        limits: Limits,
+        figures: Figures,
+        *,
+        align_at: Lsn | None = None,
+        stop_at: Lsn | None = None,
+    ) -> None:
+        self.dispatcher = Dispatcher(start)
+        self.flushed = start
+        self.figures = figures
+        self._stream = stream
+        self._tables = tables
+        self._engine = engine
+        self._stage = stage
+        self._limits = limits
+        self._align_at = align_at
+        self._stop_at = stop_at
+        self._changed = asyncio.Event()
+        self._room = asyncio.Event()
+        self._staged: asyncio.Queue[tuple[Batch, list[PreparedTable]] | None] = asyncio.Queue(1)
+        self._staging = asyncio.Semaphore(1)
+        self._committing = False
+        self._in_flight = 0
+        self._draining = False
+        self._stored = start
+        self._left: Sequence[bytes] = ()
+
+    async def run(self) -> None:
+        """Until `stop_at` or `drain`; everything received as committed is then durable and reported."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                status = group.create_task(self._send_status_regularly())
+                preparing = group.create_task(self._prepare_batches())
+                committing = group.create_task(self._commit_batches())
+                await self._receive()
+                self._draining = True
+                self._changed.set()
+                await preparing
+                await committing
+                status.cancel()
+        finally:
+            while not self._staged.empty():
+                left = self._staged.get_nowait()
+                for prepared in left[1] if left is not None else ():
+                    discard(prepared.staged)
+        await self._advance(idle=True)
+        await self._send_status()
+
+    def drain(self) -> None:
+        """Stop the intake; `run` commits what is there and returns."""
+        self._draining = True
+        self._changed.set()
+        self._room.set()
+
+    # receive
+
+    async def _receive(self) -> None:
+        while not self._draining:
+            if self._reached_stop():
+                return
+            if self._full():
+                self._room.clear()
+                await self._room.wait()
+                continue
+            frames = self._left or await self._next_frames()
+            if frames:
+                self._take(frames)
+            if self.dispatcher.reply_requested:
+                self.dispatcher.reply_requested = False
+                await self._advance()
+                await self._send_status()
+            elif not frames:
+                await self._advance()
+
+    async def _next_frames(self) -> Sequence[bytes]:
+        """Frames, or none after a second without any; a publisher silent for too long is given up (worker.c: LogicalRepApplyLoop)."""
+        try:
+            async with asyncio.timeout(1.0):
+                return await self._stream.receive()
+        except TimeoutError:
+            silence = time.monotonic() - self._stream.last_receive
+            limit = self._limits.receiver_timeout
+            if limit and silence > limit:
+                raise ConnectionFailure(
+                    "terminating logical replication worker due to timeout",
+                    hint="The publisher sent nothing for wal_receiver_timeout.",
+                ) from None
+            if (limit and silence > limit / 2) or self._stop_at is not None:
+                await self._send_status(reply=True)
+            return ()
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        now = time.monotonic()
+        dispatcher, figures = self.dispatcher, self.figures
+        taken = dispatcher.feed(frames, now, stop_at=self._stop_at, pause_at=self._align_at)
+        frames, self._left = frames[:taken], frames[taken:]
+        if dispatcher.batch.transactions:
+            self._changed.set()
+        last = frames[-1]
+        if last[0] == ord("w"):
+            start, end, sent = _XLOG_POSITIONS.unpack_from(last)
+            figures.publisher_lsn = max(figures.publisher_lsn, Lsn(max(start, end)))
+            figures.received_lsn = max(figures.received_lsn, Lsn(start))
+        else:
+            end, sent = struct.unpack_from(">xQq", last)
+            figures.publisher_lsn = max(figures.publisher_lsn, Lsn(end))
+            figures.latest_end_lsn, figures.latest_end_time = Lsn(end), pg_time_to_datetime(sent)
+        figures.received_lsn = max(figures.received_lsn, dispatcher.position)
+        figures.last_msg_send_time = pg_time_to_datetime(sent)
+        figures.last_msg_receipt_time = datetime.now(UTC)
+        figures.bytes_received += sum(map(len, frames))
+
+    def _reached_stop(self) -> bool:
+        return self._stop_at is not None and self.dispatcher.position >= self._stop_at
+
+    def _full(self) -> bool:
+        batch = self.dispatcher.batch
+        if not batch.transactions:
+            return False
+        if self._align_at is not None and batch.last_lsn >= self._align_at:
+            return True
+        return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
+
+    # prepare
+
+    async def _prepare_batches(self) -> None:
+        while True:
+            await self._staging.acquire()
+            batch = await self._due_batch()
+            if batch is None:
+                await self._staged.put(None)
+                return
+            destinations = await self._tables.destinations(batch)
+            prepared = await asyncio.to_thread(prepare, batch, destinations, self._stage, self._tables.origin)
+            batch.log.clear()
+            await self._staged.put((batch, prepared))
+
+    async def _due_batch(self) -> Batch | None:
+        """The open batch as soon as it is due; None when the intake has ended and nothing is left."""
+        while True:
+            self._changed.clear()
+            batch = self.dispatcher.batch
+            if not batch.transactions:
+                if self._draining:
+                    return None
+                await self._changed.wait()
+                continue
+            wait = None
+            if self._draining or self._full():
+                wait = 0.0
+            elif not self._committing or batch.rows >= _WORTH_STAGING_AHEAD:
+                assert batch.opened_at is not None
+                wait = batch.opened_at + self._limits.age - time.monotonic()
+            if wait is not None and wait <= 0:
+                if self._align_at is not None and batch.last_lsn >= self._align_at:
+                    self._align_at = None
+                self._in_flight += 1
+                self._room.set()
+                return self.dispatcher.take()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    # commit
+
+    async def _commit_batches(self) -> None:
+        while True:
+            item = await self._staged.get()
+            if item is None:
+                return
+            self._committing = True
+            self._staging.release()
+            batch, prepared = item
+            try:
+                # A failure of one does not end the others: the files they read from are still theirs.
+                results = await asyncio.gather(*map(self._commit, prepared), return_exceptions=True)
+            finally:
+                for table in prepared:
+                    discard(table.staged)
+            for failure in results:
+                if failure is not None:
+                    raise failure
+            self._count(batch, prepared)
+            self._in_flight -= 1
+            self.flushed = max(self.flushed, batch.last_lsn)
+            await self._store()
+            await self._send_status()
+            self._committing = False
+            self._changed.set()
+
+    async def _commit(self, prepared: PreparedTable) -> None:
+        destination = prepared.destination
+        await self._tables.may_write(destination.relid)
+        await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+        self._tables.committed(destination.relid, prepared.commit.last)
+
+    def _count(self, batch: Batch, prepared: Sequence[PreparedTable]) -> None:
+        figures = self.figures
+        figures.batches += 1
+        figures.commits += len(prepared)
+        figures.transactions += len(batch.transactions)
+        figures.truncates += len(batch.truncations)
+        figures.inserts += sum(p.inserts for p in prepared)
+        figures.updates += sum(p.updates for p in prepared)
+        figures.deletes += sum(p.deletes for p in prepared)
+        if prepared:
+            figures.lag.add(batch.transactions, pg_time_from_unix_ns(time.time_ns()))
+        log.debug(
+            "batch committed",
+            lsn=str(batch.last_lsn),
+            transactions=len(batch.transactions),
+            rows=batch.rows,
+            tables=len(prepared),
+        )
+
+    # feedback
+
+    async def _advance(self, *, idle: bool = False) -> None:
+        """With nothing pending, everything received is durable: a quiet table must not hold the publisher's WAL back."""
+        self.figures.caught_up = self.dispatcher.idle and self._in_flight == 0
+        if self.figures.caught_up and (idle or not self._draining):
+            position = self.dispatcher.position
+            self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
+            await self._store()
+
+    async def _store(self) -> None:
+        if self.flushed > self._stored:
+            await self._tables.durable(self.flushed)
+            self._stored = self.flushed
+        self.figures.flush_lsn = self._stored
+
+    async def _send_status(self, *, reply: bool = False) -> None:
+        received = max(self.dispatcher.position, self._stored)
+        await self._stream.send_status(received, self._stored, self._stored, reply=reply)
+
+    async def _send_status_regularly(self) -> None:
+        """Status goes out while the intake waits for room, too: the publisher must not take us for dead."""
+        interval = self._limits.status_interval or 10.0
+        while True:
+            await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
+            await self._send_status()
+

@@ -1,0 +1,148 @@
+"""The tables of a subscription as the apply worker sees them: which state, up to where each holds the stream, which are its own.
+
+Whether a transaction is applied to a table is a matter of LSNs alone (architecture.md, Invariants): a table gets what ends
+after its `after`.  While its sync worker has it, `after` is beyond every LSN; the hand-over (state c) sets it to C, which
+is at or past every transaction decided before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from apply.batch import Batch
+from apply.delta import table as delta
+from apply.delta.table import TargetTable
+from apply.handover import Handover
+from apply.prepare import Destination
+from catalog.records import Subscription, SubscriptionRel
+from catalog.states import RelState
+from catalog.store import Catalog
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Entry:
+    relation: SubscriptionRel
+    app_id: str
+    after: Lsn | None = None
+    """None: the sync worker's; every transaction is decided not to be applied here."""
+    version: Lsn = INVALID_LSN
+    sync_lsn: Lsn | None = None
+    """The LSN of state s, until r is stored."""
+    target: TargetTable | None = None
+    own: bool = False
+    """The sync worker is done with it (s or r): apply may write it."""
+
+
+class ApplyTables:
+    """Implements pipeline.Tables for a whole subscription, and stores `r` and the origin."""
+
+    def __init__(self, catalog: Catalog, node_id: str, subscription: Subscription, handover: Handover) -> None:
+        self.origin = f"pg_{subscription.oid}"
+        self._catalog = catalog
+        self._node_id = node_id
+        self._subid = subscription.oid
+        self._handover = handover
+        self._entries: dict[int, _Entry] = {}
+        self._by_name: dict[tuple[str, str], _Entry] = {}
+        self._loading = asyncio.Lock()
+        self._durable = INVALID_LSN
+
+    async def load(self) -> None:
+        """Read the catalog again: tables that came are the sync worker's, tables that went are forgotten."""
+        async with self._loading:
+            await self._load()
+
+    async def _load(self) -> None:
+        relations = {r.relid: r for r in await self._catalog.relations(self._subid)}
+        for relid in self._entries.keys() - relations.keys():
+            self._handover.forget(relid)
+            del self._entries[relid]
+        for relid, relation in relations.items():
+            entry = self._entries.get(relid)
+            app_id = delta.application_id(self._node_id, self._subid, relid, relation.copy_generation)
+            if entry is None:
+                entry = self._entries[relid] = _Entry(relation, app_id)
+                entry.after = self._handover.promised.get(relid)
+            entry.relation, entry.app_id = relation, app_id
+            if relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
+                await self._take_over(entry)
+        self._by_name = {(e.relation.schema, e.relation.name): e for e in self._entries.values()}
+
+    async def _take_over(self, entry: _Entry) -> None:
+        """The table is in s or r: what it holds is read from the table itself."""
+        relation = entry.relation
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id) or INVALID_LSN
+        entry.version = max(entry.version, held)
+        entry.after = max(held, relation.lsn or INVALID_LSN)
+        if relation.state is RelState.SYNCDONE:
+            entry.sync_lsn = relation.lsn
+        entry.target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
+        entry.own = True
+
+    @property
+    def greatest_version(self) -> Lsn:
+        """Where a batch that was cut short by a crash ended, in the table that got furthest (0: none)."""
+        return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
+
+    def promise(self, relid: int, at: Lsn, decided: Lsn) -> Lsn:
+        """State w at `at` is answered with C; see handover.py."""
+        catchup = max(at, decided)
+        entry = self._entries.get(relid)
+        if entry is not None:
+            entry.after = catchup
+        return catchup
+
+    # pipeline.Tables
+
+    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
+        """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
+        found: dict[tuple[str, str], Destination] = {}
+        names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
+        for name in names:
+            entry = self._by_name.get(name)
+            if entry is None or entry.after is None:
+                continue
+            if entry.target is None:
+                relation = entry.relation
+                entry.target = await asyncio.to_thread(
+                    delta.load, relation.path, relation.qualified_name, relation.definition
+                )
+            found[name] = Destination(entry.relation.relid, entry.target, entry.app_id, entry.after)
+        return found
+
+    async def may_write(self, relid: int) -> None:
+        """Returns once the sync worker has stored s; then what the table holds is known."""
+        if not self._entries[relid].own:
+            await self._handover.wait_synced(relid)
+            await self.load()
+
+    def version(self, relid: int) -> Lsn:
+        """See pipeline.Tables."""
+        return self._entries[relid].version
+
+    def committed(self, relid: int, lsn: Lsn) -> None:
+        """See pipeline.Tables."""
+        entry = self._entries[relid]
+        entry.version = lsn
+        entry.after = max(lsn, entry.after or INVALID_LSN)
+
+    async def durable(self, lsn: Lsn) -> None:
+        """See pipeline.Tables: stores the origin."""
+        self._durable = await self._catalog.advance_origin(self._subid, lsn)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Store `r` for the tables in s whose LSN the stored origin has reached."""
+        for relid, entry in list(self._entries.items()):
+            if entry.sync_lsn is not None and self._durable >= entry.sync_lsn:
+                await self._catalog.set_relation_state(self._subid, relid, RelState.READY, entry.sync_lsn)
+                log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(entry.sync_lsn))
+                entry.sync_lsn = None
+                self._handover.forget(relid)

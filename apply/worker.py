@@ -1,0 +1,185 @@
+"""The apply worker of a subscription (worker.c: ApplyWorkerMain, LogicalRepApplyLoop).
+
+It starts at the origin, drops what the tables already hold, and runs the pipeline until it is told to drain or fails; the
+launcher starts it again.  Tables whose initial copy is under way are their sync workers' (handover.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from apply.delta.engine import Engine
+from apply.delta.writer import Stage
+from apply.figures import Figures
+from apply.handover import Handover
+from apply.pipeline import Limits, Pipeline
+from apply.tables import ApplyTables
+from catalog.records import Subscription
+from catalog.store import Catalog
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.protocol import commands
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import drop_slot, identify_system, start_replication
+from pubsub.settings import Settings
+
+log = structlog.get_logger()
+
+
+class StartAgain(PubsubError):
+    """The worker must decide again from its origin: not a failure."""
+
+    default_sqlstate = "57P01"
+
+
+class ApplyWorker:
+    """One subscription's apply worker.  `figures` may be read at any time."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        *,
+        node_id: str,
+        catalog: Catalog,
+        engine: Engine,
+        stage: Stage,
+        handover: Handover,
+        settings: Settings,
+    ) -> None:
+        self.figures = Figures()
+        self._subscription = subscription
+        self._catalog = catalog
+        self._engine = engine
+        self._stage = stage
+        self._handover = handover
+        self._settings = settings
+        self._tables = ApplyTables(catalog, node_id, subscription, handover)
+        self._tables_changed = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._pipeline: Pipeline | None = None
+
+    async def run(self) -> None:
+        """Until drained.  Raises PubsubError; StartAgain when only its decisions are stale."""
+        subscription = self._subscription
+        if subscription.slot_name is None:
+            raise NotInPrerequisiteState(
+                f'subscription "{subscription.name}" has no replication slot',
+                hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
+            )
+        async with await Connection.connect(
+            subscription.conninfo, replication=True, application_name=subscription.slot_name
+        ) as connection:
+            await check_publisher(connection, subscription)
+            await self._tables.load()
+            origin = await self._catalog.origin(subscription.oid)
+            stream = await start_replication(
+                connection,
+                subscription.slot_name,
+                origin,
+                stream_options(subscription, connection.server_version),
+            )
+            pipeline = self._pipeline = Pipeline(
+                stream,
+                origin,
+                self._tables,
+                self._engine,
+                self._stage,
+                limits(subscription, self._settings),
+                self.figures,
+                align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
+            )
+            log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
+            self._handover.attach(self)
+            try:
+                if self._drain.is_set():
+                    return
+                async with asyncio.TaskGroup() as group:
+                    watching = [group.create_task(self._follow_tables()), group.create_task(self._fail_when_broken())]
+                    await pipeline.run()
+                    for task in watching:
+                        task.cancel()
+            finally:
+                self._handover.detach()
+            await stream.close()
+
+    def drain(self) -> None:
+        """End after what has been received is committed and reported."""
+        self._drain.set()
+        if self._pipeline is not None:
+            self._pipeline.drain()
+
+    # handover.Applying
+
+    def answer(self, relid: int, at: Lsn) -> Lsn:
+        """See handover.Applying."""
+        assert self._pipeline is not None
+        return self._tables.promise(relid, at, self._pipeline.dispatcher.decided)
+
+    def start_again(self) -> None:
+        """See handover.Applying."""
+        self._broken.set()
+
+    def tables_changed(self) -> None:
+        """The catalog's list of tables, or a state in it, is another: read it again."""
+        self._tables_changed.set()
+
+    async def _follow_tables(self) -> None:
+        while True:
+            await self._tables.load()
+            await self._tables.settle()
+            for relation in await self._catalog.relations(self._subscription.oid):
+                if relation.sync_slot is not None and relation.state.value in "sr":
+                    await self._drop_left_slot(relation.relid, relation.sync_slot)
+            await self._tables_changed.wait()
+            self._tables_changed.clear()
+
+    async def _drop_left_slot(self, relid: int, slot: str) -> None:
+        """A sync worker that was killed between `s` and the end of its slot left it behind."""
+        async with await Connection.connect(
+            self._subscription.conninfo, replication=True, application_name=slot
+        ) as connection:
+            await drop_slot(connection, slot, missing_ok=True, wait=True)
+        await self._catalog.set_sync_slot(self._subscription.oid, relid, None)
+
+    async def _fail_when_broken(self) -> None:
+        await self._broken.wait()
+        raise StartAgain("a table is copied again: the apply worker starts again from its origin")
+
+
+async def check_publisher(connection: Connection, subscription: Subscription) -> None:
+    """Another system under the same address is not the publisher that was copied from: refuse it."""
+    identity = await identify_system(connection)
+    expected = subscription.publisher_system_identifier
+    if expected is not None and identity.system_identifier != expected:
+        raise NotInPrerequisiteState(
+            f'the publisher of subscription "{subscription.name}" is another database system',
+            detail=f"Its system identifier is {identity.system_identifier}, not {expected}.",
+            hint="Correct the connection; to follow another system, drop the subscription and create it again.",
+        )
+
+
+def stream_options(subscription: Subscription, server_version: int) -> dict[str, str]:
+    """pgoutput's options: streaming off and no two-phase, whatever the subscription has, until both are applied here."""
+    return commands.pgoutput_options(
+        server_version,
+        subscription.publications,
+        streaming="off",
+        binary=False,
+        origin=subscription.options.origin,
+        two_phase=False,
+    )
+
+
+def limits(subscription: Subscription, settings: Settings) -> Limits:
+    """The subscription's and the node's bounds for a pipeline."""
+    options = subscription.options
+    return Limits(
+        rows=options.batch_rows,
+        nbytes=options.batch_bytes,
+        age=options.batch_age,
+        status_interval=settings.wal_receiver_status_interval,
+        receiver_timeout=settings.wal_receiver_timeout,
+    )
