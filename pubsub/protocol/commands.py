@@ -38,7 +38,11 @@ _PLAIN_IDENTIFIER: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 def quote_identifier(name: str) -> str:
-    """`name` in double quotes.  Raises InvalidValue for a NUL, which no command can carry."""
+    """`name` in double quotes.  Raises InvalidValue for a NUL, which no command can carry.
+
+    Servers up to 18 do not know the doubled quote in a command's own identifiers (they do in publication_names): a name
+    that holds one is a syntax error there, as two identifiers in a row, and no slot can have such a name anyway.
+    """
     return _quote(name, '"')
 
 

@@ -17,6 +17,7 @@ ProcessStandbyHSFeedbackMessage) and worker.c (LogicalRepApplyLoop, send_feedbac
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from struct import Struct
@@ -111,12 +112,12 @@ def read_client_message(data: bytes) -> ClientMessage:
     message: ClientMessage
     if kind == b"r":
         reader = Reader(data, 1, "StatusUpdate")
-        written, flushed, applied, time = reader.fields(_STATUS_UPDATE)
-        message = StatusUpdate(Lsn(written), Lsn(flushed), Lsn(applied), time, reader.flag("reply requested"))
+        written, flushed, applied, sent = reader.fields(_STATUS_UPDATE)
+        message = StatusUpdate(Lsn(written), Lsn(flushed), Lsn(applied), sent, reader.flag("reply requested"))
     elif kind == b"h":
         reader = Reader(data, 1, "HotStandbyFeedback")
-        time, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch = reader.fields(_HOT_STANDBY_FEEDBACK)
-        message = HotStandbyFeedback(time, Xid(xmin), xmin_epoch, Xid(catalog_xmin), catalog_xmin_epoch)
+        sent, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch = reader.fields(_HOT_STANDBY_FEEDBACK)
+        message = HotStandbyFeedback(sent, Xid(xmin), xmin_epoch, Xid(catalog_xmin), catalog_xmin_epoch)
     else:
         raise _unexpected(data)
     reader.end()
@@ -157,6 +158,11 @@ def write_client_message(message: ClientMessage) -> bytes:
                 assert_never(message)
     except struct.error as error:
         raise ValueError(f"a field out of range: {error}") from error
+
+
+def pg_now() -> int:
+    """PostgreSQL's time now, for callers to hand to a message; nothing else in this module reads a clock."""
+    return pg_time_from_unix_ns(time.time_ns())
 
 
 def pg_time_from_unix_ns(nanoseconds: int) -> int:

@@ -116,41 +116,21 @@ class PgoutputParameters:
     origin: OriginFilter = "any"
 
 
-_COMMANDS: Final = frozenset(
-    [
-        "IDENTIFY_SYSTEM",
-        "SHOW",
-        "READ_REPLICATION_SLOT",
-        "TIMELINE_HISTORY",
-        "CREATE_REPLICATION_SLOT",
-        "ALTER_REPLICATION_SLOT",
-        "DROP_REPLICATION_SLOT",
-        "START_REPLICATION",
-        "BASE_BACKUP",
-        "UPLOAD_MANIFEST",
-    ]
-)
-_KEYWORDS: Final = _COMMANDS | frozenset(
-    [
-        "WAIT",
-        "TIMELINE",
-        "PHYSICAL",
-        "LOGICAL",
-        "SLOT",
-        "RESERVE_WAL",
-        "TEMPORARY",
-        "TWO_PHASE",
-        "EXPORT_SNAPSHOT",
-        "NOEXPORT_SNAPSHOT",
-        "USE_SNAPSHOT",
-    ]
-)
+_COMMANDS: Final = {
+    *("IDENTIFY_SYSTEM", "SHOW", "READ_REPLICATION_SLOT", "TIMELINE_HISTORY", "CREATE_REPLICATION_SLOT"),
+    *("ALTER_REPLICATION_SLOT", "DROP_REPLICATION_SLOT", "START_REPLICATION", "BASE_BACKUP", "UPLOAD_MANIFEST"),
+}
 _LEGACY_OPTIONS: Final[dict[str, Option]] = {
     "EXPORT_SNAPSHOT": ("snapshot", "export"),
     "NOEXPORT_SNAPSHOT": ("snapshot", "nothing"),
     "USE_SNAPSHOT": ("snapshot", "use"),
     "RESERVE_WAL": ("reserve_wal", None),
     "TWO_PHASE": ("two_phase", None),
+}
+_KEYWORDS: Final = {
+    *_COMMANDS,
+    *_LEGACY_OPTIONS,
+    *("WAIT", "TIMELINE", "PHYSICAL", "LOGICAL", "SLOT", "TEMPORARY"),
 }
 _SPACE: Final = " \t\n\r\f\v"
 _ASCII_LOWER: Final = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"), ord("Z") + 1)})
@@ -261,9 +241,7 @@ class _Parser:
         yield "end", "", len(self._text)
 
     def _error(self, position: int) -> SqlSyntaxError:
-        rest = self._text[position:].split(None, 1)
-        message = f'syntax error at or near "{rest[0]}"' if rest else "syntax error at end of input"
-        return SqlSyntaxError(message, statement=self._text, position=position)
+        return SqlSyntaxError("syntax error", statement=self._text, position=position)
 
     def accept(self, kind: str, value: str | None = None) -> str | None:
         """The next token's value if it is of `kind` (and is `value`), which is then consumed."""
@@ -362,9 +340,12 @@ class _Parser:
 
     def _legacy_options(self) -> list[Option]:
         options: list[Option] = []
-        while self._tokens[self._next][1] in _LEGACY_OPTIONS and (keyword := self.accept("keyword")):
-            options.append(_LEGACY_OPTIONS[keyword])
-        return options
+        while True:
+            kind, value, _ = self._tokens[self._next]
+            if kind != "keyword" or value not in _LEGACY_OPTIONS:
+                return options
+            self._next += 1
+            options.append(_LEGACY_OPTIONS[value])
 
     def _dotted_name(self) -> str:
         name = self.expect("word")
