@@ -115,11 +115,283 @@ def _no_rows(changes: Changes) -> Any:
 
 
 def _take(columns: Mapping[str, Any], rows: Indices) -> dict[str, Any]:
-    """The rows of each column, in that order; `rows` are distinct and ascending, or few."""
-    if rows.size and any(len(column) != rows.size for column in columns.values()) or not rows.size:
-        indices = pa.array(rows)
-        return {name: column.take(indices) for name, column in columns.items()}
-    return dict(columns)
+    indices = pa.array(rows)
+    return {name: column.take(indices) for name, column in columns.items()}
+
+
+def _identity_missing(column: str) -> NotInPrerequisiteState:
+    """worker.c: check_relation_updatable."""
+    return NotInPrerequisiteState(
+        "publisher did not send replica identity column expected by the logical replication target relation",
+        detail=f'Column "{column}" has no value.',
+    )
 
 
 # With a key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EventKeys:
+    """The keys that events touch, as columns and as codes: equal keys have equal codes, from 0 to less than `bound`.
+
+    The first n are what each of the n events touches in any case, the rest the keys that rows leave; `left` says for each event
+    where in the rest its own is, 0 for none.
+    """
+
+    columns: dict[str, Any]
+    codes: Indices
+    bound: int
+    left: Indices
+
+    def base(self, events: Indices) -> dict[str, Any]:
+        """The keys under which the rows of these events stood before them."""
+        return _take(self.columns, np.where(self.left[events], self.left[events], events))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Touches:
+    """Touches ordered by key, then by arrival.
+
+    `arrives`: a row stands under the key afterwards; `leaves`: its event's row goes to another key; `from_here`: its event
+    changes or deletes the row that stood here.
+    """
+
+    code: Indices
+    event: Indices
+    arrives: Mask
+    leaves: Mask
+    from_here: Mask
+
+    def only(self, chosen: Mask) -> _Touches:
+        fields = (self.code, self.event, self.arrives, self.leaves, self.from_here)
+        return _Touches(*(field[chosen] for field in fields))
+
+    def first(self) -> Mask:
+        """Which are their key's first."""
+        return np.diff(self.code, prepend=-1) != 0
+
+    def last(self) -> Mask:
+        """Which are their key's last."""
+        return np.diff(self.code, append=-1) != 0
+
+    def after_arrival(self) -> Mask:
+        """Before which a row of the batch stands under the key."""
+        return np.roll(self.arrives, 1) & ~self.first()
+
+
+def _fold_keyed(changes: Changes, key: Sequence[str], truncated: bool) -> tuple[Any, Any, Any]:
+    """Images, masked images and deleted keys."""
+    values, missing = _filled(changes, key)
+    if not changes.count:
+        images = pa.table(values)
+        return images, _masked(images, {}, list(values), images.select(key)), images.select(key)
+    keys = _event_keys(changes, values, key)
+    touches = _without_skipped(_touches(changes, keys), truncated)
+    final = np.sort(touches.event[touches.last() & touches.arrives])
+    deleted = touches.only(touches.first() & (changes.op[touches.event] != INSERT))
+    deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
+    deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
+    return *_images(values, missing, keys, touches, final), deleted_keys
+
+
+def _filled(changes: Changes, key: Sequence[str]) -> tuple[dict[str, Any], dict[str, Mask]]:
+    """The new rows with unchanged values from the old row, if that is whole or they are the key's; and what still misses."""
+    values, missing = dict(changes.new), {}
+    for name, unchanged in changes.unchanged.items():
+        old = changes.old_kind != 0 if name in key else changes.old_kind == OLD_ROW
+        known = unchanged & old
+        if known.any():
+            values[name] = pc.if_else(pa.array(known), changes.old[name], values[name])
+        if name not in key and (unchanged & ~old).any():
+            missing[name] = unchanged & ~old
+    return values, missing
+
+
+def _event_keys(changes: Changes, values: Mapping[str, Any], key: Sequence[str]) -> _EventKeys:
+    deletes = changes.op == DELETE
+    with_old = np.flatnonzero((changes.op == UPDATE) & (changes.old_kind != 0))
+    columns = {}
+    for name in key:
+        column = values[name]
+        if deletes.any():
+            column = pc.if_else(pa.array(deletes), changes.old[name], column)
+        if with_old.size:
+            column = pa.concat_arrays([column, changes.old[name].take(pa.array(with_old))])
+        if column.null_count:
+            raise _identity_missing(name)
+        columns[name] = column
+    codes, bound = _codes(list(columns.values()), 1 << _CODE_BITS - _event_bits(changes.count))
+    left = np.zeros(changes.count, np.int64)
+    places = np.arange(changes.count, len(codes))
+    moved = codes[places] != codes[with_old]
+    left[with_old[moved]] = places[moved]
+    return _EventKeys(columns, codes, bound, left)
+
+
+def _event_bits(events: int) -> int:
+    """Bits of a touch's number: its event's, and whether its row leaves."""
+    return (2 * events).bit_length()
+
+
+def _touches(changes: Changes, keys: _EventKeys) -> _Touches:
+    """Every touch, from one sort of numbers made of key and event."""
+    bits = _event_bits(changes.count)
+    moved = np.flatnonzero(keys.left)
+    events = np.arange(changes.count)
+    numbers = keys.codes[: changes.count] << bits | events << 1
+    if moved.size:
+        numbers = np.concatenate([numbers, keys.codes[keys.left[moved]] << bits | moved << 1 | 1])
+    numbers.sort()
+    event = (numbers & (1 << bits) - 1) >> 1
+    leaves = (numbers & 1).astype(np.bool_)
+    op = changes.op[event]
+    stays = (op != INSERT) & (keys.left[event] == 0)
+    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, leaves | stays)
+
+
+def _without_skipped(touches: _Touches, truncated: bool) -> _Touches:
+    """Leave out events whose row is gone: deleted or moved before in the batch, or with the table's TRUNCATE.
+
+    A skipped event may have been another's predecessor, so this is repeated until nothing changes: a publisher sends no such
+    events, and then once is enough.  What is skipped once stays so, since its key stays without a row.
+    """
+    while True:
+        gone = touches.from_here & ~touches.after_arrival()
+        if not truncated:
+            gone &= ~touches.first()
+        if not gone.any():
+            return touches
+        touches = touches.only(~np.isin(touches.event, touches.event[gone], kind="table"))
+
+
+def _images(
+    values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices
+) -> tuple[Any, Any]:
+    """The images of the events `final`, complete ones and masked ones."""
+    events = len(keys.left)
+    names = list(values)
+    everything = len(final) == events and not missing
+    sources: dict[str, Indices] = {}
+    still_missing: dict[str, Mask] = {}
+    if missing:
+        made_here = touches.from_here & touches.after_arrival()
+        predecessor = np.arange(events)
+        predecessor[touches.event[made_here]] = np.roll(touches.event, 1)[made_here]
+        for name, mask in missing.items():
+            sources[name] = _chase(np.where(mask, predecessor, np.arange(events)))[final]
+            if mask[sources[name]].any():
+                still_missing[name] = mask[sources[name]]
+
+    def rows(chosen: Mask | slice) -> Any:
+        return pa.table(
+            {name: column.take(pa.array(sources.get(name, final)[chosen])) for name, column in values.items()}
+        )
+
+    if not still_missing:
+        images = pa.table(values) if everything else rows(slice(None))
+        none = np.empty(0, np.int64)
+        return images, _masked(images.slice(0, 0), {}, names, pa.table(keys.base(none)))
+    masked = np.logical_or.reduce(list(still_missing.values()))
+    chain_start = np.zeros(len(final), np.int64)  # the same for all columns: each event has one predecessor
+    for name, mask in still_missing.items():
+        chain_start[mask] = sources[name][mask]
+    masks = {name: mask[masked] for name, mask in still_missing.items()}
+    return rows(~masked), _masked(rows(masked), masks, names, pa.table(keys.base(chain_start[masked])))
+
+
+def _chase(pointers: Indices) -> Indices:
+    """Where each pointer rests, following them: an element that points to itself is at rest."""
+    while True:
+        further = pointers[pointers]
+        if np.array_equal(further, pointers):
+            return pointers
+        pointers = further
+
+
+def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: Any) -> Any:
+    """`images` with the columns that say what misses, and where the row stands."""
+    for name, mask in masks.items():
+        images = images.append_column(f"{UNCHANGED_PREFIX}{names.index(name)}", pa.array(mask))
+    for place, column in enumerate(base.columns):
+        images = images.append_column(f"{BASE_PREFIX}{place}", column)
+    return images
+
+
+# Without a key
+
+
+def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, Any]:
+    """Rows to add, and rows to take with their counts."""
+    minus = np.flatnonzero(changes.op != INSERT)
+    if not minus.size:
+        return pa.table(changes.new), _no_rows(changes)
+    if not full or (changes.old_kind[minus] != OLD_ROW).any():
+        raise _identity_missing(next(iter(changes.new)))
+    values, _ = _filled(changes, ())
+    plus = np.flatnonzero(changes.op != DELETE)
+    added, taken = _take(values, plus), _take(changes.old, minus)
+    rows = {name: pa.concat_arrays([column, taken[name]]) for name, column in added.items()}
+    codes, bound = _dense(_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
+    sums = np.bincount(codes[: len(plus)], minlength=bound) - np.bincount(codes[len(plus) :], minlength=bound)
+    row_of = np.empty(bound, np.int64)
+    row_of[codes[::-1]] = np.arange(len(codes))[::-1]  # the first of the equal ones
+    more, less = np.flatnonzero(sums > 0), np.flatnonzero(sums < 0)
+    if truncated:
+        less = less[:0]
+    images = pa.table(_take(rows, np.sort(np.repeat(row_of[more], sums[more]))))
+    return images, pa.table(_take(rows, row_of[less])).append_column(COUNT_COLUMN, pa.array(-sums[less]))
+
+
+# Codes: equal values, equal numbers
+
+
+def _codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
+    """A number for each row, equal for equal rows, and a bound that it stays below: at most `limit`, or the number of rows.
+
+    Of floats, 0 and -0, and all NaNs, are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
+    """
+    codes, bound = _column_codes(columns[0], exact)
+    for column in columns[1:]:
+        more, more_bound = _column_codes(column, exact)
+        if bound * more_bound > 1 << 62:
+            (codes, bound), (more, more_bound) = _dense(codes), _dense(more)
+        codes, bound = codes * more_bound + more, bound * more_bound
+    return (codes, bound) if bound <= limit else _dense(codes)
+
+
+def _dense(codes: Indices) -> tuple[Indices, int]:
+    encoded = pa.array(codes).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
+    kinds = pa.types
+    if not column.null_count and len(column):
+        # numbers that are their own codes, less the smallest
+        if kinds.is_date32(column.type) or kinds.is_integer(column.type):
+            numbers = column.view(pa.int32()) if kinds.is_date32(column.type) else column
+            return _spread(numbers.to_numpy().astype(np.int64))
+        if kinds.is_timestamp(column.type):
+            return _spread(column.view(pa.int64()).to_numpy())
+    if kinds.is_floating(column.type):
+        column = _comparable(column, exact)
+    encoded = column.dictionary_encode()
+    indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+    return indices + 1, len(encoded.dictionary) + 1
+
+
+def _spread(numbers: Indices) -> tuple[Indices, int]:
+    least, greatest = int(numbers.min()), int(numbers.max())
+    if greatest - least >= 1 << 61:
+        return _dense(numbers)
+    return numbers - least, greatest - least + 1
+
+
+def _comparable(column: Any, exact: bool) -> Any:
+    """Floats as integers that are equal if the floats are."""
+    valid = column.is_valid()
+    numbers = column.fill_null(0).to_numpy().astype(np.float64)
+    numbers[np.isnan(numbers)] = np.nan
+    if not exact:
+        numbers += 0.0  # -0 becomes 0
+    return pc.if_else(valid, pa.array(numbers.view(np.int64)), pa.scalar(None, pa.int64()))

@@ -22,7 +22,7 @@ from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import drop_slot, identify_system, start_replication
+from pubsub.publisher.replication import identify_system, start_replication
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
@@ -130,19 +130,8 @@ class ApplyWorker:
         while True:
             await self._tables.load()
             await self._tables.settle()
-            for relation in await self._catalog.relations(self._subscription.oid):
-                if relation.sync_slot is not None and relation.state.value in "sr":
-                    await self._drop_left_slot(relation.relid, relation.sync_slot)
             await self._tables_changed.wait()
             self._tables_changed.clear()
-
-    async def _drop_left_slot(self, relid: int, slot: str) -> None:
-        """A sync worker that was killed between `s` and the end of its slot left it behind."""
-        async with await Connection.connect(
-            self._subscription.conninfo, replication=True, application_name=slot
-        ) as connection:
-            await drop_slot(connection, slot, missing_ok=True, wait=True)
-        await self._catalog.set_sync_slot(self._subscription.oid, relid, None)
 
     async def _fail_when_broken(self) -> None:
         await self._broken.wait()

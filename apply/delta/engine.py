@@ -16,6 +16,7 @@ from apply.delta.session import Spark
 
 _THREADS: Final = 4
 _pools = itertools.count(1)
+_groups = itertools.count(1)
 
 
 class Engine:
@@ -41,15 +42,22 @@ class Engine:
     async def run[**P, T](self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(session, …)` in one of Spark's threads.
 
-        Returns or raises only when the work has ended, also when the caller is cancelled: a commit that nobody waits for
-        could land after the table's version was read.
+        Returns or raises only when the work has ended, also when the caller is cancelled (its jobs are then cancelled too):
+        a commit that nobody waits for could land after the table's version was read.
         """
         await self.start()
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executor, lambda: work(self._session(), *args, **kwargs))
+        group = f"pubsub-{next(_groups)}"
+
+        def in_thread() -> T:
+            session = self._session()
+            session.sparkContext.setJobGroup(group, work.__qualname__, interruptOnCancel=True)
+            return work(session, *args, **kwargs)
+
+        future = asyncio.get_running_loop().run_in_executor(self._executor, in_thread)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
+            self._spark.cancel(group)
             while not future.done():
                 try:
                     await asyncio.wait({future})

@@ -99,6 +99,12 @@ class Spark:
         """Whether the JVM runs."""
         return self._process is not None and self._process.poll() is None
 
+    def cancel(self, group: str) -> None:
+        """Cancel the jobs of a job group, if Spark runs."""
+        session = self._session
+        if session is not None and self.alive():
+            session.sparkContext.cancelJobGroup(group)
+
     def start(self, *, timeout: float = 60.0) -> None:
         """Wait until no earlier JVM of this node lives (`timeout` seconds), then start one.
 

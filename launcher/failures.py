@@ -1,0 +1,29 @@
+"""What is done about a worker's failure: decided here and nowhere else.
+
+Every failure ends its worker with everything it had not committed undone by nature: nothing is acknowledged that is not
+durable.  The worker starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error.
+"""
+
+from __future__ import annotations
+
+from pubsub.errors import PubsubError
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The first error of a group of tasks: what made the others end."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def typed(error: BaseException) -> PubsubError:
+    """A PubsubError for whatever a worker died of; Spark's and Python's errors keep their first line."""
+    cause = cause_of(error)
+    if isinstance(cause, PubsubError):
+        return cause
+    text = str(cause).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A Python task's error reaches Spark as a traceback: its last line says what happened.
+    ours = [line for line in lines if line.startswith(("pubsub.errors.", "psycopg."))]
+    message = ours[-1] if ours else (lines[0] if lines else type(cause).__name__)
+    return PubsubError(f"{type(cause).__name__}: {message}" if not ours else message, sqlstate="XX000")

@@ -1,0 +1,207 @@
+"""The launcher (launcher.c: ApplyLauncherMain): polls the catalog, and keeps a runner for each enabled subscription.
+
+A change in the catalog wakes it: at once from the same process (`wake`), within catalog_poll_interval from another.
+Once a second it writes what the workers count, for the views and for status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import structlog
+
+from apply.delta.engine import Engine
+from apply.delta.writer import Stage
+from apply.figures import Figures
+from apply.handover import Handover
+from catalog.records import Counters, Request, Subscription, WorkerFields
+from catalog.store import Catalog
+from launcher.monitor import Monitor
+from launcher.runner import Runner, Surroundings
+from pubsub.errors import PubsubError
+from pubsub.settings import Settings
+
+_STATISTICS_INTERVAL = 1.0
+
+log = structlog.get_logger()
+
+
+class Launcher:
+    """One node's launcher.  `run` until `stop`."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, engine: Engine, stage: Stage, node_id: str) -> None:
+        self.runners: dict[int, Runner] = {}
+        self._settings = settings
+        self._catalog = catalog
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._handovers: dict[int, Handover] = {}
+        self._monitors: dict[int, Monitor] = {}
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._counted: dict[int, tuple[Figures, Counters]] = {}
+        self._around = Surroundings(
+            node_id, catalog, engine, stage, settings, asyncio.Semaphore(settings.max_logical_replication_workers)
+        )
+
+    async def run(self) -> None:
+        """Until `stop`; then every worker has drained, or was cancelled after the deadline."""
+        await self._catalog.clear_worker_stats()
+        async with asyncio.TaskGroup() as group:
+            statistics = group.create_task(self._write_statistics())
+            seen = -1
+            while not self._stopping.is_set():
+                self._wake.clear()
+                counter = await self._catalog.change_counter()
+                if counter != seen:
+                    seen = counter
+                    await self._reconcile()
+                    await self._answer_requests()
+                try:
+                    async with asyncio.timeout(self._settings.catalog_poll_interval):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+            await self._end(list(self._tasks))
+            statistics.cancel()
+        await self._put_statistics()
+        await self._catalog.clear_worker_stats()
+
+    def wake(self) -> None:
+        """The catalog was changed by this process."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Begin to drain; `run` returns when it is done."""
+        self._stopping.set()
+        self._wake.set()
+
+    async def _reconcile(self) -> None:
+        """Make the runners what the catalog says."""
+        wanted = {s.oid: s for s in await self._catalog.subscriptions() if s.enabled and not s.dropping}
+        stale = [
+            oid
+            for oid, runner in self.runners.items()
+            if oid not in wanted or wanted[oid].generation != runner.subscription.generation
+        ]
+        await self._end(stale)
+        for oid in [oid for oid, task in self._tasks.items() if task.done()]:
+            self._forget(oid)
+        for oid, subscription in wanted.items():
+            if oid in self.runners:
+                self.runners[oid].tables_changed()
+            else:
+                self._start(subscription)
+
+    def _start(self, subscription: Subscription) -> None:
+        # Promises between apply and sync workers outlive a runner: they hold as long as the process does.
+        handover = self._handovers.setdefault(subscription.oid, Handover())
+        runner = self.runners[subscription.oid] = Runner(subscription, self._around, handover)
+        self._monitors[subscription.oid] = Monitor(subscription)
+        self._tasks[subscription.oid] = asyncio.create_task(runner.run(), name=f"subscription {subscription.name}")
+        self._tasks[subscription.oid].add_done_callback(lambda _: self.wake())
+        log.info("subscription has started", subscription=subscription.name)
+
+    async def _end(self, oids: list[int]) -> None:
+        """Drain these runners side by side; past the deadline their work is cancelled, and is done again later."""
+        tasks = {oid: self._tasks[oid] for oid in oids if oid in self._tasks}
+        if not tasks:
+            return
+        for oid in tasks:
+            self.runners[oid].drain()
+        _, late = await asyncio.wait(tasks.values(), timeout=self._settings.drain_timeout)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("workers did not drain in time: what they had not committed will be received again")
+            await asyncio.wait(late)
+        for oid in tasks:
+            self._forget(oid)
+
+    def _forget(self, oid: int) -> None:
+        task = self._tasks.pop(oid)
+        runner = self.runners.pop(oid)
+        self._monitors.pop(oid).close()
+        self._counted.pop(oid, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
+            self._wake.set()
+
+    async def _answer_requests(self) -> None:
+        """Commands that wait until workers have ended: by now they have (_reconcile)."""
+        for request in await self._catalog.pending_requests():
+            await self._catalog.answer(request.id, self._refusal(request))
+
+    def _refusal(self, request: Request) -> PubsubError | None:
+        if request.kind == "stop" and request.subid not in self.runners:
+            if request.subid is not None:
+                self._handovers.pop(request.subid, None)
+            return None
+        if request.kind == "stop":
+            return PubsubError("the subscription is enabled: its workers go on", sqlstate="55000")
+        return PubsubError(f'the daemon does not know the request "{request.kind}"', sqlstate="0A000")
+
+    # statistics
+
+    async def _write_statistics(self) -> None:
+        while True:
+            await asyncio.sleep(_STATISTICS_INTERVAL)
+            await self._put_statistics()
+
+    async def _put_statistics(self) -> None:
+        workers: list[tuple[int, int | None, WorkerFields]] = []
+        counters: list[tuple[int, Counters]] = []
+        for oid, runner in self.runners.items():
+            if runner.apply is not None:
+                figures = runner.apply.figures
+                server = await self._monitors[oid].look()
+                fields = _fields(figures)
+                if server is not None:
+                    fields["publisher_lsn"] = max(server.current_lsn, figures.publisher_lsn)
+                    fields["retained_wal_bytes"] = server.retained_bytes
+                workers.append((oid, None, fields))
+                counters.append((oid, self._new_counts(oid, figures)))
+                if figures.caught_up or figures.batches:
+                    await self._clear_error(oid, runner)
+            workers += [(oid, relid, _fields(worker.figures)) for relid, worker in runner.syncing.items()]
+        await self._catalog.put_statistics(workers=workers, counters=counters)
+
+    async def _clear_error(self, oid: int, runner: Runner) -> None:
+        if not runner.error_cleared:
+            runner.error_cleared = True
+            await self._catalog.clear_subscription_error(oid)
+
+    def _new_counts(self, oid: int, figures: Figures) -> Counters:
+        """What has been counted since the last time; a new worker counts from nothing."""
+        now: Counters = {
+            "transactions": figures.transactions,
+            "batches": figures.batches,
+            "commits": figures.commits,
+            "rows_inserted": figures.inserts,
+            "rows_updated": figures.updates,
+            "rows_deleted": figures.deletes,
+            "truncates": figures.truncates,
+            "bytes_received": figures.bytes_received,
+        }
+        known, before = self._counted.get(oid, (None, {}))
+        self._counted[oid] = (figures, now)
+        if known is not figures:
+            return now
+        difference: Counters = {}
+        for name, value in now.items():
+            difference[name] = value - before.get(name, 0)  # type: ignore[literal-required, operator]
+        return difference
+
+
+def _fields(figures: Figures) -> WorkerFields:
+    return {
+        "pid": os.getpid(),
+        "received_lsn": figures.received_lsn or None,
+        "last_msg_send_time": figures.last_msg_send_time,
+        "last_msg_receipt_time": figures.last_msg_receipt_time,
+        "latest_end_lsn": figures.latest_end_lsn or None,
+        "latest_end_time": figures.latest_end_time,
+        "publisher_lsn": figures.publisher_lsn or None,
+        "flush_lsn": figures.flush_lsn or None,
+        "lag_seconds": 0.0 if figures.caught_up else figures.lag.latest,
+    }

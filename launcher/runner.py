@@ -1,0 +1,199 @@
+"""The workers of one subscription: its apply worker, and the sync workers of its tables that are not ready.
+
+In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_syncing_tables_for_apply); here both are the
+launcher's, so that a failing apply worker does not hold back copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from apply.delta.engine import Engine
+from apply.delta.writer import Stage
+from apply.handover import Handover
+from apply.worker import ApplyWorker, StartAgain
+from catalog.records import Subscription, SubscriptionRel
+from catalog.states import RelState
+from catalog.store import Catalog
+from launcher.failures import cause_of, typed
+from pubsub.errors import PubsubError
+from pubsub.settings import Settings
+from tablesync.worker import SyncWorker
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every worker of a node shares: nothing else is shared (architecture.md, Processes)."""
+
+    node_id: str
+    catalog: Catalog
+    engine: Engine
+    stage: Stage
+    settings: Settings
+    workers: asyncio.Semaphore
+    """max_logical_replication_workers, over all subscriptions."""
+
+
+class Runner:
+    """Runs one subscription until told to end.  `subscription` does not change: an altered one gets a new runner."""
+
+    def __init__(self, subscription: Subscription, around: Surroundings, handover: Handover) -> None:
+        self.subscription = subscription
+        self.apply: ApplyWorker | None = None
+        self.syncing: dict[int, SyncWorker] = {}
+        self.handover = handover
+        self.error_cleared = False
+        """Whether the last failure is known to be overcome."""
+        self._around = around
+        self._changed = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._failed_at: dict[int, float] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until `drain`, or until disable_on_error has disabled the subscription."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_applying())
+                group.create_task(self._keep_syncing(group))
+        finally:
+            await self._around.catalog.clear_worker_stats(self.subscription.oid)
+
+    def drain(self) -> None:
+        """Stop the intake of every worker; `run` returns when what they have is committed."""
+        self._ending.set()
+        self._changed.set()
+        if self.apply is not None:
+            self.apply.drain()
+        for relid, worker in self.syncing.items():
+            worker.drain()
+            self._tasks[relid].cancel()
+
+    def tables_changed(self) -> None:
+        """The catalog's list of tables may be another."""
+        self._changed.set()
+        if self.apply is not None:
+            self.apply.tables_changed()
+
+    async def _keep_applying(self) -> None:
+        while not self._ending.is_set():
+            async with self._around.workers:
+                worker = self.apply = ApplyWorker(
+                    self.subscription,
+                    node_id=self._around.node_id,
+                    catalog=self._around.catalog,
+                    engine=self._around.engine,
+                    stage=self._around.stage,
+                    handover=self.handover,
+                    settings=self._around.settings,
+                )
+                try:
+                    await worker.run()
+                except Exception as error:
+                    cause = cause_of(error)
+                    if isinstance(cause, StartAgain):
+                        log.info("apply worker starts again", subscription=self.subscription.name)
+                        continue
+                    await self._report(error, None)
+                    if self.subscription.options.disable_on_error:
+                        await self._disable()
+                        return
+                finally:
+                    self.apply = None
+            await self._pause(self._around.settings.wal_retrieve_retry_interval)
+
+    async def _keep_syncing(self, group: asyncio.TaskGroup) -> None:
+        while not self._ending.is_set():
+            self._changed.clear()
+            settings = self._around.settings
+            waits = [settings.catalog_poll_interval * 10]
+            relations = await self._around.catalog.relations(self.subscription.oid)
+            for relid in self._tasks.keys() - {relation.relid for relation in relations}:
+                self._tasks[relid].cancel()
+            for relation in relations:
+                if not _needs_worker(relation) or relation.relid in self._tasks:
+                    continue
+                rest = self._failed_at.get(relation.relid, -1e9) + settings.wal_retrieve_retry_interval - time.monotonic()
+                if rest > 0:
+                    waits.append(rest)
+                elif len(self._tasks) < settings.max_sync_workers_per_subscription:
+                    self._tasks[relation.relid] = group.create_task(self._sync(relation))
+            await _first(self._changed.wait, min(waits))
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _sync(self, relation: SubscriptionRel) -> None:
+        relid = relation.relid
+        worker = SyncWorker(
+            self.subscription,
+            relation,
+            node_id=self._around.node_id,
+            catalog=self._around.catalog,
+            engine=self._around.engine,
+            stage=self._around.stage,
+            handover=self.handover,
+            settings=self._around.settings,
+        )
+        self.syncing[relid] = worker
+        try:
+            async with self._around.workers:
+                await worker.run()
+            self._failed_at.pop(relid, None)
+        except Exception as error:
+            self._failed_at[relid] = time.monotonic()
+            await self._report(error, relation)
+            if self.subscription.options.disable_on_error:
+                await self._disable()
+        finally:
+            self.syncing.pop(relid, None)
+            self._tasks.pop(relid, None)
+            self._changed.set()
+            await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)
+
+    async def _report(self, error: BaseException, relation: SubscriptionRel | None) -> None:
+        """A worker failed: logged, counted, and kept for status."""
+        known = typed(error)
+        unexpected = not isinstance(cause_of(error), PubsubError)
+        catalog, subscription = self._around.catalog, self.subscription
+        log.error(
+            "worker failed",
+            subscription=subscription.name,
+            relation=relation.qualified_name if relation is not None else None,
+            reason=known.message,
+            detail=known.detail,
+            hint=known.hint,
+            context=known.context,
+            exc_info=error if unexpected else None,
+        )
+        self.error_cleared = False
+        await catalog.set_subscription_error(subscription.oid, known, count="apply" if relation is None else "sync")
+        if relation is not None:
+            await catalog.set_relation_error(subscription.oid, relation.relid, known.message, known.hint)
+
+    async def _disable(self) -> None:
+        log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
+        await self._around.catalog.set_enabled(self.subscription.oid, False)
+        self.drain()
+
+    async def _pause(self, seconds: float) -> None:
+        await _first(self._ending.wait, seconds)
+
+
+def _needs_worker(relation: SubscriptionRel) -> bool:
+    """Not yet synchronized; or synchronized by a worker that was killed before it dropped its slot."""
+    return relation.state not in (RelState.SYNCDONE, RelState.READY) or relation.sync_slot is not None
+
+
+async def _first(event: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """Until the event, `seconds` at most."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event()
+    except TimeoutError:
+        return

@@ -1,0 +1,76 @@
+"""How far a copy has come: rows of finished ranges, and what the publisher says of the running ones.
+
+A Python task tells Spark its count only when it ends; the publisher counts the rows of each running COPY
+(pg_stat_progress_copy), which needs no word from the executors at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from apply.delta.engine import Engine
+from catalog.records import Subscription, SubscriptionRel
+from catalog.store import Catalog
+from pubsub.errors import PubsubError
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+
+_INTERVAL = 1.0
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def follow_progress(
+    catalog: Catalog,
+    subscription: Subscription,
+    relation: SubscriptionRel,
+    estimated_rows: int,
+    application_name: str,
+    engine: Engine,
+) -> AsyncIterator[Any]:
+    """While the body runs, the catalog is told once a second; gives the accumulator that counts finished ranges' rows."""
+    done = await engine.run(_accumulator)
+    task = asyncio.create_task(
+        _follow(catalog, subscription, relation, estimated_rows, application_name, done), name="copy progress"
+    )
+    try:
+        yield done
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    rows = int(done.value)
+    await catalog.put_copy_progress(subscription.oid, relation.relid, rows, rows, finished=True)
+
+
+async def _follow(
+    catalog: Catalog,
+    subscription: Subscription,
+    relation: SubscriptionRel,
+    estimated_rows: int,
+    application_name: str,
+    done: Any,
+) -> None:
+    greatest = 0
+    try:
+        async with await Connection.connect(subscription.conninfo, application_name="pubsub progress") as connection:
+            while True:
+                running = await definitions.copy_progress(connection, application_name)
+                # A range that has just ended is in neither count for a moment: what is shown never goes back.
+                greatest = max(greatest, int(done.value) + running.tuples)
+                await catalog.put_copy_progress(
+                    subscription.oid, relation.relid, greatest, max(estimated_rows, greatest), running.bytes
+                )
+                await asyncio.sleep(_INTERVAL)
+    except PubsubError as error:
+        # Progress is for people: a copy does not fail for want of it.
+        log.warning("copy progress is not known", relation=relation.qualified_name, reason=error.message)
+
+
+def _accumulator(session: Any) -> Any:
+    return session.sparkContext.accumulator(0)

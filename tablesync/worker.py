@@ -1,0 +1,256 @@
+"""The sync worker of one table (tablesync.c: LogicalRepSyncTableStart, process_syncing_tables_for_sync).
+
+    i ─► d   its own slot, whose exported snapshot is copied by a Spark job in one commit
+      ─► f   the copy is committed, at the slot's consistent point
+      ─► w   tells apply where it is; apply answers with the LSN to reach
+      ─► c   follows the slot exactly up to there
+      ─► s   stored with that LSN; the slot is dropped, and apply goes on
+
+Found in `f` after a crash, it goes on from there; in `d`, it starts over with a new slot, snapshot and generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from apply.batch import Batch
+from apply.delta import table as delta
+from apply.delta.engine import Engine
+from apply.delta.table import TargetTable
+from apply.delta.writer import Commit, Stage
+from apply.figures import Figures
+from apply.handover import Handover
+from apply.pipeline import Pipeline
+from apply.prepare import Destination
+from apply.worker import check_publisher, limits, stream_options
+from catalog.records import Subscription, SubscriptionRel
+from catalog.states import RelState
+from catalog.store import Catalog
+from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import create_slot, drop_slot, start_replication
+from pubsub.settings import Settings
+from pubsub.sql.identifiers import quote_literal
+from tablesync import copyjob
+from tablesync.progress import follow_progress
+from tablesync.target import definition_json, target_table
+
+log = structlog.get_logger()
+
+
+def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
+    """tablesync.c: ReplicationSlotNameForTablesync."""
+    return f"pg_{subid}_sync_{relid}_{node_id}"
+
+
+class SyncWorker:
+    """One table's way from i to s.  `figures` may be read at any time."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        relation: SubscriptionRel,
+        *,
+        node_id: str,
+        catalog: Catalog,
+        engine: Engine,
+        stage: Stage,
+        handover: Handover,
+        settings: Settings,
+    ) -> None:
+        self.figures = Figures()
+        self._subscription = subscription
+        self._relation = relation
+        self._node_id = node_id
+        self._catalog = catalog
+        self._engine = engine
+        self._stage = stage
+        self._handover = handover
+        self._settings = settings
+        self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
+        self._pipeline: Pipeline | None = None
+
+    async def run(self) -> None:
+        """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
+        relation = self._relation
+        if relation.state in (RelState.SYNCDONE, RelState.READY):
+            await self._drop_slot()
+            return
+        if relation.state is not RelState.FINISHEDCOPY or not await self._slot_is_there():
+            await self._copy()
+        if await self._catch_up():
+            await self._drop_slot()
+
+    def drain(self) -> None:
+        """End soon; what is not done is done by the next worker."""
+        if self._pipeline is not None:
+            self._pipeline.drain()
+
+    async def _connect(self, *, replication: bool) -> Connection:
+        return await Connection.connect(
+            self._subscription.conninfo, replication=replication, application_name=self._slot
+        )
+
+    async def _slot_is_there(self) -> bool:
+        async with await self._connect(replication=False) as connection:
+            return await definitions.slot_info(connection, self._slot) is not None
+
+    async def _drop_slot(self) -> None:
+        async with await self._connect(replication=True) as connection:
+            await drop_slot(connection, self._slot, missing_ok=True, wait=True)
+        await self._catalog.set_sync_slot(self._subscription.oid, self._relation.relid, None)
+
+    # d
+
+    async def _copy(self) -> None:
+        subscription, relation = self._subscription, self._relation
+        # The connection that exported the snapshot stays open and idle until every range has imported it.
+        async with await self._connect(replication=True) as exporter:
+            await check_publisher(exporter, subscription)
+            await drop_slot(exporter, self._slot, missing_ok=True, wait=True)
+            generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
+            self._handover.new_copy(relation.relid)
+            created = await create_slot(
+                exporter, self._slot, snapshot="export", failover=subscription.options.failover
+            )
+            assert created.snapshot_name is not None
+            source, target, rows = await self._source(created.snapshot_name)
+            await self._prepare_target(target)
+            await self._catalog.set_relation_definition(
+                subscription.oid, relation.relid, definition_json(target), rows
+            )
+            app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, generation)
+            record = Commit(app_id, created.consistent_point, created.consistent_point)
+            log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))
+            async with follow_progress(self._catalog, subscription, relation, rows, self._slot, self._engine) as done:
+                await self._engine.run(copyjob.copy, source, target, record, done)
+        await self._catalog.set_relation_state(
+            subscription.oid, relation.relid, RelState.FINISHEDCOPY, created.consistent_point
+        )
+        log.info("copy is done", relation=relation.qualified_name, lsn=str(created.consistent_point))
+
+    async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, int]:
+        """What to copy and into what, as the snapshot sees the table; and how many rows the publisher expects."""
+        subscription, relation = self._subscription, self._relation
+        async with await self._connect(replication=False) as connection:
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
+            published = {p.oid: p for p in await definitions.published_tables(connection, subscription.publications)}
+            found = published.get(relation.relid)
+            if found is None:
+                raise UndefinedTable(
+                    f'table "{relation.qualified_name}" not found on publisher',
+                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
+                )
+            definition = await definitions.table_definition(connection, relation.relid)
+            await connection.execute("COMMIT")
+        target = target_table(definition, found.attnames, relation.path)
+        plain = definition.kind == "r"
+        source = copyjob.CopySource(
+            conninfo=subscription.conninfo,
+            application_name=self._slot,
+            schema=definition.schema,
+            name=definition.name,
+            columns=tuple(field.name for field in target.schema),
+            snapshot=snapshot,
+            row_filter=found.row_filter,
+            blocks=definition.pages if plain else None,
+            only=plain,
+        )
+        return source, target, definition.estimated_rows
+
+    async def _prepare_target(self, target: TargetTable) -> None:
+        """The Delta table is there, and what it holds may be replaced: nothing, or an unfinished copy of our own."""
+        subscription = self._subscription
+        identity = {
+            "pubsub.node": self._node_id,
+            "pubsub.subscription": str(subscription.oid),
+            "pubsub.publisher": f"{subscription.publisher_system_identifier}/{subscription.publisher_database}",
+        }
+        if await asyncio.to_thread(delta.exists, target.path):
+            have = await asyncio.to_thread(delta.properties, target.path)
+            ours = all(have.get(name) == value for name, value in identity.items())
+            if not ours and await asyncio.to_thread(delta.row_count, target.path) > 0:
+                raise NotInPrerequisiteState(
+                    f'the Delta table for "{target.relation}" holds rows already',
+                    detail=f'It lies at "{target.path}".',
+                    hint="Move it away, use WITH (copy_data = false), or choose another target.",
+                )
+        elif not subscription.options.create_tables:
+            raise UndefinedTable(
+                f'Delta table for "{target.relation}" does not exist',
+                detail=f'It should lie at "{target.path}".',
+                hint="Create it, or use WITH (create_tables = true).",
+            )
+        await self._engine.run(delta.create, target, identity)
+
+    # w, c, s
+
+    async def _catch_up(self) -> bool:
+        """From the copy to where apply takes over.  False when told to end before that."""
+        subscription = self._subscription
+        relation = await self._catalog.relation(subscription.oid, self._relation.relid)
+        if relation is None:
+            return False
+        assert relation.lsn is not None
+        app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, relation.copy_generation)
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
+        at = max(held, relation.lsn)
+        catchup = await self._handover.catchup_lsn(relation.relid, at)
+        if catchup > at and not await self._follow(relation, app_id, at, held, catchup):
+            return False
+        await self._catalog.set_relation_state(subscription.oid, relation.relid, RelState.SYNCDONE, catchup)
+        self._handover.synced(relation.relid)
+        log.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
+        return True
+
+    async def _follow(self, relation: SubscriptionRel, app_id: str, at: Lsn, held: Lsn, catchup: Lsn) -> bool:
+        target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
+        tables = _OneTable(f"{self._slot}", Destination(relation.relid, target, app_id, at), relation, held)
+        async with await self._connect(replication=True) as connection:
+            stream = await start_replication(
+                connection, self._slot, at, stream_options(self._subscription, connection.server_version)
+            )
+            pipeline = self._pipeline = Pipeline(
+                stream,
+                at,
+                tables,
+                self._engine,
+                self._stage,
+                limits(self._subscription, self._settings),
+                self.figures,
+                stop_at=catchup,
+            )
+            await pipeline.run()
+            await stream.close()
+        return pipeline.dispatcher.position >= catchup
+
+
+class _OneTable:
+    """pipeline.Tables for the catch-up: one table, whose own version is all that need be stored."""
+
+    def __init__(self, origin: str, destination: Destination, relation: SubscriptionRel, version: Lsn) -> None:
+        self.origin = origin
+        self._destination = destination
+        self._name = (relation.schema, relation.name)
+        self._version = version
+
+    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
+        return {self._name: self._destination}
+
+    async def may_write(self, relid: int) -> None:
+        return
+
+    def version(self, relid: int) -> Lsn:
+        return self._version
+
+    def committed(self, relid: int, lsn: Lsn) -> None:
+        self._version = lsn
+
+    async def durable(self, lsn: Lsn) -> None:
+        return
