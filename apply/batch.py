@@ -91,9 +91,7 @@ class Batch:
         first = self.rows
         self.log.append(opened.rows)
         self.rows += len(opened.rows)
-        self.truncations += [
-            Truncation(first + t.seq, t.relations, len(self.transactions)) for t in opened.truncations
-        ]
+        self.truncations += [Truncation(first + t.seq, t.relations, len(self.transactions)) for t in opened.truncations]
         for seq, relation in opened.relations:
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
         self.transactions.append(

@@ -20,7 +20,13 @@ from pubsub.protocol.lsn import INVALID_LSN
 
 _ATTEMPTS: Final = 3
 # Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
-_CONFLICTS: Final = ("ConcurrentAppend", "ConcurrentDelete", "ConcurrentTransaction", "MetadataChanged", "ConcurrentWrite")
+_CONFLICTS: Final = (
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentTransaction",
+    "MetadataChanged",
+    "ConcurrentWrite",
+)
 
 log = structlog.get_logger()
 

@@ -138,7 +138,7 @@ class Dispatcher:
             self.position = max(self.position, message.wal_end)
 
     def _other(self, frame: bytes) -> None:
-        message = pgoutput.read_message(frame[XLOG_HEADER:])
+        message = pgoutput.read_message(frame, start=XLOG_HEADER)
         match message:
             case pgoutput.Relation():
                 known = self._known.get(message.oid)

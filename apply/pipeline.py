@@ -31,7 +31,7 @@ from apply.dispatch import Dispatcher
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare
 from pubsub.errors import ConnectionFailure
-from pubsub.protocol.copyboth import pg_time_from_unix_ns, pg_time_to_datetime
+from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import ReplicationStream
 
@@ -295,7 +295,7 @@ class Pipeline:
         figures.updates += sum(p.updates for p in prepared)
         figures.deletes += sum(p.deletes for p in prepared)
         if prepared:
-            figures.lag.add(batch.transactions, pg_time_from_unix_ns(time.time_ns()))
+            figures.lag.add(batch.transactions, pg_now())
         log.debug(
             "batch committed",
             lsn=str(batch.last_lsn),
@@ -330,4 +330,3 @@ class Pipeline:
         while True:
             await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
             await self._send_status()
-

@@ -22,7 +22,6 @@ from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.lsn import Lsn
 
-
 _NO_END: Final = np.iinfo(np.int64).max
 
 
@@ -104,12 +103,12 @@ def _prepare_table(
                 _check_identity(relation, table, changes)
             except InvalidValue as error:
                 raise _located(error, batch, relation, origin) from error
-            parts.append(_with_extra_columns(changes, relation, table))
+            parts.append(_as_in_target(changes, relation, table))
     if not parts and truncate_before is None:
         return None
     if not parts:
         relation = batch.relations[next(iter(frames))][-1][1]
-        parts.append(_with_extra_columns(rows.decode_changes([], relation, _targets(relation, table)), relation, table))
+        parts.append(_as_in_target(rows.decode_changes([], relation, _targets(relation, table)), relation, table))
     changes = rows.concat_changes(parts)
     folded = fold(changes, table.key or None, full=full, truncate_before=truncate_before)
     staged = stage.write(table, folded, replace_all=truncate_before is not None)
@@ -186,15 +185,18 @@ def _check_identity(relation: pgoutput.Relation, table: TargetTable, changes: ro
         )
 
 
-def _with_extra_columns(changes: rows.Changes, relation: pgoutput.Relation, table: TargetTable) -> rows.Changes:
-    """Columns that only the target has: NULL in new rows, kept as they are by updates."""
+def _as_in_target(changes: rows.Changes, relation: pgoutput.Relation, table: TargetTable) -> rows.Changes:
+    """The target's columns in its order.  Those that only the target has: NULL in new rows, kept as they are by updates."""
     sent = {column.name for column in relation.columns}
     extra = [field for field in table.schema if field.name not in sent]
-    if not extra:
-        return changes
     nulls = {field.name: pa.nulls(changes.count, field.type) for field in extra}
     untouched = {field.name: changes.op == ord("U") for field in extra}
-    return dataclasses.replace(changes, new=changes.new | nulls, unchanged=changes.unchanged | untouched)
+    new = changes.new | nulls
+    return dataclasses.replace(
+        changes,
+        new={name: new[name] for name in table.schema.names},
+        unchanged=changes.unchanged | untouched,
+    )
 
 
 def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:
@@ -205,6 +207,4 @@ def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, ori
     if seq is not None:
         transaction = batch.transaction_of(seq)
         where += f" in transaction {transaction.xid}, finished at {transaction.final_lsn}"
-    return InvalidValue(
-        error.message, sqlstate=error.sqlstate, detail=error.detail, hint=error.hint, context=where
-    )
+    return InvalidValue(error.message, sqlstate=error.sqlstate, detail=error.detail, hint=error.hint, context=where)

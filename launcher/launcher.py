@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import cast
 
 import structlog
 
@@ -39,7 +40,7 @@ class Launcher:
         self._monitors: dict[int, Monitor] = {}
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._counted: dict[int, tuple[Figures, Counters]] = {}
+        self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
         self._around = Surroundings(
             node_id, catalog, engine, stage, settings, asyncio.Semaphore(settings.max_logical_replication_workers)
         )
@@ -86,7 +87,7 @@ class Launcher:
         ]
         await self._end(stale)
         for oid in [oid for oid, task in self._tasks.items() if task.done()]:
-            self._forget(oid)
+            await self._forget(oid)
         for oid, subscription in wanted.items():
             if oid in self.runners:
                 self.runners[oid].tables_changed()
@@ -116,12 +117,12 @@ class Launcher:
             log.warning("workers did not drain in time: what they had not committed will be received again")
             await asyncio.wait(late)
         for oid in tasks:
-            self._forget(oid)
+            await self._forget(oid)
 
-    def _forget(self, oid: int) -> None:
+    async def _forget(self, oid: int) -> None:
         task = self._tasks.pop(oid)
         runner = self.runners.pop(oid)
-        self._monitors.pop(oid).close()
+        await self._monitors.pop(oid).close()
         self._counted.pop(oid, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
@@ -173,7 +174,7 @@ class Launcher:
 
     def _new_counts(self, oid: int, figures: Figures) -> Counters:
         """What has been counted since the last time; a new worker counts from nothing."""
-        now: Counters = {
+        now = {
             "transactions": figures.transactions,
             "batches": figures.batches,
             "commits": figures.commits,
@@ -183,14 +184,11 @@ class Launcher:
             "truncates": figures.truncates,
             "bytes_received": figures.bytes_received,
         }
-        known, before = self._counted.get(oid, (None, {}))
+        known, before = self._counted.get(oid, (None, now))
         self._counted[oid] = (figures, now)
         if known is not figures:
-            return now
-        difference: Counters = {}
-        for name, value in now.items():
-            difference[name] = value - before.get(name, 0)  # type: ignore[literal-required, operator]
-        return difference
+            return cast(Counters, now)
+        return cast(Counters, {name: value - before[name] for name, value in now.items()})
 
 
 def _fields(figures: Figures) -> WorkerFields:

@@ -44,21 +44,19 @@ class Monitor:
                 self._last = await self._ask()
             except PubsubError as error:
                 log.debug("publisher could not be asked", subscription=self._subscription.name, reason=error.message)
-                self.close()
+                await self.close()
                 self._last = None
         return self._last
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let the connection go."""
         if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+            connection, self._connection = self._connection, None
+            await connection.close()
 
     async def _ask(self) -> Look:
         if self._connection is None:
-            self._connection = await Connection.connect(
-                self._subscription.conninfo, application_name="pubsub monitor"
-            )
+            self._connection = await Connection.connect(self._subscription.conninfo, application_name="pubsub monitor")
         current = await definitions.current_wal_lsn(self._connection)
         slot = None
         if self._subscription.slot_name is not None:

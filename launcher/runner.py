@@ -120,7 +120,9 @@ class Runner:
             for relation in relations:
                 if not _needs_worker(relation) or relation.relid in self._tasks:
                     continue
-                rest = self._failed_at.get(relation.relid, -1e9) + settings.wal_retrieve_retry_interval - time.monotonic()
+                rest = (
+                    self._failed_at.get(relation.relid, -1e9) + settings.wal_retrieve_retry_interval - time.monotonic()
+                )
                 if rest > 0:
                     waits.append(rest)
                 elif len(self._tasks) < settings.max_sync_workers_per_subscription:

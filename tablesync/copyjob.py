@@ -104,9 +104,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
     extra = [field for field in table.schema if field.name not in source.columns]
     if extra:
-        frame = frame.selectExpr(
-            "*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra)
-        )
+        frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
     frame.write.format("delta").mode("overwrite").options(
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
@@ -148,7 +146,9 @@ def read_range(
         connection.execute("COMMIT")
 
 
-def _batches(pgconn: Any, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]) -> Iterator[Any]:
+def _batches(
+    pgconn: Any, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]
+) -> Iterator[Any]:
     """COPY's rows, some megabytes at a time.  libpq gives one row a call: nothing else is done for a row here."""
     from psycopg import pq
     from psycopg.errors import error_from_result

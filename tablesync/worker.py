@@ -115,15 +115,11 @@ class SyncWorker:
             await drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
-            created = await create_slot(
-                exporter, self._slot, snapshot="export", failover=subscription.options.failover
-            )
+            created = await create_slot(exporter, self._slot, snapshot="export", failover=subscription.options.failover)
             assert created.snapshot_name is not None
             source, target, rows = await self._source(created.snapshot_name)
             await self._prepare_target(target)
-            await self._catalog.set_relation_definition(
-                subscription.oid, relation.relid, definition_json(target), rows
-            )
+            await self._catalog.set_relation_definition(subscription.oid, relation.relid, definition_json(target), rows)
             app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, generation)
             record = Commit(app_id, created.consistent_point, created.consistent_point)
             log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))

@@ -10,13 +10,17 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from apply.delta.session import Spark
 
 _THREADS: Final = 4
 _pools = itertools.count(1)
 _groups = itertools.count(1)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Engine:
@@ -39,7 +43,7 @@ class Engine:
             if not self._spark.alive():
                 await asyncio.to_thread(self._restart)
 
-    async def run[**P, T](self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(session, …)` in one of Spark's threads.
 
         Returns or raises only when the work has ended, also when the caller is cancelled (its jobs are then cancelled too):

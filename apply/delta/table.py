@@ -108,6 +108,7 @@ def read_schema(path: str) -> pa.Schema:
     arrow = pa.schema(DeltaTable(path, without_files=True).schema().to_arrow())
     return pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
 
+
 def load(path: str, relation: str, definition: str | None) -> TargetTable:
     """The table as the catalog and its own log describe it: `definition` says which columns are the key."""
     key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])

@@ -157,7 +157,9 @@ def _complete(spark: Any, staged: Staged, view: Any) -> Any:
     for index, name in enumerate(names):
         flag = f"__unchanged_{index}"
         if flag in masked_schema.names:
-            columns.append(f"IF({_SOURCE}.{quote(flag)}, {_TARGET}.{quote(name)}, {_SOURCE}.{quote(name)}) AS {quote(name)}")
+            columns.append(
+                f"IF({_SOURCE}.{quote(flag)}, {_TARGET}.{quote(name)}, {_SOURCE}.{quote(name)}) AS {quote(name)}"
+            )
         else:
             columns.append(f"{_SOURCE}.{quote(name)}")
     # An update of a row that the target lacks is skipped, as PostgreSQL skips it (update_missing): an inner join.
