@@ -21,7 +21,7 @@ _POLL: Final = 0.05
 _T = schema.request
 
 
-class RequestTimeout(PubsubError):
+class RequestTimeoutError(PubsubError):
     """The daemon did not answer in time; the request is withdrawn."""
 
     default_sqlstate = "57014"
@@ -35,7 +35,7 @@ class Requests(Database):
     ) -> None:
         """Ask the daemon and wait for its answer, `timeout` seconds at most.
 
-        Raises what the daemon answered (a PubsubError with its fields), or RequestTimeout.  Whoever gives up, by
+        Raises what the daemon answered (a PubsubError with its fields), or RequestTimeoutError.  Whoever gives up, by
         timeout or by being cancelled, takes the request back, so that it is not carried out behind their back.
         """
         async with self._write(bump=True) as connection:
@@ -48,10 +48,12 @@ class Requests(Database):
         answered = False
         try:
             async with asyncio.timeout(timeout):
-                while not (answered := await self._take_answer(request_id)):
+                while True:
+                    if answered := await self._take_answer(request_id):
+                        return
                     await asyncio.sleep(_POLL)
         except TimeoutError:
-            raise RequestTimeout(
+            raise RequestTimeoutError(
                 f"the daemon did not answer within {timeout:g} seconds",
                 hint="Look at the daemon's log, then try again.",
             ) from None

@@ -14,96 +14,25 @@ What is read is kept in bytes and seconds.  Errors are PubsubErrors with the tex
 
 from __future__ import annotations
 
-import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pubsub.errors import PubsubError, UndefinedObject
+from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
 
-_INT_MAX: Final = 2**31 - 1
 _MAX_WORKERS: Final = 262143
-
-#: guc.c: memory_unit_conversion_table, in bytes; time_unit_conversion_table, in microseconds.  Largest first.
-_MEMORY: Final = {"TB": 1 << 40, "GB": 1 << 30, "MB": 1 << 20, "kB": 1 << 10, "B": 1}
-_TIME: Final = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
-_HINTS: Final = {
-    "memory": 'Valid units for this parameter are "B", "kB", "MB", "GB", and "TB".',
-    "time": 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".',
-}
-_NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """An integer parameter: the unit of a bare number ("" for a plain count) and its bounds in that unit, inclusive."""
-
-    name: str
-    unit: str
-    low: int
-    high: int = _INT_MAX
-
-    def parse(self, value: object) -> int:
-        """The value in the parameter's unit, rounded to an integer as PostgreSQL does.  Raises PubsubError."""
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self._invalid(value)
-        match = _NUMBER.fullmatch(str(value))
-        if match is None:
-            raise self._invalid(value)
-        number, unit = float(match[1]), match[2]
-        if unit:
-            family = self._family
-            if unit not in family:
-                raise self._invalid(value, _HINTS.get(self._kind))
-            number = number * family[unit] / family[self.unit]
-        if number in (float("inf"), float("-inf")):
-            raise self._invalid(value, "Value exceeds integer range.")
-        result = round(number)
-        if not self.low <= result <= self.high:
-            unit = f" {self.unit}" if self.unit else ""
-            raise PubsubError(
-                f'{result}{unit} is outside the valid range for parameter "{self.name}" '
-                f"({self.low}{unit} .. {self.high}{unit})",
-                sqlstate="22023",
-            )
-        return result
-
-    def show(self, value: int) -> str:
-        """The value with the largest unit that keeps it whole (guc.c: convert_int_from_base_unit)."""
-        if not self.unit or value <= 0:
-            return str(value)
-        family = self._family
-        amount = value * family[self.unit]
-        return next(f"{amount // size}{unit}" for unit, size in family.items() if amount % size == 0)
-
-    @property
-    def factor(self) -> float:
-        """Bytes, or seconds, in one of the parameter's unit."""
-        return self._family[self.unit] / (1_000_000 if self._kind == "time" else 1) if self.unit else 1
-
-    @property
-    def _kind(self) -> str:
-        return "memory" if self.unit in _MEMORY else "time" if self.unit in _TIME else "count"
-
-    @property
-    def _family(self) -> dict[str, int]:
-        return {"memory": _MEMORY, "time": _TIME, "count": {}}[self._kind]
-
-    def _invalid(self, value: object, hint: str | None = None) -> PubsubError:
-        return PubsubError(f'invalid value for parameter "{self.name}": "{value}"', sqlstate="22023", hint=hint)
-
 
 #: guc_tables.c, with the same units, bounds and defaults; the last two are ours.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (
         Parameter("wal_receiver_timeout", "ms", 0),
-        Parameter("wal_receiver_status_interval", "s", 0, _INT_MAX // 1000),
+        Parameter("wal_receiver_status_interval", "s", 0, INT_MAX // 1000),
         Parameter("wal_retrieve_retry_interval", "ms", 1),
         Parameter("max_logical_replication_workers", "", 0, _MAX_WORKERS),
         Parameter("max_sync_workers_per_subscription", "", 0, _MAX_WORKERS),
@@ -121,7 +50,7 @@ def _reader(name: str) -> BeforeValidator:
 
     def read(value: object) -> float | int:
         units = parameter.parse(value)
-        return units * parameter.factor if parameter.unit in _TIME else units * int(parameter.factor)
+        return units * parameter.factor if parameter.is_time else units * int(parameter.factor)
 
     return BeforeValidator(read)
 
@@ -235,7 +164,7 @@ class Settings(_Table):
 
 
 def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Spark's conf: TOML reads an unquoted spark.driver.memory as nested tables, and true as a boolean: both will do."""
+    """Spark's conf: TOML reads an unquoted spark.driver.memory as nested tables, true as a boolean: both will do."""
     found: dict[str, str] = {}
     for name, value in conf.items():
         if isinstance(value, dict):

@@ -1,20 +1,42 @@
 """The options of a subscription: PostgreSQL 18's and ours (interface.md).
 
-The names, defaults and texts of the errors are those of subscriptioncmds.c: parse_subscription_options and define.c:
-defGetBoolean, defGetStreamingMode.  Nothing here imports a parser, so that the catalog can use it.
+What may be given where, the defaults, and the texts of the errors are those of subscriptioncmds.c:
+parse_subscription_options and define.c: defGetBoolean, defGetString, defGetStreamingMode.  Nothing here imports a
+parser, so that the catalog can use it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
+from pubsub.parameters import Parameter
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 Streaming = Literal["off", "on", "parallel"]
 OnTableError = Literal["stop", "isolate"]
 SchemaChanges = Literal["follow", "refuse"]
+OptionValue = str | int | Decimal | None
 
 #: Options that say what one command does; nothing of them is stored.
 COMMAND_OPTIONS: Final = frozenset({"connect", "create_slot", "copy_data", "refresh"})
+
+BATCH_ROWS: Final = Parameter("batch_rows", "", 1)
+BATCH_BYTES: Final = Parameter("batch_bytes", "B", 64 << 10, 1 << 40)
+BATCH_AGE: Final = Parameter("batch_age", "ms", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One element of a WITH list as it was written (parsenodes.h: DefElem); `value` is None for a bare name."""
+
+    name: str
+    value: OptionValue
+    position: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +70,226 @@ class SubscriptionOptions:
     batch_bytes: int = 256 * 1024 * 1024
     batch_age: float = 1.0
     specified: frozenset[str] = frozenset()
+
+    def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
+        """These options with what `changes` specified in their place: ALTER SUBSCRIPTION … SET."""
+        given = {name: getattr(changes, name) for name in changes.specified}
+        return replace(self, **given, specified=self.specified | changes.specified)
+
+
+#: In the order in which they are printed.
+STORED_OPTIONS: Final = (
+    "slot_name",
+    "synchronous_commit",
+    "binary",
+    "streaming",
+    "two_phase",
+    "disable_on_error",
+    "password_required",
+    "run_as_owner",
+    "failover",
+    "origin",
+    "on_table_error",
+    "schema_changes",
+    "batch_rows",
+    "batch_bytes",
+    "batch_age",
+)
+CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
+#: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
+SET_OPTIONS: Final = (*STORED_OPTIONS, "create_tables")
+SET_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
+DROP_PUBLICATION_OPTIONS: Final = ("refresh",)
+REFRESH_OPTIONS: Final = ("copy_data",)
+SKIP_OPTIONS: Final = ("lsn",)
+
+
+def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = "") -> SubscriptionOptions:
+    """Check the options that a statement gives and fill in the defaults.  Raises in PostgreSQL's words.
+
+    Options that contradict each other are refused; connect = false turns enabled, create_slot and copy_data off.
+    """
+    allowed = frozenset(allowed)
+    given: dict[str, Any] = {}
+    for option in options:
+        if option.name not in allowed:
+            raise PubsubError(f'unrecognized subscription parameter: "{option.name}"', sqlstate="42601")
+        if option.name in given:
+            raise SqlSyntaxError("conflicting or redundant options", statement=statement, position=option.position)
+        given[option.name] = _READERS[option.name](option)
+    found = SubscriptionOptions(**given, specified=frozenset(given))
+    if not found.connect:
+        for name in ("enabled", "create_slot", "copy_data"):
+            if given.get(name):
+                raise _exclusive("connect = false", f"{name} = true")
+        found = replace(found, enabled=False, create_slot=False, copy_data=False)
+    if "slot_name" in given and found.slot_name is None and "enabled" in allowed:
+        for name in ("enabled", "create_slot"):
+            if not getattr(found, name):
+                continue
+            if name in given:
+                raise _exclusive("slot_name = NONE", f"{name} = true")
+            raise PubsubError(
+                f"subscription with slot_name = NONE must also set {name} = false",
+                sqlstate=SqlSyntaxError.default_sqlstate,
+            )
+    for name in ("two_phase", "binary"):
+        if getattr(found, name):
+            raise FeatureNotSupported(f"subscription option {name} = true is not supported")
+    return found
+
+
+def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
+    """The finish LSN of ALTER SUBSCRIPTION … SKIP (lsn = …); INVALID_LSN for NONE.  Raises in PostgreSQL's words."""
+    lsn: Lsn | None = None
+    for option in options:
+        if option.name not in SKIP_OPTIONS:
+            raise PubsubError(f'unrecognized subscription parameter: "{option.name}"', sqlstate="42601")
+        if lsn is not None:
+            raise SqlSyntaxError("conflicting or redundant options", statement=statement, position=option.position)
+        text = _string(option)
+        if text == "none":
+            lsn = INVALID_LSN
+        else:
+            lsn = Lsn.parse(text)
+            if lsn == INVALID_LSN:
+                raise PubsubError(f"invalid WAL location (LSN): {text}", sqlstate="22023")
+    assert lsn is not None  # the grammar has no empty list
+    return lsn
+
+
+def written(options: SubscriptionOptions) -> list[Option]:
+    """The options that were specified, as a statement would give them; `resolve` reads them back."""
+    return [
+        Option(name, _written(name, getattr(options, name)))
+        for name in (*CREATE_OPTIONS, "refresh")
+        if name in options.specified
+    ]
+
+
+def _written(name: str, value: Any) -> OptionValue:
+    if name == "batch_age":
+        return f"{round(value * 1000)}ms"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value}B" if name == "batch_bytes" else str(value)
+
+
+def _exclusive(one: str, other: str) -> PubsubError:
+    return PubsubError(f"{one} and {other} are mutually exclusive options", sqlstate="42601")
+
+
+def _string(option: Option) -> str:
+    if option.value is None:
+        raise PubsubError(f"{option.name} requires a parameter", sqlstate="42601")
+    return str(option.value)
+
+
+def _truth(value: OptionValue) -> bool | None:
+    if value is None:
+        return True
+    if isinstance(value, int):
+        return {0: False, 1: True}.get(value)
+    return {"true": True, "on": True, "false": False, "off": False}.get(str(value).lower())
+
+
+def _boolean(option: Option) -> bool:
+    found = _truth(option.value)
+    if found is None:
+        raise PubsubError(f"{option.name} requires a Boolean value", sqlstate="42601")
+    return found
+
+
+def _streaming(option: Option) -> Streaming:
+    found = _truth(option.value)
+    if found is not None:
+        return "on" if found else "off"
+    if isinstance(option.value, str) and option.value.lower() == "parallel":
+        return "parallel"
+    raise PubsubError(f'{option.name} requires a Boolean value or "parallel"', sqlstate="42601")
+
+
+def _slot_name(option: Option) -> str | None:
+    """slot.c: ReplicationSlotValidateName."""
+    name = _string(option)
+    if name == "none":
+        return None
+    if not name:
+        raise PubsubError(f'replication slot name "{name}" is too short', sqlstate="42602")
+    if len(name.encode()) > 63:
+        raise PubsubError(f'replication slot name "{name}" is too long', sqlstate="42622")
+    if not re.fullmatch("[a-z0-9_]+", name):
+        raise PubsubError(
+            f'replication slot name "{name}" contains invalid character',
+            sqlstate="42602",
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+        )
+    return name
+
+
+def _synchronous_commit(option: Option) -> str:
+    """guc_tables.c: synchronous_commit_options, the hidden spellings included."""
+    text = _string(option)
+    hidden = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
+    found = hidden.get(text.lower(), text.lower())
+    if found not in ("local", "remote_write", "remote_apply", "on", "off"):
+        raise PubsubError(
+            f'invalid value for parameter "synchronous_commit": "{text}"',
+            sqlstate="22023",
+            hint="Available values: local, remote_write, remote_apply, on, off.",
+        )
+    return found
+
+
+def _origin(option: Option) -> str:
+    text = _string(option)
+    if text.lower() not in ("none", "any"):
+        raise PubsubError(f'unrecognized origin value: "{text}"', sqlstate="22023")
+    return text.lower()
+
+
+def _target(option: Option) -> str:
+    text = _string(option)
+    if not text:
+        raise PubsubError('invalid value for parameter "target": ""', sqlstate="22023")
+    return text
+
+
+def _choice(*values: str) -> Callable[[Option], str]:
+    def read(option: Option) -> str:
+        text = _string(option)
+        if text.lower() not in values:
+            raise PubsubError(
+                f'unrecognized {option.name} value: "{text}"',
+                sqlstate="22023",
+                hint=f"Available values: {', '.join(values)}.",
+            )
+        return text.lower()
+
+    return read
+
+
+def _amount(parameter: Parameter) -> Callable[[Option], int]:
+    return lambda option: parameter.parse(_string(option))
+
+
+def _batch_age(option: Option) -> float:
+    return BATCH_AGE.parse(_string(option)) / 1000
+
+
+_READERS: Final[dict[str, Callable[[Option], Any]]] = {
+    **dict.fromkeys(CREATE_OPTIONS, _boolean),
+    "refresh": _boolean,
+    "slot_name": _slot_name,
+    "synchronous_commit": _synchronous_commit,
+    "streaming": _streaming,
+    "origin": _origin,
+    "target": _target,
+    "on_table_error": _choice("stop", "isolate"),
+    "schema_changes": _choice("follow", "refuse"),
+    "batch_rows": _amount(BATCH_ROWS),
+    "batch_bytes": _amount(BATCH_BYTES),
+    "batch_age": _batch_age,
+}

@@ -1,0 +1,99 @@
+"""Names: quoted for SQL, qualified, and as parts of a path in the warehouse.
+
+In a path every byte of a name's UTF-8 but letters, digits and the underscore becomes `-` and two hexadecimal digits,
+the hyphen itself included: "my table" is my-20table.  So no name can climb out of its folder, two names never share a
+path, the result holds nothing that a file system, an object store or a URL reads as its own, and it can be read back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import PubsubError
+from pubsub.sql.keywords import NOT_COLID, QUOTED
+from pubsub.sql.lexer import Kind, near, tokenize
+
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
+_SAFE: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+_ENCODED: Final = re.compile(r"-([0-9a-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class QualifiedName:
+    """A table's name; `schema` is None where the statement gave none."""
+
+    schema: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return quote_qualified(self.schema, self.name)
+
+
+def quote_identifier(name: str) -> str:
+    """The name as SQL reads it back, in quotes only where it needs them (ruleutils.c: quote_identifier)."""
+    if _PLAIN.fullmatch(name) and name not in QUOTED:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_qualified(schema: str | None, name: str) -> str:
+    """schema.name, quoted where needed (ruleutils.c: quote_qualified_identifier)."""
+    return quote_identifier(name) if schema is None else f"{quote_identifier(schema)}.{quote_identifier(name)}"
+
+
+def quote_literal(value: str) -> str:
+    """The value as a string constant, whatever standard_conforming_strings is (quote.c: quote_literal)."""
+    quoted = "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+    return f" E{quoted}" if "\\" in value else quoted
+
+
+def parse_qualified_name(text: str) -> QualifiedName:
+    """Read `name` or `schema.name` by SQL's rules: upper case folds unless quoted.  Raises SqlSyntaxError."""
+    tokens = tokenize(text)
+    names: list[str] = []
+    for place, token in enumerate(tokens):
+        expects_name = place % 2 == 0
+        is_name = token.kind is Kind.NAME or (token.kind is Kind.WORD and (names or token.value not in NOT_COLID))
+        is_dot = token.kind is Kind.OPERATOR and token.value == "."
+        if not (is_name if expects_name else is_dot):
+            raise near("syntax error", text, token.start, token.end)
+        if expects_name:
+            names.append(token.value)
+    if len(tokens) % 2 == 0:
+        raise near("syntax error", text, len(text), len(text))
+    return qualified(names)
+
+
+def qualified(names: list[str]) -> QualifiedName:
+    """A name from its dotted parts (namespace.c: DeconstructQualifiedName)."""
+    if len(names) > 2:
+        dotted = ".".join(names)
+        if len(names) == 3:
+            raise PubsubError(f"cross-database references are not implemented: {dotted}", sqlstate="0A000")
+        raise PubsubError(f"improper qualified name (too many dotted names): {dotted}", sqlstate="42601")
+    return QualifiedName(names[0] if len(names) == 2 else None, names[-1])
+
+
+def encode_path(name: str) -> str:
+    """A name as one part of a path.  Raises PubsubError for an empty one, which would be the folder itself."""
+    if not name:
+        raise PubsubError("a name in the warehouse can not be empty", sqlstate="42602")
+    return "".join(chr(byte) if byte in _SAFE else f"-{byte:02x}" for byte in name.encode())
+
+
+def decode_path(part: str) -> str:
+    """The name that `encode_path` was given.  Raises PubsubError for what it never makes."""
+    try:
+        name = _ENCODED.sub(lambda match: chr(int(match[1], 16)), part).encode("latin-1").decode()
+    except UnicodeError:
+        name = ""
+    if not name or encode_path(name) != part:
+        raise PubsubError(f'"{part}" is not a name in a warehouse', sqlstate="42602")
+    return name
+
+
+def table_path(warehouse: str, target: str, schema: str, name: str) -> str:
+    """Where a Delta table lies: <warehouse>/<target>/<schema>/<table>."""
+    return "/".join([warehouse.rstrip("/"), encode_path(target), encode_path(schema), encode_path(name)])

@@ -1,0 +1,80 @@
+"""From SQL text to typed statements: the one entry for the command line and pubsub.Node.
+
+    for text in script_statements(script):
+        statement = parse_statement(text)
+
+A script's statements are parsed one by one, when their turn has come, as psql sends them: what stands before an error
+is carried out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pubsub.errors import SqlSyntaxError
+from pubsub.sql.grammar import Grammar, not_supported
+from pubsub.sql.keywords import words
+from pubsub.sql.lexer import split
+from pubsub.sql.statements import Select, Statement
+
+_QUERIES: Final = frozenset({"select", "with", "values", "table"})
+#: First words of PostgreSQL's other statements.
+_OTHERS: Final = words(
+    """
+    abort alter analyze begin call checkpoint close cluster comment commit copy create deallocate declare delete
+    discard do drop end execute explain fetch grant import insert listen load lock merge move notify prepare reassign
+    refresh reindex release reset revoke rollback savepoint security set start truncate unlisten update vacuum
+    """
+)
+_WITH_OBJECT: Final = frozenset({"create", "alter", "drop"})
+
+
+def script_statements(script: str) -> list[str]:
+    """The statements of a script, each ready for `parse_statement`; the last one may lack its semicolon."""
+    statements, rest = split(script)
+    return [*statements, rest] if rest else statements
+
+
+def parse_statement(text: str, notices: list[str] | None = None) -> Statement | None:
+    """One statement; None when there is none in the text (a lone semicolon, a comment).
+
+    Raises SqlSyntaxError with its place in `text`, other PubsubErrors for options that can not be, and
+    FeatureNotSupported for statements that a node does not take.  `notices` is where NOTICEs go (names that were cut).
+    """
+    grammar = Grammar(text, notices)
+    if grammar.empty:
+        return None
+    leading = grammar.words(2)
+    first = leading[0] if leading else ""
+    if first in _WITH_OBJECT and leading[1:] == ("subscription",):
+        return grammar.subscription()
+    if first == "show":
+        return grammar.show()
+    if first in _QUERIES or text.lstrip().startswith("("):
+        return _select(text)
+    if first in _OTHERS:
+        raise not_supported(leading if first in _WITH_OBJECT else leading[:1])
+    raise grammar.error_at(0)
+
+
+def parse(script: str, notices: list[str] | None = None) -> list[Statement]:
+    """All statements of a script.  Raises at the first that can not be parsed."""
+    found = (parse_statement(text, notices) for text in script_statements(script))
+    return [statement for statement in found if statement is not None]
+
+
+def parse_one(text: str, notices: list[str] | None = None) -> Statement:
+    """The one statement of a text.  Raises SqlSyntaxError for none, or for more than one."""
+    statements = script_statements(text)
+    if len(statements) > 1:
+        raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
+    statement = parse_statement(statements[0], notices) if statements else None
+    if statement is None:
+        raise SqlSyntaxError("syntax error at end of input", statement=text, position=len(text))
+    return statement
+
+
+def _select(text: str) -> Select:
+    from pubsub.sql.dialect import parse_query, tables_of  # sqlglot takes 150 ms to import
+
+    return Select(text.rstrip().removesuffix(";").rstrip(), tables_of(parse_query(text)))
