@@ -1,0 +1,177 @@
+"""Connection strings: libpq's own, read and written by libpq, so that one string means one thing everywhere.
+
+What is added to a user's string stands here: the host names are looked up without blocking the event loop, and nothing
+secret that the string holds gets into a text that a user sees.
+
+Follows fe-connect.c (conninfo_parse, connectOptions2) and libpqwalreceiver.c (libpqrcv_check_conninfo,
+libpqrcv_get_conninfo).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import psycopg
+from psycopg import pq
+
+from pubsub.errors import ConnectionFailure, PubsubError
+
+MASK: Final = "********"
+"""What stands in place of a password, as in pg_stat_wal_receiver.conninfo."""
+
+_QUOTED: Final = re.compile(r'"([^"]+)"')
+_PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_./:@,+*-]+")
+_USER_INFO: Final = re.compile(r"://[^/?]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One place to connect to: `address` is numeric, or "" where libpq takes `name` as it is (a socket's directory)."""
+
+    name: str
+    address: str
+    port: str
+
+
+def parse_conninfo(conninfo: str) -> dict[str, str]:
+    """The parameters of a connection string or URI, as libpq reads them; defaults are not filled in.
+
+    Raises PubsubError (42601) in CREATE SUBSCRIPTION's words.
+    """
+    if "\0" in conninfo:
+        raise PubsubError("invalid connection string syntax: it holds a null character", sqlstate="42601")
+    try:
+        options = pq.Conninfo.parse(conninfo.encode())
+    except psycopg.Error as error:
+        # The cause names pieces of the string, among them perhaps half a password.
+        text = _without_secrets(str(error).strip(), conninfo)
+        raise PubsubError(f"invalid connection string syntax: {text}", sqlstate="42601") from None
+    return {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
+
+
+def format_conninfo(parameters: Mapping[str, str]) -> str:
+    """The parameters as one connection string: parse_conninfo's inverse."""
+    return " ".join(f"{keyword}={_quote(value)}" for keyword, value in parameters.items())
+
+
+def mask_conninfo(conninfo: str) -> str:
+    """The string with each secret replaced, for views and logs.  What can not be read is masked whole."""
+    try:
+        parameters = parse_conninfo(conninfo)
+    except PubsubError:
+        return MASK
+    secret = secret_keywords()
+    return format_conninfo({key: MASK if key in secret and value else value for key, value in parameters.items()})
+
+
+@cache
+def secret_keywords() -> frozenset[str]:
+    """The parameters that libpq says not to show."""
+    return frozenset(o.keyword.decode() for o in pq.Conninfo.get_defaults() if o.dispchar == b"*")
+
+
+async def resolve_hosts(parameters: Mapping[str, str]) -> list[Host]:
+    """The places that `parameters` name, each host name once for each of its addresses; [] leaves it all to libpq.
+
+    libpq would look the names up itself, but it blocks while it does.  A name that can not be found is left out as
+    long as another is there.  Raises ConnectionFailure in libpq's words.
+    """
+    names = parameters.get("host") or os.environ.get("PGHOST", "")
+    addressed = parameters.get("hostaddr") or os.environ.get("PGHOSTADDR")
+    by_service = "service" in parameters or "PGSERVICE" in os.environ or "PGSERVICEFILE" in os.environ
+    if not names or addressed or (by_service and "host" not in parameters):
+        return []
+    hosts = names.split(",")
+    ports = (parameters.get("port") or os.environ.get("PGPORT", "")).split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        return []  # libpq says what is wrong
+    found: list[Host] = []
+    failed: list[str] = []
+    for name, port in zip(hosts, ports, strict=True):
+        try:
+            found += [Host(name, address, port) for address in await _addresses(name)]
+        except OSError as error:
+            failed.append(f'could not translate host name "{name}" to address: {error.strerror}')
+    if not found:
+        raise ConnectionFailure(failed[0], detail="\n".join(failed[1:]) or None)
+    return found
+
+
+def with_hosts(parameters: Mapping[str, str], hosts: Sequence[Host]) -> dict[str, str]:
+    """`parameters` with exactly these places to try, in order."""
+    if not hosts:
+        return dict(parameters)
+    return {
+        **parameters,
+        "host": ",".join(host.name for host in hosts),
+        "hostaddr": ",".join(host.address for host in hosts),
+        "port": ",".join(host.port for host in hosts),
+    }
+
+
+def split_report(text: str) -> tuple[str, str | None, str | None]:
+    """libpq's error text as (message, detail, hint): its first line, what follows, and the advice among that."""
+    message = ""
+    detail: list[str] = []
+    hint: list[str] = []
+    for line in text.strip().splitlines():
+        stripped = line.strip()
+        if not message:
+            message = stripped
+        elif stripped.startswith("DETAIL:"):
+            detail.append(stripped.removeprefix("DETAIL:").strip())
+        elif stripped.startswith("HINT:"):
+            hint.append(stripped.removeprefix("HINT:").strip())
+        elif line.startswith("\t"):
+            hint.append(stripped)
+        elif stripped and stripped != message and stripped not in detail:
+            detail.append(stripped)  # the other hosts; sslmode=prefer says the same twice
+    return message, "\n".join(detail) or None, " ".join(dict.fromkeys(hint)) or None
+
+
+async def _addresses(name: str) -> list[str]:
+    if not name or name.startswith(("/", "@")):
+        return [""]
+    try:
+        return [str(ipaddress.ip_address(name))]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    answers = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+def _quote(value: str) -> str:
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _without_secrets(text: str, conninfo: str) -> str:
+    """`text` about `conninfo`, with every quotation masked that reaches past the place where a secret begins."""
+    starts = [conninfo.find(keyword) for keyword in secret_keywords()]
+    if user_info := _USER_INFO.search(conninfo):
+        starts.append(user_info.start())
+    start = min((at for at in starts if at >= 0), default=None)
+    if start is None:
+        return text
+
+    def masked(match: re.Match[str]) -> str:
+        if match[1] == "=":  # libpq's own
+            return match[0]
+        at = conninfo.rfind(match[1])
+        return f'"{MASK}"' if at >= 0 and at + len(match[1]) > start else match[0]
+
+    # The whole string may be quoted, quotation marks and all.
+    return _QUOTED.sub(masked, text.replace(conninfo, MASK))

@@ -1,0 +1,327 @@
+"""The replication commands, and the stream of changes that START_REPLICATION opens.
+
+All take a Connection made with replication=True.  The stream hands out raw copy-both frames, many at a time: per frame
+there is one call of libpq and one copy of its bytes; what a frame means is the receiver's business.
+
+Follows libpqwalreceiver.c (libpqrcv_identify_system, libpqrcv_create_slot, libpqrcv_startstreaming, libpqrcv_receive,
+libpqrcv_endstreaming) and tablesync.c (ReplicationSlotDropAtPubNode).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg.pq import ExecStatus
+
+from pubsub.errors import ConnectionFailure, ProtocolViolation, PublisherError
+from pubsub.protocol import commands
+from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection, Row
+
+UNDEFINED_OBJECT: Final = "42704"
+
+RECEIVE_BYTES: Final = 1 << 20
+
+_BUFFER_BYTES: Final = 256 << 10
+_CLOSE_TIMEOUT: Final = 5.0  # seconds
+
+# How long a read is put off, in seconds, so that it finds more: see ReplicationStream.
+_SHORT_HOLD: Final = 0.001
+_LONG_HOLD: Final = 0.010
+_BACKLOG_BYTES: Final = 16 << 10
+_UNIX_BACKLOG_BYTES: Final = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """IDENTIFY_SYSTEM's answer.  `xlogpos` is the end of the flushed WAL, exclusive."""
+
+    system_identifier: str
+    timeline: int
+    xlogpos: Lsn
+    dbname: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """A slot just made: what commits at or after `consistent_point` streams, what committed before it is in the
+    snapshot, which lives until the next command on the connection."""
+
+    name: str
+    consistent_point: Lsn
+    snapshot_name: str | None
+
+
+class StreamEnded(ConnectionFailure):
+    """The publisher ended the stream in good order, as it does when it shuts down."""
+
+
+async def identify_system(connection: Connection) -> SystemIdentity:
+    """Who the publisher is.  Raises PublisherError, ProtocolViolation for an answer of another shape."""
+    row = _one_row(await connection.query(commands.identify_system()), "identify the system", 4)
+    system_identifier, timeline, xlogpos, dbname = row[:4]
+    return SystemIdentity(str(system_identifier), int(timeline or 0), Lsn.parse(str(xlogpos)), dbname)
+
+
+async def create_slot(
+    connection: Connection,
+    name: str,
+    *,
+    snapshot: commands.Snapshot,
+    temporary: bool = False,
+    two_phase: bool = False,
+    failover: bool = False,
+    plugin: str = "pgoutput",
+) -> CreatedSlot:
+    """Make a logical slot; it waits for the transactions that run on the publisher.
+
+    Cancelled, the server is asked to stop, and a slot that is not finished goes; one that was finished in that moment
+    is the caller's to drop.  Raises PublisherError.
+    """
+    command = commands.create_replication_slot(
+        name,
+        plugin,
+        snapshot=snapshot,
+        temporary=temporary,
+        two_phase=two_phase,
+        failover=failover,
+        server_version=connection.server_version,
+    )
+    try:
+        row = _one_row(await connection.query(command), "create a replication slot", 3)
+    except PublisherError as error:
+        raise _explained(error, f'could not create replication slot "{name}"') from error
+    return CreatedSlot(str(row[0]), Lsn.parse(str(row[1])), row[2])
+
+
+async def drop_slot(connection: Connection, name: str, *, missing_ok: bool = False, wait: bool = False) -> bool:
+    """Drop a slot; whether it was there.  `wait`: until no one uses it, else 55006 if it is in use.
+
+    Raises PublisherError; not for a slot that is not there if `missing_ok`.
+    """
+    try:
+        await connection.execute(commands.drop_replication_slot(name, wait=wait))
+    except PublisherError as error:
+        if missing_ok and error.sqlstate == UNDEFINED_OBJECT:
+            return False
+        raise _explained(error, f'could not drop replication slot "{name}" on publisher') from error
+    return True
+
+
+async def start(connection: Connection, slot: str, start_lsn: int, options: Mapping[str, str]) -> ReplicationStream:
+    """Stream from `slot` what commits at or after `start_lsn` (0: the slot's confirmed_flush_lsn).
+
+    `options` are the plugin's (commands.pgoutput_options).  Raises PublisherError.
+    """
+    # libpq reads as much in one go as its buffer has room for, 16 kB at first; a longer message makes room for good.
+    await connection.query(f"SELECT pg_catalog.repeat('x', {_BUFFER_BYTES})")
+    try:
+        await connection.start_copy_both(commands.start_replication(slot, start_lsn, options))
+    except PublisherError as error:
+        raise _explained(error, "could not start WAL streaming") from error
+    return ReplicationStream(connection)
+
+
+class ReplicationStream:
+    """Copy-both frames from a walsender, and status updates to it.  One task receives; any may send.
+
+    Why a read is held back.  A walsender sends each change by itself.  Who reads at once gets two or three of them a
+    system call, which costs both sides more than the changes do.  After a read that brought more than one frame the
+    next one comes 1 ms later at the earliest, in a backlog 10 ms: then the sender fills whole segments.  The socket's
+    buffer must hold what comes meanwhile; where it is half full after a hold, holds get shorter.  A Unix-domain
+    socket's holds a few hundred changes only: there a backlog is read at once.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._ended = False
+        self._failure: psycopg.Error | None = None
+        self._sending = asyncio.Lock()
+        # Over TLS or GSSAPI one read gives one record, and what is left of it does not make the socket readable.
+        self._layered = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
+        self._unix = self._pgconn.host.startswith((b"/", b"@")) and not self._pgconn.hostaddr
+        self._hold = 0.0
+        self._longest_hold = 0.0 if self._unix else _LONG_HOLD
+        self._last_read = 0.0
+        self.last_receive: float = time.monotonic()
+        """When the last frame came, or the stream began: time.monotonic(), seconds."""
+
+    async def receive(self, max_bytes: int = RECEIVE_BYTES) -> list[bytes]:
+        """Wait for a frame, then take all that are there without waiting, in order, up to `max_bytes` or one frame more.
+
+        Each is a copy-data payload ('w…' or 'k…') that owns its bytes.  Cancelling loses none.  Raises StreamEnded at
+        the publisher's CopyDone, PublisherError for its error, ConnectionFailure when the connection broke; each only
+        when all frames before it were handed out.
+        """
+        frames, size = self._take(max_bytes)
+        if not frames and not self._ended:
+            await self._hold_back()
+            frames, size = self._read(max_bytes)
+            while not frames and not self._ended:
+                await self._connection.readable()
+                frames, size = self._read(max_bytes)
+            self._set_hold(len(frames), size)
+        if not frames:
+            await self._raise_end()
+        self.last_receive = self._last_read
+        return frames
+
+    async def send_status(self, written: int, flushed: int, applied: int, *, reply: bool = False) -> None:
+        """Tell the publisher how far this side is (LSNs, exclusive); with `reply` it answers with a keepalive.
+
+        Raises ConnectionFailure.
+        """
+        self._connection.check_open()
+        status = StatusUpdate(Lsn(written), Lsn(flushed), Lsn(applied), pg_now(), reply)
+        try:
+            self._pgconn.put_copy_data(write_client_message(status))
+            await self._flush()
+        except psycopg.Error as error:
+            raise self._connection.lost("could not send data to WAL stream") from error
+
+    async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """End the stream; what still comes is dropped.  The connection takes commands again, or is closed where that
+        took longer than `timeout` seconds or failed.  Harmless when the stream is over."""
+        if self._connection.closed:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._finish()
+        except (TimeoutError, psycopg.Error, ConnectionFailure, PublisherError):
+            await self._connection.close()
+        except BaseException:
+            await self._connection.close()
+            raise
+
+    def _take(self, max_bytes: int) -> tuple[list[bytes], int]:
+        """What libpq holds already.  The hottest loop of all."""
+        self._connection.check_open()
+        frames: list[bytes] = []
+        append = frames.append
+        get = self._pgconn.get_copy_data
+        size = 0
+        try:
+            while size < max_bytes:
+                length, data = get(1)
+                if length <= 0:
+                    self._ended = length < 0
+                    break
+                append(bytes(data))
+                size += length
+        except psycopg.Error as error:
+            self._failure = error
+            self._ended = True
+        return frames, size
+
+    def _read(self, max_bytes: int) -> tuple[list[bytes], int]:
+        """What the socket holds."""
+        self._connection.check_open()
+        frames, size = self._consume(max_bytes)
+        if self._layered:
+            # A read without a frame may have brought part of one: only two such end it.
+            misses = 0 if frames else 1
+            while misses < 2 and size < max_bytes and not self._ended:
+                more, more_size = self._consume(max_bytes - size)
+                frames += more
+                size += more_size
+                misses = 0 if more else misses + 1
+        self._last_read = time.monotonic()
+        return frames, size
+
+    def _consume(self, max_bytes: int) -> tuple[list[bytes], int]:
+        try:
+            self._pgconn.consume_input()
+        except psycopg.Error as error:
+            frames, size = self._take(max_bytes)
+            if not self._ended:
+                self._failure = error
+                self._ended = True
+            return frames, size
+        return self._take(max_bytes)
+
+    async def _hold_back(self) -> None:
+        left = self._last_read + self._hold - time.monotonic()
+        if left > 0:
+            await asyncio.sleep(left)
+
+    def _set_hold(self, frames: int, size: int) -> None:
+        if size >= (_UNIX_BACKLOG_BYTES if self._unix else _BACKLOG_BYTES):
+            if not self._unix:
+                self._fit_longest_hold(size)
+            self._hold = self._longest_hold
+        else:
+            self._hold = _SHORT_HOLD if frames > 1 else 0.0
+
+    def _fit_longest_hold(self, size: int) -> None:
+        room = _receive_buffer(self._pgconn.socket)
+        if size * 2 >= room:
+            self._longest_hold = max(self._longest_hold / 2, _SHORT_HOLD)
+        elif size * 4 < room:
+            self._longest_hold = min(self._longest_hold * 2, _LONG_HOLD)
+
+    async def _flush(self) -> None:
+        """Unlike Connection.flush this leaves reading to the receiver: the walsender takes replies while it sends."""
+        if self._pgconn.flush() == 1:
+            async with self._sending:
+                while self._pgconn.flush() == 1:
+                    await self._connection.writable()
+
+    async def _raise_end(self) -> None:
+        what = "could not receive data from WAL stream"
+        if self._failure is not None:
+            raise self._connection.lost(what) from self._failure
+        result = await self._connection.next_result()
+        if result is not None and result.status == ExecStatus.FATAL_ERROR:
+            raise self._connection.error_of(result, what)
+        raise StreamEnded("data stream from publisher has ended")
+
+    async def _finish(self) -> None:
+        self._pgconn.put_copy_end()
+        await self._flush()
+        while not self._ended:
+            frames, _ = self._read(RECEIVE_BYTES)
+            if not frames and not self._ended:
+                await self._connection.readable()
+        if self._failure is not None:
+            raise self._failure
+        while (result := await self._connection.next_result()) is not None:
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise self._connection.error_of(result)
+
+
+def _receive_buffer(fd: int) -> int:
+    """Bytes of the socket's receive buffer, which the kernel fits to what is read."""
+    borrowed = socket.socket(fileno=fd)
+    try:
+        return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    finally:
+        borrowed.detach()
+
+
+def _explained(error: PublisherError, what: str) -> PublisherError:
+    """`error` as a subscriber prints it: what failed, then the server's words."""
+    return PublisherError(
+        f"{what}: ERROR:  {error.message}",
+        sqlstate=error.sqlstate,
+        detail=error.detail,
+        hint=error.hint,
+        context=error.context,
+    )
+
+
+def _one_row(rows: Sequence[Row], what: str, columns: int) -> Row:
+    if len(rows) != 1 or len(rows[0]) < columns:
+        shape = f"got {len(rows)} rows and {len(rows[0]) if rows else 0} fields"
+        raise ProtocolViolation(
+            "invalid response from publisher",
+            detail=f"Could not {what}: {shape}, expected 1 rows and {columns} or more fields.",
+        )
+    return rows[0]
