@@ -73,6 +73,22 @@ fi
 jars="$packages $(digest pubsub/jars.py)"
 if ! done_with jars "$jars"; then
     say "Fetching the jars of Delta"
-    "$python" -m pubsub.jars fetch
+    "$python" -m pubsub.jars fetch >/dev/null
     stamp jars "$jars"
 fi
+
+[ "$what" = all ] || exit 0
+
+# Both may take a while and need nothing of each other.
+classes="$jars $(cat "$venv/.stamp-java")"
+if ! done_with classes "$classes"; then
+    say "Making an archive of Java's classes, so that Spark starts faster"
+    { "$python" scripts/class_data_archive.py || true; stamp classes "$classes"; } &
+fi
+servers="$packages $(digest pubsub/testing/binaries.py)"
+if ! done_with servers "$servers"; then
+    say "Fetching PostgreSQL 15 to 18 for the tests"
+    "$python" -m pubsub.testing.binaries fetch >/dev/null
+    stamp servers "$servers"
+fi
+wait

