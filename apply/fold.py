@@ -163,16 +163,17 @@ class _Touches:
     from_here: Mask
 
     def only(self, chosen: Mask) -> _Touches:
-        fields = (self.code, self.event, self.arrives, self.leaves, self.from_here)
-        return _Touches(*(field[chosen] for field in fields))
+        return _Touches(
+            self.code[chosen], self.event[chosen], self.arrives[chosen], self.leaves[chosen], self.from_here[chosen]
+        )
 
     def first(self) -> Mask:
         """Which are their key's first."""
-        return np.diff(self.code, prepend=-1) != 0
+        return np.not_equal(np.diff(self.code, prepend=-1), 0)
 
     def last(self) -> Mask:
         """Which are their key's last."""
-        return np.diff(self.code, append=-1) != 0
+        return np.not_equal(np.diff(self.code, append=-1), 0)
 
     def after_arrival(self) -> Mask:
         """Before which a row of the batch stands under the key."""

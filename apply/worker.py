@@ -22,7 +22,7 @@ from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import identify_system, start_replication
+from pubsub.publisher import replication
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
@@ -75,7 +75,7 @@ class ApplyWorker:
             await check_publisher(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
-            stream = await start_replication(
+            stream = await replication.start(
                 connection,
                 subscription.slot_name,
                 origin,
@@ -140,7 +140,7 @@ class ApplyWorker:
 
 async def check_publisher(connection: Connection, subscription: Subscription) -> None:
     """Another system under the same address is not the publisher that was copied from: refuse it."""
-    identity = await identify_system(connection)
+    identity = await replication.identify_system(connection)
     expected = subscription.publisher_system_identifier
     if expected is not None and identity.system_identifier != expected:
         raise NotInPrerequisiteState(

@@ -22,7 +22,7 @@ import pyarrow as pa
 from apply.delta.table import TargetTable
 from apply.delta.writer import Commit, quote
 from pubsub.protocol import types
-from pubsub.publisher.sessions import SESSION_SETTINGS
+from pubsub.publisher.connection import session_settings_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 
 # Rows handed to Arrow at once, in bytes of CSV.
@@ -138,8 +138,7 @@ def read_range(
     with psycopg.connect(
         source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
     ) as connection:
-        for name, value in SESSION_SETTINGS.items():
-            connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
+        connection.execute(session_settings_sql(connection.info.server_version).encode())
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
         yield from _batches(connection.pgconn, statement(source, block_range), schema, parse_copy)

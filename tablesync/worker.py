@@ -31,9 +31,8 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.publisher import definitions
+from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import create_slot, drop_slot, start_replication
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from tablesync import copyjob
@@ -102,7 +101,7 @@ class SyncWorker:
 
     async def _drop_slot(self) -> None:
         async with await self._connect(replication=True) as connection:
-            await drop_slot(connection, self._slot, missing_ok=True, wait=True)
+            await replication.drop_slot(connection, self._slot, missing_ok=True, wait=True)
         await self._catalog.set_sync_slot(self._subscription.oid, self._relation.relid, None)
 
     # d
@@ -112,10 +111,10 @@ class SyncWorker:
         # The connection that exported the snapshot stays open and idle until every range has imported it.
         async with await self._connect(replication=True) as exporter:
             await check_publisher(exporter, subscription)
-            await drop_slot(exporter, self._slot, missing_ok=True, wait=True)
+            await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
-            created = await create_slot(exporter, self._slot, snapshot="export", failover=subscription.options.failover)
+            created = await replication.create_slot(exporter, self._slot, snapshot="export", failover=subscription.options.failover)
             assert created.snapshot_name is not None
             source, target, rows = await self._source(created.snapshot_name)
             await self._prepare_target(target)
@@ -209,7 +208,7 @@ class SyncWorker:
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         tables = _OneTable(f"{self._slot}", Destination(relation.relid, target, app_id, at), relation, held)
         async with await self._connect(replication=True) as connection:
-            stream = await start_replication(
+            stream = await replication.start(
                 connection, self._slot, at, stream_options(self._subscription, connection.server_version)
             )
             pipeline = self._pipeline = Pipeline(
