@@ -1,0 +1,262 @@
+"""The views that SELECT sees: PostgreSQL's columns first, ours after (interface.md).
+
+The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
+`view_rows` makes their rows from one state of the catalog; catalog.views runs SQL on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Final
+
+from catalog.records import State, Subscription, SubscriptionRel
+from catalog.states import RelState
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.sql.conninfo import mask_conninfo
+from pubsub.sql.identifiers import quote_qualified
+
+Value = str | int | float | bool | datetime | tuple[str, ...] | None
+Row = tuple[Value, ...]
+
+
+class Type(Enum):
+    """A column's type, by PostgreSQL's name; a pg_lsn's values are texts such as "0/16B3748"."""
+
+    OID = "oid"
+    TEXT = "text"
+    BIGINT = "bigint"
+    DOUBLE = "double precision"
+    BOOL = "boolean"
+    LSN = "pg_lsn"
+    TIME = "timestamp with time zone"
+    TEXTS = "text[]"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view: its columns in order, and how its rows come from the catalog's state."""
+
+    name: str
+    columns: tuple[tuple[str, Type], ...]
+    rows: Callable[[State], Iterator[Row]]
+
+
+def _columns(text: str) -> tuple[tuple[str, Type], ...]:
+    """Lines of a type's name in capitals and the names of columns."""
+    found: list[tuple[str, Type]] = []
+    for line in text.split("\n"):
+        type_name, _, names = line.strip().partition(" ")
+        found += [(name, Type[type_name]) for name in names.split()]
+    return tuple(found)
+
+
+#: A node has one database; its oid is that of PostgreSQL's template1, its owner's that of the bootstrap superuser.
+_DATABASE: Final = 1
+_OWNER: Final = 10
+
+
+def _lsn(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _subscription(state: State) -> Iterator[Row]:
+    for sub in state.subscriptions:
+        o = sub.options
+        yield (
+            sub.oid, _DATABASE, _lsn(sub.skip_lsn), sub.name, _OWNER, sub.enabled, o.binary,
+            {"off": "f", "on": "t", "parallel": "p"}[o.streaming], "e" if o.two_phase else "d", o.disable_on_error,
+            o.password_required, o.run_as_owner, o.failover, mask_conninfo(sub.conninfo), sub.slot_name,
+            o.synchronous_commit, sub.publications, o.origin,
+            sub.owner, sub.target, sub.publisher_system_identifier, sub.publisher_timeline, sub.publisher_database,
+            o.create_tables, o.on_table_error, o.schema_changes, o.batch_rows, o.batch_bytes, o.batch_age,
+        )  # fmt: skip
+
+
+def _subscription_rel(state: State) -> Iterator[Row]:
+    for rel in state.relations:
+        yield (
+            rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
+            _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
+        )  # fmt: skip
+
+
+def _stat_subscription(state: State) -> Iterator[Row]:
+    """One row a worker; a subscription without one has a row of its own, as in PostgreSQL's outer join."""
+    names = _by_table(state)
+    for sub in state.subscriptions:
+        statistics = next((s for s in state.statistics if s.subid == sub.oid), None)
+        error, hint = (statistics.error, statistics.error_hint) if statistics else (None, None)
+        workers = [worker for worker in state.workers if worker.subid == sub.oid]
+        for w in workers:
+            relation = names.get((w.subid, w.relid or 0))
+            yield (
+                sub.oid, sub.name, w.worker_type, w.pid, w.relid, w.leader_pid, _lsn(w.received_lsn),
+                w.last_msg_send_time, w.last_msg_receipt_time, _lsn(w.latest_end_lsn), w.latest_end_time,
+                _name(relation) if relation else None, _lsn(w.flush_lsn), _lsn(w.publisher_lsn), w.lag_bytes,
+                w.lag_seconds, w.retained_wal_bytes, error, hint,
+            )  # fmt: skip
+        if not workers:
+            yield (sub.oid, sub.name, *[None] * 15, error, hint)
+
+
+def _stat_subscription_stats(state: State) -> Iterator[Row]:
+    names = {sub.oid: sub.name for sub in state.subscriptions}
+    for s in state.statistics:
+        yield (
+            s.subid, names[s.subid], s.apply_error_count, s.sync_error_count, s.confl_insert_exists,
+            s.confl_update_origin_differs, s.confl_update_exists, s.confl_update_missing,
+            s.confl_delete_origin_differs, s.confl_delete_missing, s.confl_multiple_unique_conflicts, s.stats_reset,
+            s.transactions, s.batches, s.commits, s.rows_inserted, s.rows_updated, s.rows_deleted, s.truncates,
+            s.bytes_received, s.error, s.error_detail, s.error_hint, s.error_sqlstate, s.error_time,
+        )  # fmt: skip
+
+
+def _origin_status(state: State) -> Iterator[Row]:
+    for local_id, origin in enumerate(state.origins, start=1):
+        yield local_id, origin.external_id, str(origin.remote_lsn), str(origin.local_lsn or INVALID_LSN)
+
+
+def _progress_copy(state: State) -> Iterator[Row]:
+    """The copies that run."""
+    relations = _by_table(state)
+    workers = {(worker.subid, worker.relid): worker for worker in state.workers}
+    names = {sub.oid: sub for sub in state.subscriptions}
+    for copy in state.copies:
+        relation = relations.get((copy.subid, copy.relid))
+        if copy.finished or relation is None or relation.state is not RelState.DATASYNC:
+            continue
+        worker = workers.get((copy.subid, copy.relid))
+        sub: Subscription = names[copy.subid]
+        yield (
+            worker.pid if worker else None, _DATABASE, sub.target, copy.relid, "COPY FROM", "CALLBACK",
+            copy.bytes_processed, copy.bytes_total or 0, copy.tuples_processed, 0, 0,
+            copy.subid, _name(relation), copy.tuples_total,
+        )  # fmt: skip
+
+
+def _prepared_xacts(_state: State) -> Iterator[Row]:
+    """two_phase = true is refused, so there are none."""
+    return iter(())
+
+
+def _by_table(state: State) -> dict[tuple[int, int], SubscriptionRel]:
+    return {(rel.subid, rel.relid): rel for rel in state.relations}
+
+
+def _name(relation: SubscriptionRel) -> str:
+    return quote_qualified(relation.schema, relation.name)
+
+
+VIEWS: Final = {
+    view.name: view
+    for view in (
+        View(
+            "pg_subscription",
+            _columns(
+                """OID oid subdbid
+                LSN subskiplsn
+                TEXT subname
+                OID subowner
+                BOOL subenabled subbinary
+                TEXT substream subtwophasestate
+                BOOL subdisableonerr subpasswordrequired subrunasowner subfailover
+                TEXT subconninfo subslotname subsynccommit
+                TEXTS subpublications
+                TEXT suborigin owner target publisher_system_identifier
+                BIGINT publisher_timeline
+                TEXT publisher_database
+                BOOL create_tables
+                TEXT on_table_error schema_changes
+                BIGINT batch_rows batch_bytes
+                DOUBLE batch_age"""
+            ),
+            _subscription,
+        ),
+        View(
+            "pg_subscription_rel",
+            _columns(
+                """OID srsubid srrelid
+                TEXT srsubstate
+                LSN srsublsn
+                TEXT relation
+                BIGINT copy_generation
+                TEXT sync_slot path error error_hint
+                BIGINT estimated_rows"""
+            ),
+            _subscription_rel,
+        ),
+        View(
+            "pg_stat_subscription",
+            _columns(
+                """OID subid
+                TEXT subname worker_type
+                BIGINT pid
+                OID relid
+                BIGINT leader_pid
+                LSN received_lsn
+                TIME last_msg_send_time last_msg_receipt_time
+                LSN latest_end_lsn
+                TIME latest_end_time
+                TEXT relation
+                LSN flush_lsn publisher_lsn
+                BIGINT lag_bytes
+                DOUBLE lag_seconds
+                BIGINT retained_wal_bytes
+                TEXT error error_hint"""
+            ),
+            _stat_subscription,
+        ),
+        View(
+            "pg_stat_subscription_stats",
+            _columns(
+                """OID subid
+                TEXT subname
+                BIGINT apply_error_count sync_error_count confl_insert_exists confl_update_origin_differs
+                BIGINT confl_update_exists confl_update_missing confl_delete_origin_differs confl_delete_missing
+                BIGINT confl_multiple_unique_conflicts
+                TIME stats_reset
+                BIGINT transactions batches commits rows_inserted rows_updated rows_deleted truncates bytes_received
+                TEXT error error_detail error_hint error_sqlstate
+                TIME error_time"""
+            ),
+            _stat_subscription_stats,
+        ),
+        View(
+            "pg_replication_origin_status",
+            _columns(
+                """OID local_id
+                TEXT external_id
+                LSN remote_lsn local_lsn"""
+            ),
+            _origin_status,
+        ),
+        View(
+            "pg_stat_progress_copy",
+            _columns(
+                """BIGINT pid
+                OID datid
+                TEXT datname
+                OID relid
+                TEXT command type
+                BIGINT bytes_processed bytes_total tuples_processed tuples_excluded tuples_skipped
+                OID subid
+                TEXT relation
+                BIGINT tuples_total"""
+            ),
+            _progress_copy,
+        ),
+        View(
+            "pg_prepared_xacts",
+            _columns(
+                """OID transaction
+                TEXT gid
+                TIME prepared
+                TEXT owner database"""
+            ),
+            _prepared_xacts,
+        ),
+    )
+}
