@@ -36,7 +36,6 @@ _CLOSE_TIMEOUT: Final = 5.0  # seconds
 _SHORT_HOLD: Final = 0.001
 _LONG_HOLD: Final = 0.010
 _BACKLOG_BYTES: Final = 16 << 10
-_UNIX_BACKLOG_BYTES: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ class ReplicationStream:
     system call, which costs both sides more than the changes do.  After a read that brought more than one frame the
     next one comes 1 ms later at the earliest, in a backlog 10 ms: then the sender fills whole segments.  The socket's
     buffer must hold what comes meanwhile; where it is half full after a hold, holds get shorter.  A Unix-domain
-    socket's holds a few hundred changes only: there a backlog is read at once.
+    socket's holds a few hundred changes only: there all is read at once.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -149,7 +148,7 @@ class ReplicationStream:
         self._layered = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
         self._unix = self._pgconn.host.startswith((b"/", b"@")) and not self._pgconn.hostaddr
         self._hold = 0.0
-        self._longest_hold = 0.0 if self._unix else _LONG_HOLD
+        self._longest_hold = _LONG_HOLD
         self._last_read = 0.0
         self.last_receive: float = time.monotonic()
         """When the last frame came, or the stream began: time.monotonic(), seconds."""
@@ -253,9 +252,10 @@ class ReplicationStream:
             await asyncio.sleep(left)
 
     def _set_hold(self, frames: int, size: int) -> None:
-        if size >= (_UNIX_BACKLOG_BYTES if self._unix else _BACKLOG_BYTES):
-            if not self._unix:
-                self._fit_longest_hold(size)
+        if self._unix:
+            return
+        if size >= _BACKLOG_BYTES:
+            self._fit_longest_hold(size)
             self._hold = self._longest_hold
         else:
             self._hold = _SHORT_HOLD if frames > 1 else 0.0

@@ -1,0 +1,490 @@
+"""What a publisher is asked about itself: all SQL that is sent to it, the copy's and the replication commands aside.
+
+Tried on PostgreSQL 15, 16 and 18.  Every function takes an open Connection, of either kind, and raises what
+`Connection.query` raises.  search_path is empty: functions and types are found in pg_catalog, names come out qualified.
+
+Follows subscriptioncmds.c (check_publications, fetch_table_list), tablesync.c (fetch_remote_table_info) and
+pg_publication.c (pg_get_publication_tables, filter_partitions).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import FeatureNotSupported, UndefinedTable
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection, Row
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The publisher's server, seen from one of its databases."""
+
+    version: int
+    """libpq's number: 180004 is 18.4."""
+    version_text: str
+    wal_level: str
+    max_replication_slots: int
+    free_replication_slots: int
+    max_wal_senders: int
+    free_wal_senders: int
+    system_identifier: str
+    database: str
+    encoding: str
+    in_recovery: bool
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication and which operations it publishes."""
+
+    name: str
+    all_tables: bool
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    via_root: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as the publications, taken together, publish it."""
+
+    oid: Oid
+    schema: str
+    name: str
+    attnames: tuple[str, ...] | None
+    """The published columns in the table's order; None: all that are not generated."""
+    row_filter: str | None
+    """An SQL expression; None: all rows."""
+    relkind: str
+    is_partition: bool
+    replica_identity: str
+    publishes_updates: bool
+    """Whether a publication of it publishes updates or deletes, which need a replica identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDefinition:
+    """A column; `base_…` is the type below domains, and the type itself where there are none."""
+
+    name: str
+    attnum: int
+    type_oid: Oid
+    type_modifier: int
+    type_name: str
+    type_kind: str
+    """pg_type.typtype: b, c, d(omain), e(num), p, r, m."""
+    base_type_oid: Oid
+    base_type_modifier: int
+    base_type_kind: str
+    not_null: bool
+    generated: str
+    """"", "s" (stored) or "v" (virtual)."""
+    collation_deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    """A table of the publisher, its columns in order, dropped ones left out."""
+
+    oid: Oid
+    schema: str
+    name: str
+    kind: str
+    """relkind: r, p(artitioned)."""
+    replica_identity: str
+    """d(efault: the primary key), i(ndex), f(ull), n(othing)."""
+    columns: tuple[ColumnDefinition, ...]
+    primary_key: tuple[str, ...]
+    identity_key: tuple[str, ...]
+    """The columns of the replica identity's index, in the index's order; () for full, nothing, and no key."""
+    estimated_rows: int
+    """As the last VACUUM or ANALYZE counted, scaled to today's size; with its partitions'."""
+    pages: int
+    """Of the main fork, the last one included; 0 for a partitioned table."""
+    row_security: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A row of pg_replication_slots.  LSNs are None before the slot has them, and of a lost one."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    """reserved, extended, unreserved, lost."""
+    safe_wal_size: int | None
+    """Bytes until the slot may be lost; None: no limit is set."""
+    two_phase: bool
+    failover: bool
+    invalidation_reason: str | None
+    """Of 17 and later; "conflicting" where 16 says no more."""
+    retained_bytes: int | None
+    """WAL kept for it: from restart_lsn to the end of the WAL."""
+
+
+async def server_info(connection: Connection) -> ServerInfo:
+    (row,) = await connection.query(_SERVER_INFO)
+    version, wal_level, slots, used_slots, senders, used_senders, identifier, database, encoding, recovery, user = row
+    return ServerInfo(
+        version=connection.server_version,
+        version_text=_str(version),
+        wal_level=_str(wal_level),
+        max_replication_slots=_int(slots),
+        free_replication_slots=max(_int(slots) - _int(used_slots), 0),
+        max_wal_senders=_int(senders),
+        free_wal_senders=max(_int(senders) - _int(used_senders), 0),
+        system_identifier=_str(identifier),
+        database=_str(database),
+        encoding=_str(encoding),
+        in_recovery=_bool(recovery),
+        user=_str(user),
+    )
+
+
+async def publications(connection: Connection) -> list[Publication]:
+    """All publications of the database, by name."""
+    rows = await connection.query(_PUBLICATIONS)
+    return [Publication(_str(row[0]), *(_bool(value) for value in row[1:])) for row in rows]
+
+
+async def missing_publications(connection: Connection, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the publisher has not, in order."""
+    rows = await connection.query(_EXISTING_PUBLICATIONS, [list(names)])
+    existing = {row[0] for row in rows}
+    return [name for name in dict.fromkeys(names) if name not in existing]
+
+
+async def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
+    """The tables that the publications publish, each once, by schema and name.
+
+    A partitioned table published via its root stands for its partitions; else its partitions stand here.  Row filters
+    of several publications are alternatives; one without a filter takes them all.  Raises FeatureNotSupported for
+    different column lists, as CREATE SUBSCRIPTION does.
+    """
+    found: dict[Oid, PublishedTable] = {}
+    unfiltered: set[Oid] = set()
+    filters: dict[Oid, list[str]] = defaultdict(list)
+    for row in await connection.query(_PUBLISHED_TABLES, [list(names)]):
+        table = _published_table(row)
+        seen = found.get(table.oid)
+        if seen is not None and seen.attnames != table.attnames:
+            raise FeatureNotSupported(
+                f'cannot use different column lists for table "{table.schema}.{table.name}" in different publications'
+            )
+        if table.row_filter is None:
+            unfiltered.add(table.oid)
+        elif table.row_filter not in filters[table.oid]:
+            filters[table.oid].append(table.row_filter)
+        found[table.oid] = table
+    return [
+        PublishedTable(
+            oid=oid,
+            schema=table.schema,
+            name=table.name,
+            attnames=table.attnames,
+            row_filter=None if oid in unfiltered else _any_of(filters[oid]),
+            relkind=table.relkind,
+            is_partition=table.is_partition,
+            replica_identity=table.replica_identity,
+            publishes_updates=table.publishes_updates,
+        )
+        for oid, table in found.items()
+    ]
+
+
+async def table_definition(connection: Connection, oid: int) -> TableDefinition:
+    """Raises UndefinedTable if there is none."""
+    definitions = await table_definitions(connection, [oid])
+    if oid not in definitions:
+        raise UndefinedTable(f"relation with OID {oid} does not exist on the publisher")
+    return definitions[Oid(oid)]
+
+
+async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict[Oid, TableDefinition]:
+    """Those of `oids` that exist, in two queries that are not one snapshot unless the caller's transaction makes them one."""
+    wanted = list(dict.fromkeys(oids))
+    columns: dict[Oid, list[ColumnDefinition]] = defaultdict(list)
+    for row in await connection.query(_COLUMNS, [wanted]):
+        columns[_oid(row[0])].append(_column(row[1:]))
+    definitions = {}
+    for row in await connection.query(_TABLES, [wanted]):
+        oid, schema, name, kind, identity, primary_key, identity_key, rows, pages, row_security = row
+        by_number = {column.attnum: column.name for column in columns[_oid(oid)]}
+        definitions[_oid(oid)] = TableDefinition(
+            oid=_oid(oid),
+            schema=_str(schema),
+            name=_str(name),
+            kind=_str(kind),
+            replica_identity=_str(identity),
+            columns=tuple(columns[_oid(oid)]),
+            primary_key=_names(primary_key, by_number),
+            identity_key=_names(identity_key, by_number),
+            estimated_rows=_int(rows),
+            pages=_int(pages),
+            row_security=_bool(row_security),
+        )
+    return definitions
+
+
+async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
+    """None if there is no such slot."""
+    rows = await connection.query(_SLOT, [slot])
+    if not rows:
+        return None
+    row = rows[0]
+    return SlotInfo(
+        name=_str(row[0]),
+        plugin=row[1],
+        database=row[2],
+        temporary=_bool(row[3]),
+        active=_bool(row[4]),
+        active_pid=None if row[5] is None else int(row[5]),
+        restart_lsn=None if row[6] is None else Lsn.parse(row[6]),
+        confirmed_flush_lsn=None if row[7] is None else Lsn.parse(row[7]),
+        wal_status=row[8],
+        safe_wal_size=None if row[9] is None else int(row[9]),
+        two_phase=_bool(row[10]),
+        failover=_bool(row[11]),
+        invalidation_reason=row[12],
+        retained_bytes=None if row[13] is None else int(row[13]),
+    )
+
+
+async def current_wal_lsn(connection: Connection) -> Lsn:
+    """The end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
+    (row,) = await connection.query(f"SELECT {_END_OF_WAL}")
+    return Lsn.parse(_str(row[0]))
+
+
+async def can_replicate(connection: Connection) -> bool:
+    """Whether the role has what a walsender asks for.  A cloud's server may allow it by other means."""
+    (row,) = await connection.query("SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user")
+    return _bool(row[0])
+
+
+async def can_select(connection: Connection, oid: int, attnames: Sequence[str] | None = None) -> bool:
+    """Whether the role may read the table, or these columns of it, and use its schema."""
+    rows = await connection.query(_CAN_SELECT, [oid, None if attnames is None else list(attnames)])
+    return bool(rows) and _bool(rows[0][0])
+
+
+async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
+    """Whether row security would hide rows of the table from this role: then a copy fails (row_security is off)."""
+    (row,) = await connection.query("SELECT row_security_active($1::oid)", [oid])
+    return _bool(row[0])
+
+
+_END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+
+_SERVER_INFO: Final = """
+SELECT current_setting('server_version'),
+       current_setting('wal_level'),
+       current_setting('max_replication_slots'),
+       (SELECT count(*) FROM pg_replication_slots),
+       current_setting('max_wal_senders'),
+       (SELECT count(*) FROM pg_stat_get_wal_senders()),
+       (SELECT system_identifier FROM pg_control_system()),
+       current_database(),
+       current_setting('server_encoding'),
+       pg_is_in_recovery(),
+       current_user
+"""
+
+_PUBLICATIONS: Final = """
+SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+  FROM pg_publication
+ ORDER BY pubname COLLATE "C"
+"""
+
+_EXISTING_PUBLICATIONS: Final = "SELECT pubname FROM pg_publication WHERE pubname = ANY ($1::text[])"
+
+# One publication at a time: 15 knows no more.  What 16 and later do for several at once, leaving out the partitions
+# whose root is published too as soon as one of them publishes via the root, is done here for all versions.  The
+# server's list of columns is compared with all that could be in it, since it names them all where none is given.
+_PUBLISHED_TABLES: Final = """
+WITH published AS (
+    SELECT p.pubname, p.pubviaroot, p.pubupdate OR p.pubdelete AS updates, gpt.relid, gpt.attrs, gpt.qual
+      FROM pg_publication p, LATERAL pg_get_publication_tables(p.pubname) gpt
+     WHERE p.pubname = ANY ($1::text[])
+)
+SELECT c.oid, n.nspname, c.relname,
+       CASE WHEN published.attrs IS NOT NULL
+             AND ARRAY (SELECT unnest(published.attrs::int2[]) ORDER BY 1) <> ARRAY (
+                     SELECT a.attnum FROM pg_attribute a
+                      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+                      ORDER BY 1)
+            THEN ARRAY (SELECT a.attname::text FROM pg_attribute a
+                         WHERE a.attrelid = c.oid AND a.attnum = ANY (published.attrs::int2[]) ORDER BY a.attnum)
+       END,
+       pg_get_expr(published.qual, c.oid),
+       c.relkind, c.relispartition, c.relreplident,
+       bool_or(published.updates) OVER (PARTITION BY c.oid)
+  FROM published
+  JOIN pg_class c ON c.oid = published.relid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE NOT (c.relispartition
+            AND EXISTS (SELECT FROM published WHERE pubviaroot)
+            AND EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a
+                          JOIN published ON published.relid = a.relid WHERE a.relid <> c.oid))
+ ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C", published.pubname COLLATE "C"
+"""
+
+_COLUMNS: Final = """
+WITH RECURSIVE types AS (
+    SELECT t.oid AS declared, t.oid, t.typtype, -1 AS typmod, t.typbasetype, t.typtypmod FROM pg_type t
+     WHERE t.oid IN (SELECT atttypid FROM pg_attribute WHERE attrelid = ANY ($1::oid[]))
+    UNION ALL
+    SELECT types.declared, t.oid, t.typtype, types.typtypmod, t.typbasetype, t.typtypmod
+      FROM types JOIN pg_type t ON t.oid = types.typbasetype
+     WHERE types.typtype = 'd'
+)
+SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype,
+       base.oid, CASE WHEN t.typtype = 'd' THEN base.typmod ELSE a.atttypmod END, base.typtype,
+       a.attnotnull, a.attgenerated, coalesce(co.collisdeterministic, true)
+  FROM pg_attribute a
+  JOIN pg_type t ON t.oid = a.atttypid
+  JOIN types base ON base.declared = a.atttypid AND base.typtype <> 'd'
+  LEFT JOIN pg_collation co ON co.oid = a.attcollation
+ WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attrelid, a.attnum
+"""
+
+# reltuples is -1 before the first VACUUM or ANALYZE: then ten rows to a page is as good a guess as any.
+_TABLES: Final = """
+SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
+       (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
+         WHERE i.indrelid = c.oid AND i.indisprimary),
+       (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
+         WHERE i.indexrelid = pg_get_replica_identity_index(c.oid) AND c.relreplident IN ('d', 'i')),
+       size.rows, CASE WHEN c.relkind = 'p' THEN 0 ELSE size.pages END,
+       c.relrowsecurity
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace,
+  LATERAL (
+    SELECT coalesce(sum(CASE WHEN leaf.pages = 0 THEN 0
+                             WHEN leaf.reltuples < 0 OR leaf.relpages = 0 THEN leaf.pages * 10
+                             ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
+           coalesce(sum(leaf.pages), 0)::int8 AS pages
+      FROM (SELECT l.reltuples, l.relpages,
+                   coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8 AS pages
+              FROM pg_class l
+             WHERE l.relkind <> 'p'
+               AND l.oid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid))) leaf
+  ) size
+ WHERE c.oid = ANY ($1::oid[])
+"""
+
+# to_jsonb, since columns came with later versions.
+_SLOT: Final = f"""
+SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s.restart_lsn, s.confirmed_flush_lsn,
+       s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
+       coalesce(to_jsonb(s) ->> 'invalidation_reason',
+                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflicting' END),
+       pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
+  FROM pg_replication_slots s
+ WHERE s.slot_name = $1::text
+"""
+
+_CAN_SELECT: Final = """
+SELECT has_schema_privilege(c.relnamespace, 'USAGE')
+       AND (has_table_privilege(c.oid, 'SELECT')
+            OR $2::text[] IS NOT NULL
+           AND (SELECT bool_and(has_column_privilege(c.oid, attname, 'SELECT')) FROM unnest($2::text[]) attname))
+  FROM pg_class c
+ WHERE c.oid = $1::oid
+"""
+
+
+def _any_of(expressions: Sequence[str]) -> str:
+    return expressions[0] if len(expressions) == 1 else " OR ".join(f"({expression})" for expression in expressions)
+
+
+def _published_table(row: Row) -> PublishedTable:
+    oid, schema, name, attnames, row_filter, relkind, is_partition, identity, updates = row
+    return PublishedTable(
+        oid=_oid(oid),
+        schema=_str(schema),
+        name=_str(name),
+        attnames=None if attnames is None else _array(attnames),
+        row_filter=row_filter,
+        relkind=_str(relkind),
+        is_partition=_bool(is_partition),
+        replica_identity=_str(identity),
+        publishes_updates=_bool(updates),
+    )
+
+
+def _column(row: Row) -> ColumnDefinition:
+    name, attnum, oid, modifier, type_name, kind, base, base_modifier, base_kind, not_null, generated, determ = row
+    return ColumnDefinition(
+        name=_str(name),
+        attnum=_int(attnum),
+        type_oid=_oid(oid),
+        type_modifier=_int(modifier),
+        type_name=_str(type_name),
+        type_kind=_str(kind),
+        base_type_oid=_oid(base),
+        base_type_modifier=_int(base_modifier),
+        base_type_kind=_str(base_kind),
+        not_null=_bool(not_null),
+        generated=_str(generated),
+        collation_deterministic=_bool(determ),
+    )
+
+
+def _names(attnums: str | None, by_number: dict[int, str]) -> tuple[str, ...]:
+    return tuple(by_number[int(number)] for number in (attnums or "").split())
+
+
+def _array(text: str) -> tuple[str, ...]:
+    """The elements of a one-dimensional text[] without NULLs (arrayfuncs.c: array_out)."""
+    elements: list[str] = []
+    rest = text[1:-1]
+    at = 0
+    while at < len(rest):
+        element = ""
+        if rest[at] == '"':
+            at += 1
+            while rest[at] != '"':
+                at += rest[at] == "\\"
+                element += rest[at]
+                at += 1
+            at += 1
+        else:
+            end = rest.find(",", at)
+            end = len(rest) if end < 0 else end
+            element, at = rest[at:end], end
+        elements.append(element)
+        at += 1  # the comma
+    return tuple(elements)
+
+
+def _str(value: str | None) -> str:
+    assert value is not None
+    return value
+
+
+def _int(value: str | None) -> int:
+    return int(_str(value))
+
+
+def _oid(value: str | None) -> Oid:
+    return Oid(_int(value))
+
+
+def _bool(value: str | None) -> bool:
+    return value == "t"
