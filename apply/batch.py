@@ -55,6 +55,12 @@ class OpenTransaction:
     truncations: list[Truncation] = field(default_factory=list)
     relations: list[tuple[int, pgoutput.Relation]] = field(default_factory=list)
     nbytes: int = 0
+    _counted: int = 0
+
+    def count_bytes(self) -> None:
+        """Add the rows that came since the last call to `nbytes`."""
+        self.nbytes += sum(map(len, self.rows[self._counted :]))
+        self._counted = len(self.rows)
 
 
 class Batch:

@@ -73,7 +73,7 @@ class Dispatcher:
         taken = 0
         for frame in frames:
             taken += 1
-            if frame[0] != _XLOG_DATA:
+            if len(frame) <= _TYPE or frame[0] != _XLOG_DATA:
                 self._keepalive(frame)
                 continue
             kind = frame[_TYPE]
@@ -92,7 +92,7 @@ class Dispatcher:
             else:
                 self._other(frame)
         if opened is not None:
-            opened.nbytes = sum(map(len, opened.rows))
+            opened.count_bytes()
         return taken
 
     def _begin(self, frame: bytes) -> OpenTransaction:
@@ -131,7 +131,8 @@ class Dispatcher:
 
     def _keepalive(self, frame: bytes) -> None:
         message = read_server_message(frame)
-        assert isinstance(message, Keepalive)
+        if not isinstance(message, Keepalive):
+            raise ProtocolViolation("no data left in message")
         self.reply_requested |= message.reply_requested
         self.last_frame_lsn = max(self.last_frame_lsn, message.wal_end)
         if self._open is None:

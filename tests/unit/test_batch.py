@@ -1,0 +1,55 @@
+"""Batch: which rows and truncations of it a table gets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apply.batch import Batch, OpenTransaction, Truncation, lag_seconds
+from pubsub.protocol.lsn import Lsn
+
+
+def batch(*sizes: int, truncations: dict[int, list[Truncation]] | None = None) -> Batch:
+    """Transactions of `sizes` rows that end at 100, 200, …"""
+    made = Batch({})
+    for index, size in enumerate(sizes):
+        opened = OpenTransaction(700 + index, Lsn(index * 100 + 92), index, rows=[b"w" * 30] * size)
+        opened.truncations = (truncations or {}).get(index, [])
+        made.add(opened, Lsn(index * 100 + 100), float(index))
+    return made
+
+
+def test_a_transaction_is_dropped_if_it_ends_at_or_before_what_the_table_holds() -> None:
+    b = batch(2, 0, 1, 3)
+    assert b.kept_rows(Lsn(0)) is None
+    assert b.kept_rows(Lsn(99)) is None
+    assert b.kept_rows(Lsn(100)).tolist() == [False] * 2 + [True] * 4  # type: ignore[union-attr]
+    assert b.kept_rows(Lsn(299)).tolist() == [False] * 2 + [True] * 4  # type: ignore[union-attr]
+    assert b.kept_rows(Lsn(300)).tolist() == [False] * 3 + [True] * 3  # type: ignore[union-attr]
+    assert not b.kept_rows(Lsn(400)).any()  # type: ignore[union-attr]
+    assert not b.kept_rows(Lsn(2**63)).any()  # type: ignore[union-attr]
+
+
+def test_a_row_knows_its_transaction_also_beside_empty_ones() -> None:
+    b = batch(0, 2, 0, 1)
+    assert [b.transaction_of(seq).xid for seq in range(3)] == [701, 701, 703]
+
+
+def test_the_last_kept_truncation_counts() -> None:
+    b = batch(2, 2, 2, truncations={0: [Truncation(1, (5, 6))], 1: [Truncation(0, (5,)), Truncation(2, (5,))], 2: []})
+    assert b.kept_truncation(5, Lsn(0)) == 4
+    assert b.kept_truncation(6, Lsn(0)) == 1
+    assert b.kept_truncation(5, Lsn(100)) == 4
+    assert b.kept_truncation(6, Lsn(100)) is None
+    assert b.kept_truncation(5, Lsn(200)) is None
+    assert b.kept_truncation(7, Lsn(0)) is None
+
+
+def test_a_batch_is_as_old_as_its_first_transaction() -> None:
+    b = batch(1, 1, 1)
+    assert b.opened_at == 0.0
+    assert (b.first_lsn, b.last_lsn, b.rows, b.nbytes) == (100, 300, 3, 90)
+
+
+def test_lag_is_in_seconds() -> None:
+    assert lag_seconds(batch(1, 1).transactions, 3_000_000).tolist() == [3.0, 2.999999]
+    assert lag_seconds(batch(1).transactions, 0).dtype == np.float64

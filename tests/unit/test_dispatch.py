@@ -1,0 +1,178 @@
+"""Dispatcher: frames become transactions, and transactions batches."""
+
+from __future__ import annotations
+
+import pytest
+
+from apply.dispatch import Dispatcher
+from pubsub.errors import ProtocolViolation
+from pubsub.protocol.copyboth import XLOG_HEADER
+from pubsub.protocol.ids import Oid, Xid
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Begin, Commit, LogicalMessage, Origin, StreamStop, Type
+from tests.frames import frame, insert, keepalive, relation, transaction, truncate
+
+A = relation(16384, "a")
+B = relation(16385, "b")
+
+
+def rows_of(dispatcher: Dispatcher) -> list[bytes]:
+    """The messages in the open batch's log."""
+    result = []
+    for block in dispatcher.batch.log.blocks():
+        at = 0
+        for length in block.lengths.tolist():
+            result.append(block.data[at + XLOG_HEADER : at + length])
+            at += length
+    return result
+
+
+def test_a_committed_transaction_joins_the_batch() -> None:
+    d = Dispatcher(Lsn(10))
+    first = transaction(200, A, insert(A.oid, 1, "x"), insert(A.oid, 2, "y"), xid=7, commit_time=5, final=150)
+    second = transaction(300, insert(A.oid, 3, "z"), final=200)
+    assert d.feed(first + second, 1.5) == len(first) + len(second)
+    assert [(t.xid, t.final_lsn, t.end_lsn, t.commit_time, t.first_seq, t.end_seq) for t in d.batch.transactions] == [
+        (7, 150, 200, 5, 0, 2),
+        (700, 200, 300, 0, 2, 3),
+    ]
+    assert (d.position, d.decided, d.batch.opened_at, d.batch.rows) == (300, 300, 1.5, 3)
+    assert (d.batch.first_lsn, d.batch.last_lsn) == (200, 300)
+    assert d.batch.relations == {A.oid: [(0, A)]}
+    assert rows_of(d) == [f[XLOG_HEADER:] for f in (first[2], first[3], second[1])]
+
+
+def test_nothing_of_an_open_transaction_is_in_the_batch() -> None:
+    d = Dispatcher(Lsn(10))
+    frames = transaction(200, A, insert(A.oid, 1, "x"), truncate(A.oid))
+    d.feed(frames[:-1], 0.0)
+    assert not d.batch.transactions
+    assert not d.batch.truncations
+    assert not d.batch.relations
+    assert not d.idle
+    assert (d.position, d.decided) == (10, 10)
+    d.feed(frames[-1:], 0.0)
+    assert [t.seq for t in d.batch.truncations] == [1]
+    assert not d.idle
+    assert d.take().last_lsn == 200
+    assert d.idle
+
+
+def test_an_empty_transaction_moves_the_position_alone() -> None:
+    d = Dispatcher(Lsn(10))
+    d.feed(transaction(200), 0.0)
+    assert d.idle
+    assert (d.position, d.decided) == (200, 200)
+
+
+def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
+    """Inside a transaction the server's end of WAL lies past changes that are not decided yet."""
+    d = Dispatcher(Lsn(10))
+    d.feed([keepalive(50)], 0.0)
+    assert (d.position, d.decided) == (50, 10)
+    d.feed([*transaction(200, A)[:2], keepalive(180, reply=True)], 0.0)
+    assert d.position == 50
+    assert d.reply_requested
+    d.feed([keepalive(40)], 0.0)
+    assert d.position == 50
+
+
+def test_take_starts_a_batch_that_knows_the_settled_relations_alone() -> None:
+    """What an open transaction has sent comes with its commit; it must not be known before, nor twice."""
+    d = Dispatcher(Lsn(10))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
+    d.feed(transaction(200, B, insert(B.oid, 1, "x"))[:-1], 0.0)
+    d.take()
+    assert d.batch.relations == {A.oid: [(0, A)]}
+    d.feed(transaction(200, B, insert(B.oid, 1, "x"))[-1:], 0.0)
+    assert d.batch.relations == {A.oid: [(0, A)], B.oid: [(0, B)]}
+
+
+def test_another_definition_holds_from_its_place_on() -> None:
+    d = Dispatcher(Lsn(10))
+    wider = relation(A.oid, "a", (("id", 20), ("v", 25), ("w", 25)))
+    d.feed(transaction(100, A, insert(A.oid, 1, "x"), A), 0.0)
+    d.feed(transaction(200, insert(A.oid, 2, "x"), wider, insert(A.oid, 3, "x", "y")), 0.0)
+    assert d.batch.relations == {A.oid: [(0, A), (2, wider)]}
+    d.take()
+    assert d.batch.relations == {A.oid: [(0, wider)]}
+
+
+def test_stop_at_lets_nothing_in_that_ends_later() -> None:
+    d = Dispatcher(Lsn(10))
+    frames = [
+        *transaction(100, A, insert(A.oid, 1, "x")),
+        *transaction(200, insert(A.oid, 2, "x")),
+        *transaction(300, insert(A.oid, 3, "x")),
+    ]
+    assert d.feed(frames, 0.0, stop_at=Lsn(200)) == 7
+    assert d.batch.last_lsn == 200
+    d = Dispatcher(Lsn(10))
+    assert d.feed(frames, 0.0, stop_at=Lsn(250)) == 10
+    assert d.batch.last_lsn == 200
+    assert d.position >= 250
+
+
+def test_pause_at_ends_a_batch_there() -> None:
+    d = Dispatcher(Lsn(10))
+    frames = [*transaction(100, A, insert(A.oid, 1, "x")), *transaction(200, insert(A.oid, 2, "x"))]
+    assert d.feed(frames, 0.0, pause_at=Lsn(100)) == 4
+    assert d.batch.last_lsn == 100
+
+
+def test_what_is_not_a_change_is_passed_over() -> None:
+    d = Dispatcher(Lsn(10))
+    message = LogicalMessage(True, Lsn(40), "p", b"x")
+    d.feed(
+        transaction(200, Origin(Lsn(5), "o"), A, Type(Oid(9), "public", "mood"), message, insert(A.oid, 1, "x")), 0.0
+    )
+    d.feed([frame(message)], 0.0)
+    assert d.batch.rows == 1
+
+
+def test_bytes_held_are_counted_once() -> None:
+    d = Dispatcher(Lsn(10))
+    frames = transaction(200, A, *(insert(A.oid, i, "x" * i) for i in range(50)))
+    for one in frames[:-1]:
+        d.feed([one], 0.0)
+    expected = sum(map(len, frames[2:-1]))
+    assert d.pending_bytes == expected
+    d.feed(frames[-1:], 0.0)
+    assert d.pending_bytes == d.batch.nbytes == expected
+
+
+BEGIN = frame(Begin(Lsn(100), 0, Xid(1)))
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ([frame(insert(A.oid, 1, "x"))], "row change outside a transaction"),
+        ([frame(truncate(A.oid))], "TRUNCATE outside a transaction"),
+        ([frame(Commit(0, Lsn(100), Lsn(108), 0))], "COMMIT outside a transaction"),
+        ([BEGIN, BEGIN], "BEGIN inside a transaction"),
+        ([BEGIN[:-1]], "malformed BEGIN"),
+        ([BEGIN + b"x"], "malformed BEGIN"),
+        ([BEGIN, frame(Commit(0, Lsn(100), Lsn(108), 0)) + b"x"], "malformed COMMIT"),
+        ([BEGIN, frame(Commit(0, Lsn(101), Lsn(108), 0))], "incorrect commit LSN"),
+        ([BEGIN, frame(Commit(0, Lsn(100), Lsn(100), 0))], "went back"),
+        ([*transaction(300), *transaction(200)], "went back"),
+        ([BEGIN[: XLOG_HEADER + 1] + bytes(20)], "final_lsn not set"),
+        ([frame(StreamStop())], "StreamStop"),
+        ([b""], "no data left"),
+        ([b"w"], "insufficient data"),
+        ([b"w" + bytes(24)], "no data left"),
+        ([b"k" + bytes(3)], "insufficient data"),
+        ([b"x" + bytes(40)], "unexpected message type"),
+        ([b"w" + bytes(24) + b"?"], "invalid logical replication message type"),
+    ],
+)
+def test_what_can_not_be_is_a_protocol_violation(frames: list[bytes], text: str) -> None:
+    with pytest.raises(ProtocolViolation, match=text):
+        Dispatcher(Lsn(10)).feed(frames, 0.0)
+
+
+def test_the_next_commit_record_may_begin_where_the_last_ended() -> None:
+    d = Dispatcher(Lsn(10))
+    d.feed([*transaction(100, A, insert(A.oid, 1, "x")), *transaction(108, insert(A.oid, 2, "x"), final=100)], 0.0)
+    assert [t.end_lsn for t in d.batch.transactions] == [100, 108]
