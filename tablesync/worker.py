@@ -78,6 +78,8 @@ class SyncWorker:
         """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
         relation = self._relation
         if relation.state in (RelState.SYNCDONE, RelState.READY):
+            # The worker that stored s may have failed before it could say so.
+            self._handover.synced(relation.relid)
             await self._drop_slot()
             return
         if relation.state is not RelState.FINISHEDCOPY or not await self._slot_is_there():
@@ -223,7 +225,7 @@ class SyncWorker:
             )
             await pipeline.run()
             await stream.close()
-        return pipeline.dispatcher.position >= catchup
+        return pipeline.flushed >= catchup
 
 
 class _OneTable:
@@ -238,8 +240,8 @@ class _OneTable:
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         return {self._name: self._destination}
 
-    async def may_write(self, relid: int) -> None:
-        return
+    async def may_write(self, relid: int) -> bool:
+        return True
 
     def version(self, relid: int) -> Lsn:
         return self._version
