@@ -3,8 +3,7 @@
 What is added to a user's string stands here: the host names are looked up without blocking the event loop, and nothing
 secret that the string holds gets into a text that a user sees.
 
-Follows fe-connect.c (conninfo_parse, connectOptions2) and libpqwalreceiver.c (libpqrcv_check_conninfo,
-libpqrcv_get_conninfo).
+Follows fe-connect.c (conninfo_parse, connectOptions2) and libpqwalreceiver.c (libpqrcv_check_conninfo).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from psycopg import pq
 from pubsub.errors import ConnectionFailure, PubsubError
 
 MASK: Final = "********"
-"""What stands in place of a password, as in pg_stat_wal_receiver.conninfo."""
+"""What stands in place of a secret in a message, as in pg_stat_wal_receiver.conninfo."""
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_./:@,+*-]+")
@@ -60,16 +59,6 @@ def parse_conninfo(conninfo: str) -> dict[str, str]:
 def format_conninfo(parameters: Mapping[str, str]) -> str:
     """The parameters as one connection string: parse_conninfo's inverse."""
     return " ".join(f"{keyword}={_quote(value)}" for keyword, value in parameters.items())
-
-
-def mask_conninfo(conninfo: str) -> str:
-    """The string with each secret replaced, for views and logs.  What can not be read is masked whole."""
-    try:
-        parameters = parse_conninfo(conninfo)
-    except PubsubError:
-        return MASK
-    secret = secret_keywords()
-    return format_conninfo({key: MASK if key in secret and value else value for key, value in parameters.items()})
 
 
 @cache

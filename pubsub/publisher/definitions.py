@@ -136,6 +136,14 @@ class SlotInfo:
     """WAL kept for it: from restart_lsn to the end of the WAL."""
 
 
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """What the running COPY commands of some sessions have done: rows, and bytes of their text."""
+
+    tuples: int
+    bytes: int
+
+
 async def server_info(connection: Connection) -> ServerInfo:
     (row,) = await connection.query(_SERVER_INFO)
     version, wal_level, slots, used_slots, senders, used_senders, identifier, database, encoding, recovery, user = row
@@ -262,6 +270,12 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
         invalidation_reason=row[12],
         retained_bytes=None if row[13] is None else int(row[13]),
     )
+
+
+async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
+    """Of all sessions in this database with that application_name (at most 63 bytes of it are kept)."""
+    (row,) = await connection.query(_COPY_PROGRESS, [application_name])
+    return CopyProgress(_int(row[0]), _int(row[1]))
 
 
 async def current_wal_lsn(connection: Connection) -> Lsn:
@@ -397,6 +411,13 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
  WHERE s.slot_name = $1::text
+"""
+
+_COPY_PROGRESS: Final = """
+SELECT coalesce(sum(p.tuples_processed), 0), coalesce(sum(p.bytes_processed), 0)
+  FROM pg_stat_progress_copy p
+  JOIN pg_stat_activity a ON a.pid = p.pid
+ WHERE a.application_name = $1::name::text AND p.datname = current_database()
 """
 
 _CAN_SELECT: Final = """

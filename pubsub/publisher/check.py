@@ -1,0 +1,304 @@
+"""What will and will not work with a publisher, found out before anything is made there: `pubsub check`.
+
+Nothing is written to the publisher.  Where PostgreSQL has words for what would go wrong later, these are its words.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pubsub.errors import FeatureNotSupported, PubsubError
+from pubsub.protocol.types import delta_type
+from pubsub.publisher import definitions, replication
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import Publication, PublishedTable, ServerInfo, TableDefinition
+
+Severity = Literal["ok", "warning", "error"]
+
+OLDEST_VERSION: Final = 150000
+STANDBY_VERSION: Final = 160000  # logical decoding on a standby
+
+_SLOTS_WANTED: Final = 3  # the subscription's, and max_sync_workers_per_subscription's default
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.  "error": a subscription would fail, or a table of it; "warning": something to know."""
+
+    severity: Severity
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+
+
+async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding]:
+    """All findings, in the order in which a subscription would meet them; without `publications`, of all there are.
+
+    What the publisher refuses is a finding.  Raises PubsubError (42601) for a connection string that can not be read.
+    """
+    try:
+        connection = await Connection.connect(conninfo, application_name="pubsub check")
+    except PubsubError as error:
+        if error.sqlstate == "42601":
+            raise
+        return [_failed(error)]
+    async with connection:
+        try:
+            info = await definitions.server_info(connection)
+            findings = [Finding("ok", f'connected to PostgreSQL {info.version_text}, database "{info.database}"')]
+            if info.version < OLDEST_VERSION:
+                hint = "Publishers from PostgreSQL 15 on are supported."
+                return [*findings, Finding("error", f"PostgreSQL {info.version_text} is too old", hint=hint)]
+            findings += check_server(info)
+            findings.append(await _replication_connection(conninfo, connection))
+            existing = await definitions.publications(connection)
+            findings += check_publications(existing, publications)
+            names = [p.name for p in existing if not publications or p.name in publications]
+            findings += await _tables(connection, names)
+        except PubsubError as error:
+            return [_failed(error)]
+    return findings
+
+
+def check_server(info: ServerInfo) -> list[Finding]:
+    """The server's settings."""
+    findings = []
+    if info.wal_level == "logical":
+        findings.append(Finding("ok", "wal_level is logical"))
+    else:
+        findings.append(
+            Finding(
+                "error",
+                'logical decoding requires "wal_level" >= "logical"',
+                detail=f'"wal_level" is "{info.wal_level}".',
+                hint="Set wal_level = logical in the publisher's postgresql.conf and restart it.",
+            )
+        )
+    if info.in_recovery and info.version < STANDBY_VERSION:
+        findings.append(Finding("error", "logical decoding cannot be used while in recovery"))
+    elif info.in_recovery:
+        hint = "A slot is made only when the primary has written a checkpoint; pg_log_standby_snapshot() there helps."
+        findings.append(Finding("warning", "the publisher is a standby", hint=hint))
+    findings.append(
+        _room(
+            "max_replication_slots",
+            info.free_replication_slots,
+            info.max_replication_slots,
+            "all replication slots are in use",
+            'Free one or increase "max_replication_slots".',
+        )
+    )
+    findings.append(
+        _room(
+            "max_wal_senders",
+            info.free_wal_senders,
+            info.max_wal_senders,
+            f'number of requested standby connections exceeds "max_wal_senders" (currently {info.max_wal_senders})',
+            'Increase "max_wal_senders", or end a walsender that is not needed.',
+        )
+    )
+    if info.encoding == "SQL_ASCII":
+        findings.append(
+            Finding(
+                "warning",
+                "the database's encoding is SQL_ASCII",
+                detail="Text that is not UTF-8 can not be replicated: the table that holds it stops.",
+            )
+        )
+    return findings
+
+
+def check_publications(existing: Sequence[Publication], wanted: Sequence[str]) -> list[Finding]:
+    """subscriptioncmds.c: check_publications; and what a publication leaves out."""
+    by_name = {publication.name: publication for publication in existing}
+    missing = [name for name in dict.fromkeys(wanted) if name not in by_name]
+    findings = []
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing)
+        findings.append(
+            Finding(
+                "error",
+                f"publication {names} does not exist on the publisher"
+                if len(missing) == 1
+                else f"publications {names} do not exist on the publisher",
+                hint="CREATE PUBLICATION … FOR TABLE … there.",
+            )
+        )
+    if not wanted and not existing:
+        hint = "CREATE PUBLICATION … FOR TABLE … there."
+        findings.append(Finding("error", "the database has no publication", hint=hint))
+    for publication in existing:
+        if wanted and publication.name not in wanted:
+            continue
+        parts = {
+            "INSERT": publication.insert,
+            "UPDATE": publication.update,
+            "DELETE": publication.delete,
+            "TRUNCATE": publication.truncate,
+        }
+        left_out = [operation for operation, published in parts.items() if not published]
+        if left_out:
+            message = f'publication "{publication.name}" does not publish {", ".join(left_out)}'
+            findings.append(Finding("warning", message, detail="The Delta tables will differ by what is left out."))
+        else:
+            findings.append(Finding("ok", f'publication "{publication.name}"'))
+    return findings
+
+
+def check_table(table: PublishedTable, definition: TableDefinition) -> list[Finding]:
+    """What the table's definition means for a subscription; one "ok" if there is no more to say."""
+    name = qualified(table)
+    findings = []
+    columns = [
+        column
+        for column in definition.columns
+        if (column.name in table.attnames if table.attnames is not None else not column.generated)
+    ]
+    if not columns:
+        findings.append(Finding("error", f'table "{name}" has no column that is published'))
+    for column in columns:
+        try:
+            delta_type(column.base_type_oid, column.base_type_modifier, column.base_type_kind, column.type_name)
+        except FeatureNotSupported as error:
+            findings.append(
+                Finding("error", f'column "{column.name}" of table "{name}": {error.message}', hint=error.hint)
+            )
+    findings += [
+        Finding(
+            "error",
+            f'columns {same} of table "{name}" differ only in case',
+            detail="Delta does not tell the names of columns apart by case.",
+            hint="Rename one, or leave it out with a column list in the publication.",
+        )
+        for same in _same_but_for_case(column.name for column in columns)
+    ]
+    findings += _identity(table, definition, name)
+    if left_out := [f'"{c.name}"' for c in definition.columns if c.generated and c not in columns]:
+        findings.append(
+            Finding(
+                "warning",
+                f'generated columns {", ".join(left_out)} of table "{name}" are not published',
+                hint="PostgreSQL 18 and later publish stored ones WITH (publish_generated_columns = stored).",
+            )
+        )
+    if any(finding.severity == "error" for finding in findings):
+        return findings
+    key = definition.identity_key or definition.primary_key
+    keyed = f"key ({', '.join(key)})" if key else "no key"
+    detail = f"{len(columns)} columns, {keyed}, about {definition.estimated_rows} rows"
+    return [Finding("ok", f'table "{name}"', detail=detail), *findings]
+
+
+def qualified(table: PublishedTable) -> str:
+    """schema.table, as PostgreSQL's messages have it."""
+    return f"{table.schema}.{table.name}"
+
+
+def _identity(table: PublishedTable, definition: TableDefinition, name: str) -> list[Finding]:
+    if definition.replica_identity == "f" and not definition.primary_key:
+        return [
+            Finding(
+                "warning",
+                f'table "{name}" has REPLICA IDENTITY FULL and no primary key',
+                detail="Updates and deletes find their row by all its columns, which is slow on a large table.",
+            )
+        ]
+    if not table.publishes_updates or definition.replica_identity == "f":
+        return []
+    if not definition.identity_key:
+        return [
+            Finding(
+                "warning",
+                f'cannot update table "{table.name}" because it does not have a replica identity and publishes updates',
+                detail=f'The publisher refuses UPDATE and DELETE on "{name}"; INSERT works.',
+                hint="To enable updating the table, set REPLICA IDENTITY using ALTER TABLE.",
+            )
+        ]
+    missing = [
+        column for column in definition.identity_key if table.attnames is not None and column not in table.attnames
+    ]
+    if missing:
+        return [
+            Finding(
+                "warning",
+                f'cannot update table "{table.name}"',
+                detail="Column list used by the publication does not cover the replica identity.",
+                hint=f"Add {', '.join(missing)} to the column list, or INSERT alone works.",
+            )
+        ]
+    return []
+
+
+async def _replication_connection(conninfo: str, connection: Connection) -> Finding:
+    """A walsender's connection, made for the trial: what the server asks of the role, it says itself."""
+    try:
+        async with await Connection.connect(conninfo, replication=True, application_name="pubsub check") as walsender:
+            await replication.identify_system(walsender)
+    except PubsubError as error:
+        hint = error.hint
+        if not await definitions.can_replicate(connection):
+            hint = hint or f'ALTER ROLE "{connection.user}" REPLICATION'
+        return Finding("error", error.message, detail=error.detail, hint=hint)
+    return Finding("ok", f'role "{connection.user}" may replicate')
+
+
+async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]:
+    try:
+        tables = await definitions.published_tables(connection, names)
+    except FeatureNotSupported as error:
+        return [_failed(error)]
+    if names and not tables:
+        return [Finding("warning", "the publications have no tables")]
+    known = await definitions.table_definitions(connection, [table.oid for table in tables])
+    findings = [
+        Finding(
+            "warning",
+            f"tables {same} differ only in case",
+            detail="Spark's catalog does not tell them apart; their paths differ.",
+        )
+        for same in _same_but_for_case(qualified(table) for table in tables)
+    ]
+    for table in tables:
+        if table.oid not in known:
+            continue  # dropped meanwhile
+        findings += check_table(table, known[table.oid])
+        if not await definitions.can_select(connection, table.oid, table.attnames):
+            findings.append(
+                Finding(
+                    "error",
+                    f"permission denied for table {table.name}",
+                    hint=f'GRANT USAGE on its schema and SELECT on "{qualified(table)}" to "{connection.user}".',
+                )
+            )
+        elif await definitions.is_subject_to_row_security(connection, table.oid):
+            findings.append(
+                Finding(
+                    "error",
+                    f'query would be affected by row-level security policy for table "{table.name}"',
+                    hint="The initial copy needs the table's owner, a superuser, or a role with BYPASSRLS.",
+                )
+            )
+    return findings
+
+
+def _room(setting: str, free: int, most: int, full: str, hint: str) -> Finding:
+    if free == 0:
+        return Finding("error", full, hint=hint)
+    if free < _SLOTS_WANTED:
+        detail = f"A subscription uses one, and one more for each table that is copied at the time: {_SLOTS_WANTED}."
+        return Finding("warning", f"only {free} of {setting} = {most} are free", detail=detail, hint=hint)
+    return Finding("ok", f"{free} of {setting} = {most} are free")
+
+
+def _same_but_for_case(names: Iterable[str]) -> list[str]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[name.casefold()].append(name)
+    return [", ".join(f'"{name}"' for name in group) for group in groups.values() if len(group) > 1]
+
+
+def _failed(error: PubsubError) -> Finding:
+    return Finding("error", error.message, detail=error.detail, hint=error.hint)
