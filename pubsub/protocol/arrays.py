@@ -1,0 +1,72 @@
+"""Arrow arrays of variable length as numpy sees them: bytes and positions, with no Python value per element."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pubsub.errors import ProgramLimitExceeded
+
+MAX_BYTES: Final = (1 << 31) - 1
+"""Bytes that one array's 32-bit offsets reach."""
+
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
+
+def slices(
+    data: Bytes,
+    starts: Positions,
+    ends: Positions,
+    target: Any,
+    *,
+    valid: Mask | None = None,
+) -> Any:
+    """The binary array of data[starts[i]:ends[i]]; `target` is binary or string.  The slices do not overlap and are in order.
+
+    The gaps are made elements of their own, so that the offsets s0, e0, s1, e1, … describe one array over `data` as it is;
+    taking each second element copies each value once.  Where not `valid` the slice must be empty.  Raises
+    ProgramLimitExceeded past MAX_BYTES.
+    """
+    if data.size > MAX_BYTES:
+        raise ProgramLimitExceeded(
+            f"{data.size} bytes can not be decoded at once", detail=f"The limit is {MAX_BYTES} bytes."
+        )
+    count = len(starts)
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2] = starts
+    offsets[1::2] = ends
+    with_gaps = pa.Array.from_buffers(target, max(0, 2 * count - 1), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    array = with_gaps.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+    if valid is None:
+        return array
+    return pa.Array.from_buffers(target, count, [bitmap(valid), *array.buffers()[1:]], offset=array.offset)
+
+
+def contents(values: Any) -> tuple[Bytes, npt.NDArray[np.int32]]:
+    """The bytes of a binary or string array one after the other, and where each value begins (one more than values)."""
+    _, offset_buffer, data_buffer = values.buffers()
+    if len(values) == 0 or offset_buffer is None:
+        return np.empty(0, np.uint8), np.zeros(1, np.int32)
+    offsets = np.frombuffer(offset_buffer, np.int32, len(values) + 1, values.offset * 4)
+    if data_buffer is None:
+        return np.empty(0, np.uint8), offsets
+    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets - offsets[0] if offsets[0] else offsets
+
+
+def validity(values: Any) -> Mask | None:
+    """Which values are not NULL; None if all are."""
+    if values.null_count == 0:
+        return None
+    mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def bitmap(mask: Mask | None) -> Any:
+    """Arrow's bitmap (pyarrow.Buffer) of a mask, None for None."""
+    return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))

@@ -1,0 +1,76 @@
+"""Rows of `COPY … TO STDOUT (FORMAT csv)` by columns: the same values as the stream's (types.py: from_text reads both).
+
+In PostgreSQL's CSV an unquoted empty value is NULL and a quoted one is the empty string; a value that holds a quote, a comma, a
+line end, or would look like NULL is quoted, and a quote in it doubled (copyto.c: CopyAttributeOutCSV).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
+from pubsub.protocol.types import InvalidText, from_text
+
+MAX_COPY_BYTES: Final = (1 << 31) - 2
+"""Bytes that can be parsed at once."""
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class InvalidCopiedField(InvalidValue):
+    """A copied value that its target column can not hold: `row` is its row in the chunk, from 0; `column` the name."""
+
+    def __init__(self, column: str, row: int, cause: InvalidText) -> None:
+        super().__init__(cause.message, sqlstate=cause.sqlstate, context=f'column "{column}"')
+        self.column = column
+        self.row = row
+
+
+def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: Any) -> Any:
+    """Whole rows of a copy's output as a pyarrow.RecordBatch with the schema `fields`, whose columns the copy has in order.
+
+    Raises ProtocolViolation for what is not such output, InvalidCopiedField for a value that its column can not hold,
+    ProgramLimitExceeded past MAX_COPY_BYTES.  A table has at least one column.
+    """
+    text = data if isinstance(data, bytes) else b"".join(data)
+    if not text:
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=fields)
+    if len(text) > MAX_COPY_BYTES:
+        raise ProgramLimitExceeded(f"{len(text)} bytes of a copy can not be parsed at once")
+    if not text.endswith(b"\n"):
+        raise ProtocolViolation("the copy's output ends within a row")
+    if text.startswith(_BYTE_ORDER_MARK):
+        text = _BYTE_ORDER_MARK + text  # Arrow drops one, which here is a value's first character
+    positions = [str(position) for position in range(len(fields))]  # names could repeat or be taken for something else
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(text),
+            read_options=csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=positions),
+            parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+            convert_options=csv.ConvertOptions(
+                check_utf8=False,
+                column_types=dict.fromkeys(positions, pa.binary()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise ProtocolViolation("the copy's output is not CSV of the expected columns", detail=str(error)) from error
+    return pa.RecordBatch.from_arrays(
+        [_column(field, table.column(position)) for position, field in enumerate(fields)], schema=fields
+    )
+
+
+def _column(field: Any, chunks: Any) -> Any:
+    texts = chunks.combine_chunks()
+    if isinstance(texts, pa.ChunkedArray):
+        raise ProgramLimitExceeded(f'column "{field.name}" of a copy has too many bytes to be parsed at once')
+    try:
+        return from_text(texts, field.type)
+    except InvalidText as error:
+        raise InvalidCopiedField(field.name, error.index, error) from error

@@ -1,0 +1,258 @@
+"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as values of them: the source of the type contract.
+
+`delta_type` says what a column becomes; `from_text` turns a column of PostgreSQL's text output into it, all rows at once.
+Each value is exact or refused (InvalidText): nothing is rounded, clipped or made NULL.  The text must come from a session
+with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0 (every connection to a publisher sets them).
+
+    bool                                    boolean          numeric(p,s), 0 <= s <= p <= 38     decimal(p,s)
+    int2, int4, int8                        smallint, int, bigint    date                        date
+    oid                                     bigint           timestamp                           timestamp_ntz
+    float4, float8                          float, double    timestamptz                         timestamp
+    bytea                                   binary           all else                            string: PostgreSQL's text
+
+Refused in a natural type, since Delta has no such value: infinity, BC and years past 9999 in dates and timestamps, NaN in
+numeric.  What Arrow's own casts would let through (hexadecimal integers, floats past the range as infinity or zero, a year 0)
+is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pubsub.errors import FeatureNotSupported, InvalidValue
+from pubsub.protocol.arrays import Bytes, bitmap, contents, slices, validity
+
+MAX_DECIMAL_PRECISION: Final = 38
+"""Digits of the widest decimal that Delta has."""
+
+BOOLOID: Final = 16
+BYTEAOID: Final = 17
+INT8OID: Final = 20
+INT2OID: Final = 21
+INT4OID: Final = 23
+OIDOID: Final = 26
+FLOAT4OID: Final = 700
+FLOAT8OID: Final = 701
+DATEOID: Final = 1082
+TIMESTAMPOID: Final = 1114
+TIMESTAMPTZOID: Final = 1184
+NUMERICOID: Final = 1700
+
+_NATURAL: Final[dict[int, Any]] = {
+    BOOLOID: pa.bool_(),
+    BYTEAOID: pa.binary(),
+    INT8OID: pa.int64(),
+    INT2OID: pa.int16(),
+    INT4OID: pa.int32(),
+    OIDOID: pa.int64(),
+    FLOAT4OID: pa.float32(),
+    FLOAT8OID: pa.float64(),
+    DATEOID: pa.date32(),
+    TIMESTAMPOID: pa.timestamp("us"),
+    TIMESTAMPTZOID: pa.timestamp("us", "UTC"),
+}
+_SPARK_NAMES: Final[dict[Any, str]] = {
+    pa.bool_(): "BOOLEAN",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.binary(): "BINARY",
+    pa.string(): "STRING",
+}
+
+_FIRST_DAY: Final = -719_162  # 0001-01-01, in days from 1970-01-01
+_LAST_DAY: Final = 2_932_896  # 9999-12-31
+_MICROSECONDS_PER_DAY: Final = 86_400_000_000
+_SHOWN_CHARACTERS: Final = 100
+
+
+class InvalidText(InvalidValue):
+    """A text that the target type can not hold exactly: `index` is its place in the array, from 0; `text` the value."""
+
+    def __init__(self, index: int, text: bytes, target: str, sqlstate: str) -> None:
+        shown = text[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
+        if len(shown) > _SHOWN_CHARACTERS:
+            shown = shown[:_SHOWN_CHARACTERS] + "…"
+        if sqlstate == "22021":
+            message = f'invalid byte sequence for encoding "UTF8" in value "{shown}"'
+        else:
+            message = f'value "{shown}" can not be held exactly by Delta type {target}'
+        super().__init__(message, sqlstate=sqlstate)
+        self.index = index
+        self.text = text
+        self.target = target
+
+
+class _BadValue(Exception):
+    """Some value of the array does not fit: which one is found by `from_text`."""
+
+
+def delta_type(type_oid: int, type_modifier: int, type_kind: str = "b", type_name: str = "") -> Any:
+    """The Arrow type (pyarrow.DataType) of a column.
+
+    `type_oid` and `type_modifier` are the base type's where the column's type is a domain; `type_kind` is pg_type.typtype;
+    `type_name` (format_type's) only serves the error.  Raises FeatureNotSupported for a pseudo-type.
+    Type modifier of numeric: numeric.c: make_numeric_typmod, numeric_typmod_precision, numeric_typmod_scale.
+    """
+    if type_kind == "p":
+        raise FeatureNotSupported(f"a column of pseudo-type {type_name or type_oid} can not be replicated")
+    if type_oid == NUMERICOID and type_modifier >= 4:
+        packed = type_modifier - 4
+        precision = packed >> 16 & 0xFFFF
+        scale = (packed & 0x7FF ^ 1024) - 1024  # eleven bits, signed
+        if 0 <= scale <= precision <= MAX_DECIMAL_PRECISION:
+            return pa.decimal128(precision, scale)
+    return _NATURAL.get(type_oid, pa.string())
+
+
+def spark_ddl(data_type: Any) -> str:
+    """The type's name in Spark's DDL, of a type that `delta_type` gives."""
+    if pa.types.is_decimal128(data_type):
+        return f"DECIMAL({data_type.precision},{data_type.scale})"
+    return _SPARK_NAMES[data_type]
+
+
+def from_text(values: Any, target: Any) -> Any:
+    """PostgreSQL's text as values of `target`: pyarrow Array to Array of the same length, NULLs kept.
+
+    `values` is a binary or string array (32-bit offsets).  Raises InvalidText for the first value that does not fit.
+    """
+    convert, sqlstate = _converter(target)
+    if pa.types.is_string(values.type):
+        values = values.view(pa.binary())
+    try:
+        return convert(values, target)
+    except (pa.ArrowInvalid, _BadValue) as error:
+        index = _first_bad(values, target, convert)
+        raise InvalidText(index, values[index].as_py(), spark_ddl(target), sqlstate) from error
+
+
+def _first_bad(values: Any, target: Any, convert: Callable[[Any, Any], Any]) -> int:
+    """The least index whose value does not convert; at least one does not.  Halves the range at each step."""
+    good, bad = 0, len(values)  # values[:good] converts, values[:bad] does not
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            convert(values[good:middle], target)
+        except (pa.ArrowInvalid, _BadValue):
+            bad = middle
+        else:
+            good = middle
+    return good
+
+
+def _converter(target: Any) -> tuple[Callable[[Any, Any], Any], str]:
+    """The function from text to `target`, and the SQLSTATE of a value that does not fit."""
+    kinds = pa.types
+    if kinds.is_string(target):
+        return _text, "22021"
+    if kinds.is_integer(target):
+        return _integer, "22003"
+    if kinds.is_decimal128(target):
+        return _parse, "22003"
+    if kinds.is_timestamp(target) or kinds.is_date32(target):
+        return _date_or_timestamp, "22008"
+    if kinds.is_boolean(target):
+        return _boolean, "22P02"
+    if kinds.is_float32(target) or kinds.is_float64(target):
+        return _float, "22003"
+    if kinds.is_binary(target):
+        return _bytea, "22P02"
+    raise FeatureNotSupported(f"PostgreSQL's text can not be read as Arrow type {target}")
+
+
+def _text(values: Any, target: Any) -> Any:
+    return values.cast(target)  # checks UTF-8, copies nothing
+
+
+def _parse(values: Any, target: Any) -> Any:
+    """Arrow's own parser.  It works on bytes, so that the text need not be checked as UTF-8 first."""
+    return values.view(pa.string()).cast(target)
+
+
+def _integer(values: Any, target: Any) -> Any:
+    data, _ = contents(values)
+    if data.size and data.max() > ord("9"):  # Arrow reads 0x1F
+        raise _BadValue
+    return _parse(values, target)
+
+
+def _float(values: Any, target: Any) -> Any:
+    result = _parse(values, target)
+    numbers = result.to_numpy(zero_copy_only=False)
+    # PostgreSQL names these four; any other text that gave one was out of range, or is not PostgreSQL's.
+    for found, names in (
+        (np.isinf(numbers), ["Infinity", "-Infinity"]),
+        (numbers == 0, ["0", "-0"]),
+        (np.isnan(numbers), ["NaN"]),
+    ):
+        if found.any():
+            texts = values.filter(pa.array(found)).drop_null()
+            if not pc.all(pc.is_in(texts, pa.array([name.encode() for name in names])), min_count=0).as_py():
+                raise _BadValue
+    return result
+
+
+def _date_or_timestamp(values: Any, target: Any) -> Any:
+    result = _parse(values, target)
+    days = pa.types.is_date32(target)
+    unit = 1 if days else _MICROSECONDS_PER_DAY
+    bounds = pc.min_max(result.view(pa.int32() if days else pa.int64()))
+    least, greatest = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is not None and not (_FIRST_DAY * unit <= least and greatest < (_LAST_DAY + 1) * unit):
+        raise _BadValue
+    return result
+
+
+def _boolean(values: Any, target: Any) -> Any:
+    data, offsets = contents(values)
+    valid = validity(values)
+    first = data.take(offsets[:-1], mode="clip") if data.size else np.zeros(len(values), np.uint8)
+    true = first == ord("t")
+    good = (np.diff(offsets) == 1) & (true | (first == ord("f")))
+    if not (good if valid is None else good | ~valid).all():
+        raise _BadValue
+    return pa.Array.from_buffers(target, len(values), [bitmap(valid), bitmap(true)])
+
+
+def _bytea(values: Any, target: Any) -> Any:
+    """Hexadecimal, "\\x6162" (bytea.c: byteaout with bytea_output hex).
+
+    The digits of all values are decoded as one run of pairs; each value's "\\x" is a pair too, one byte that is then left out.
+    """
+    valid = validity(values)
+    data, offsets = contents(values if valid is None else pc.fill_null(values, b"\\x"))
+    count = len(values)
+    if count == 0:
+        return pa.array([], target)
+    lengths = np.diff(offsets)
+    if (lengths < 2).any() or (lengths & 1).any():
+        raise _BadValue
+    starts = offsets[:-1]
+    if (data[starts] != ord("\\")).any() or (data[starts + 1] != ord("x")).any():
+        raise _BadValue
+    nibbles = _NIBBLES[data]
+    if np.count_nonzero(nibbles > 15) != 2 * count:  # the prefixes alone
+        raise _BadValue
+    pairs: Bytes = nibbles[0::2] << np.uint8(4) | nibbles[1::2]
+    return slices(pairs, starts // 2 + 1, offsets[1:] // 2, target, valid=valid)
+
+
+def _nibbles() -> Bytes:
+    table = np.full(256, 16, np.uint8)
+    for digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
+        table[np.frombuffer(digits, np.uint8)] = np.arange(16, dtype=np.uint8)
+    return table
+
+
+_NIBBLES: Final = _nibbles()

@@ -1,0 +1,221 @@
+"""Folding against a plain model: random histories, sent as a publisher sends them, give the model's table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, fold
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
+from pubsub.protocol.rows import decode_changes, split_by_relation
+from pubsub.reorderbuffer.log import FrameLog
+
+T = Oid(16384)
+HEADER = b"w" + bytes(24)
+Row = tuple[Any, ...]
+
+KEYS: dict[str, tuple[list[pa.Field], list[Row]]] = {
+    "int": ([pa.field("k", pa.int64())], [(key,) for key in range(5)]),
+    "far apart": ([pa.field("k", pa.int64())], [(-(2**63),), (-1,), (0,), (2**62,), (2**63 - 1,)]),
+    "text": ([pa.field("k", pa.string())], [("",), ("a",), ("b",), ("ä",), ("aa",)]),
+    "composite": (
+        [pa.field("k", pa.int64()), pa.field("l", pa.string()), pa.field("m", pa.int64())],
+        [(1, "a", 2**62), (1, "b", 0), (-(2**62), "a", 2**62), (2, "a", -5), (2, "b", 0)],
+    ),
+    "bool": ([pa.field("k", pa.bool_()), pa.field("l", pa.int32())], [(a, b) for a in (True, False) for b in (0, 1)]),
+    "composite, wide": (
+        [pa.field("k", pa.int64()), pa.field("l", pa.int64())],
+        [(a, b) for a in (0, 2**40) for b in (-(2**40), 7)],
+    ),
+}
+VALUES = [pa.field("v", pa.string()), pa.field("w", pa.int32())]
+
+text_of = {True: b"t", False: b"f"}
+
+
+def text(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    return text_of[value] if isinstance(value, bool) else str(value).encode()
+
+
+@dataclass
+class History:
+    """What was sent, and the table as PostgreSQL has it then."""
+
+    fields: list[pa.Field]
+    key_width: int
+    full: bool
+    table: dict[Row, Row]
+    sent: list[Insert | Update | Delete] = field(default_factory=list)
+    truncated_at: int | None = None
+    gone: set[Row] = field(default_factory=set)  # keys without a row since some change of the batch
+
+    def old(self, row: Row) -> tuple[str, tuple[bytes | None, ...]]:
+        shown = row if self.full else row[: self.key_width] + (None,) * (len(row) - self.key_width)
+        return ("O" if self.full else "K"), tuple(map(text, shown))
+
+    def insert(self, row: Row) -> None:
+        self.sent.append(Insert(T, tuple(map(text, row))))
+        self.table[row[: self.key_width]] = row
+        self.gone.discard(row[: self.key_width])
+
+    def delete(self, key: Row) -> None:
+        row = self.table.pop(key, (*key, *(None,) * len(VALUES)))
+        self.sent.append(Delete(T, *self.old(row)))  # type: ignore[arg-type]
+        self.gone.add(key)
+
+    def update(self, key: Row, row: Row, hide: tuple[bool, ...]) -> None:
+        """`hide`: which values are not sent if they did not change."""
+        present = key in self.table
+        before = self.table.pop(key, (*key, *(None,) * len(VALUES)))
+        new: list[Any] = list(map(text, row))
+        for place, hidden in enumerate(hide, self.key_width):
+            if hidden and before[place] == row[place]:
+                new[place] = UNCHANGED
+        moved = row[: self.key_width] != key
+        old = self.old(before) if self.full or moved else (None, None)
+        self.sent.append(Update(T, *old, tuple(new)))  # type: ignore[arg-type]
+        if moved:
+            self.gone.add(key)
+        if present:
+            self.table[row[: self.key_width]] = row
+            self.gone.discard(row[: self.key_width])
+
+    def truncate(self) -> None:
+        self.truncated_at = len(self.sent)
+        self.table.clear()
+        self.gone.clear()
+
+
+def applied(folded: Folded, target: dict[Row, Row], key_width: int, width: int) -> dict[Row, Row]:
+    """The target as a writer makes it of what was folded."""
+    result = {} if folded.truncated else dict(target)
+    deleted = [tuple(row.values()) for row in folded.deleted_keys.to_pylist()]
+    assert len(deleted) == len(set(deleted))
+    for key in deleted:
+        result.pop(key, None)
+    rows = [tuple(row.values()) for row in folded.images.to_pylist()]
+    for image in folded.masked.to_pylist():
+        values = list(image.values())[:width]
+        base = target[tuple(image[f"{BASE_PREFIX}{place}"] for place in range(key_width))]
+        hidden = [place for place in range(width) if image.get(f"{UNCHANGED_PREFIX}{place}")]
+        assert hidden
+        for place in hidden:
+            assert values[place] is None
+            values[place] = base[place]
+        rows.append(tuple(values))
+    for row in rows:
+        assert row[:key_width] not in result, "a key twice"
+        result[row[:key_width]] = row
+    if folded.truncated:
+        assert not deleted
+    assert folded.insert_only == (not deleted and not folded.masked.num_rows)
+    return result
+
+
+def folded_of(history: History, key: list[str] | None) -> Folded:
+    relation = Relation(T, "public", "t", "f", tuple(Column(0, f.name, Oid(25), -1) for f in history.fields))
+    log = FrameLog(block_bytes=300)
+    log.append([HEADER + write_message(message) for message in history.sent])
+    changes = decode_changes(split_by_relation(log.blocks()).get(T, []), relation, history.fields, key=key)
+    return fold(changes, key, full=history.full, truncate_before=history.truncated_at)
+
+
+values = st.tuples(st.sampled_from([None, "", "x", "long " * 5]), st.sampled_from([None, 0, 1]))
+
+
+mostly = st.sampled_from([True, True, True, False])
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "update", "update", "move", "move", "delete", "truncate"]),
+        st.integers(0, 31),
+        st.integers(0, 3),
+        values,
+        st.tuples(mostly, mostly),  # not sent if unchanged
+        st.tuples(mostly, mostly),  # unchanged
+    ),
+    min_size=5,
+    max_size=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans())
+def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: bool) -> None:
+    key_fields, keys = KEYS[kind]
+    key_width = len(key_fields)
+    before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))
+    target = {key: key + value for key, value in before.items()}
+    history = History(key_fields + VALUES, key_width, full, dict(target))
+    for action, pick, other, value, hide, keep in data.draw(steps):
+        present = sorted(history.table)
+        # mostly a key that is there; else one that may have been there
+        key = present[pick % len(present)] if present and pick < 24 else keys[pick % len(keys)]
+        row = history.table.get(key, key + value)
+        changed = tuple(old if kept else new for old, new, kept in zip(row[key_width:], value, keep, strict=True))
+        known = key in history.table or key in history.gone or history.truncated_at is not None
+        if action == "insert":
+            free = [each for each in keys if each not in history.table]
+            if free:
+                history.insert(free[pick % len(free)] + value)
+        elif action == "update" and known:
+            history.update(key, key + changed, hide)
+        elif action == "move" and known:
+            to = keys[other]
+            history.update(key, (key if to in history.table else to) + changed, hide)
+        elif action == "delete":
+            history.delete(key)
+        elif action == "truncate" and truncates:
+            history.truncate()
+    folded = folded_of(history, [f.name for f in key_fields])
+    assert applied(folded, target, key_width, len(history.fields)) == history.table
+    assert folded.inserts + folded.updates + folded.deletes == len(history.sent)
+    assert folded.removed.num_rows == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_tables_without_a_key(data: st.DataObject) -> None:
+    """Equal rows, NULLs among them: each change takes one copy."""
+    before = Counter(data.draw(st.lists(values, max_size=6)))
+    rows = Counter(before)
+    history = History(VALUES, 0, True, {})
+    for action, value, hide in data.draw(
+        st.lists(st.tuples(st.sampled_from("iiuuuddt"), values, st.booleans()), max_size=25)
+    ):
+        present = sorted(rows.elements(), key=repr)
+        if action == "i":
+            rows[value] += 1
+            history.sent.append(Insert(T, tuple(map(text, value))))
+        elif action == "t" and hide:
+            rows.clear()
+            history.truncated_at = len(history.sent)
+        elif action in "ud" and present:
+            old = data.draw(st.sampled_from(present))
+            rows[old] -= 1
+            if action == "u":
+                rows[value] += 1
+                new = tuple(UNCHANGED if hide and a == b else text(b) for a, b in zip(old, value, strict=True))
+                history.sent.append(Update(T, "O", tuple(map(text, old)), new))
+            else:
+                history.sent.append(Delete(T, "O", tuple(map(text, old))))
+    folded = folded_of(history, None)
+    result = Counter() if folded.truncated else Counter(before)
+    removed = folded.removed.to_pylist()
+    distinct = [tuple(row[f.name] for f in VALUES) for row in removed]
+    assert len(distinct) == len(set(distinct))
+    for row, values_of in zip(removed, distinct, strict=True):
+        assert row[COUNT_COLUMN] > 0
+        result[values_of] -= row[COUNT_COLUMN]
+        assert result[values_of] >= 0
+    added = Counter(tuple(row.values()) for row in folded.images.to_pylist())
+    assert not added.keys() & set(distinct)
+    assert +(result + added) == +rows
+    assert folded.insert_only == (not removed)
