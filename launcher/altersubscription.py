@@ -1,0 +1,233 @@
+"""ALTER SUBSCRIPTION (subscriptioncmds.c: AlterSubscription, AlterSubscription_refresh).
+
+A running daemon sees the change in the catalog.  Where workers must have ended, the command waits for them: DISABLE, and
+a REFRESH that takes away tables whose sync workers may be about to make a slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from catalog.records import Subscription, SubscriptionChanges, SubscriptionRel
+from catalog.requests import RequestTimeoutError
+from catalog.states import RelState
+from launcher import targets
+from launcher.session import Session
+from launcher.syncslots import drop_slots_of, slot_names
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.protocol import commands
+from pubsub.protocol.ids import Oid
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.conninfo import parse_conninfo
+from pubsub.publisher.definitions import PublishedTable
+from pubsub.publisher.replication import identify_system
+from pubsub.sql import statements as sql
+from pubsub.sql.options import SubscriptionOptions
+
+_REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
+
+
+async def alter(session: Session, statement: sql.AlterSubscription) -> None:
+    """Carry ALTER SUBSCRIPTION out.  Raises PubsubError."""
+    subscription = await session.catalog.subscription(statement.name)
+    catalog, oid = session.catalog, subscription.oid
+    match statement.action:
+        case sql.Enable():
+            if subscription.slot_name is None:
+                raise NotInPrerequisiteState("cannot enable subscription that does not have a slot name")
+            # A DROP that was killed halfway left `dropping`: who enables the subscription wants it.
+            await catalog.alter_subscription(oid, enabled=True, dropping=False)
+        case sql.Disable():
+            await _disable(session, subscription)
+        case sql.Connection(conninfo):
+            parse_conninfo(conninfo)
+            await catalog.alter_subscription(oid, conninfo=conninfo)
+        case sql.RefreshPublication(copy_data):
+            if not subscription.enabled:
+                raise NotInPrerequisiteState("ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions")
+            await _refresh(session, subscription, copy_data=copy_data)
+        case sql.SetPublication() | sql.AddPublication() | sql.DropPublication() as action:
+            await _set_publications(session, subscription, action)
+        case sql.SetOptions(options):
+            await _set_options(session, subscription, options)
+        case sql.Rename(new_name):
+            await catalog.alter_subscription(oid, name=new_name)
+        case sql.Owner():
+            session.notice(
+                "OWNER TO has no effect",
+                detail="A node has no roles: who may read and write its directory owns its subscriptions.",
+            )
+        case sql.Skip():
+            raise FeatureNotSupported("ALTER SUBSCRIPTION ... SKIP is not supported yet")
+        case sql.ResyncTable():
+            raise FeatureNotSupported(
+                "ALTER SUBSCRIPTION ... RESYNC TABLE is not supported yet",
+                hint="Take the table out of the publication, refresh, move its Delta table away, then add and refresh again.",
+            )
+        case _:
+            assert_never(statement.action)
+
+
+async def _disable(session: Session, subscription: Subscription) -> None:
+    await session.catalog.alter_subscription(subscription.oid, enabled=False, dropping=False)
+    try:
+        await session.workers_ended(subscription)
+    except RequestTimeoutError as error:
+        session.notice("the subscription is disabled, but its workers have not ended yet", "WARNING", hint=error.hint)
+
+
+async def _set_publications(
+    session: Session,
+    subscription: Subscription,
+    action: sql.SetPublication | sql.AddPublication | sql.DropPublication,
+) -> None:
+    publications = action.apply(subscription.publications, subscription.name)
+    if not action.refresh:
+        await session.catalog.alter_subscription(subscription.oid, publications=publications)
+        return
+    adds = isinstance(action, sql.AddPublication)
+    if not subscription.enabled:
+        if isinstance(action, sql.SetPublication):
+            hint = "Use ALTER SUBSCRIPTION ... SET PUBLICATION ... WITH (refresh = false)."
+        else:
+            verb = "ADD" if adds else "DROP"
+            hint = f"Use ALTER SUBSCRIPTION ... {verb} PUBLICATION ... WITH (refresh = false) instead."
+        raise NotInPrerequisiteState(_REFRESH_REFUSED, hint=hint)
+    await _refresh(
+        session,
+        replace(subscription, publications=publications),
+        copy_data=not isinstance(action, sql.DropPublication) and action.copy_data,
+        validate=() if isinstance(action, sql.DropPublication) else action.publications,
+        store_publications=True,
+    )
+
+
+async def _refresh(
+    session: Session,
+    subscription: Subscription,
+    *,
+    copy_data: bool,
+    validate: tuple[str, ...] | None = None,
+    store_publications: bool = False,
+) -> None:
+    """Tables that are published now join, others leave.  `validate` are the publications that must be there (None: all).
+
+    Everything that can be refused is refused before the first change.
+    """
+    async with await session.connect(subscription.name, subscription.conninfo) as connection:
+        await targets.check_publications(connection, subscription.publications if validate is None else validate)
+        published = await targets.published_tables(connection, subscription.publications)
+        relations = await session.catalog.relations(subscription.oid)
+        gone, new = _difference(relations, published)
+        changes = await _first_connection(subscription, connection)
+        target = changes.get("target", subscription.target)
+        plans = await targets.plan(
+            connection,
+            new,
+            session.settings.warehouse_uri,
+            target,
+            copy_data=copy_data,
+            create_tables=subscription.options.create_tables,
+        )
+        await targets.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
+        if store_publications:
+            changes["publications"] = subscription.publications
+        if changes:
+            await session.catalog.alter_subscription(subscription.oid, **changes)
+        if gone:
+            await _remove(session, subscription, connection, gone)
+        if plans:
+            await session.catalog.add_relations(
+                subscription.oid, [one.relation(copy_data=copy_data, lsn=None) for one in plans]
+            )
+            for one in plans:
+                session.notice(f'table "{one.target.relation}" added to subscription "{subscription.name}"', "DEBUG1")
+
+
+def _difference(
+    relations: list[SubscriptionRel], published: dict[Oid, PublishedTable]
+) -> tuple[list[SubscriptionRel], dict[Oid, PublishedTable]]:
+    """The tables that leave and those that join.
+
+    As in PostgreSQL a table is known by its name: one that was dropped and made again on the publisher stays, unless its
+    copy is still to be made: that is looked up by its oid.
+    """
+    by_name = {(table.schema, table.name): oid for oid, table in published.items()}
+    kept: set[Oid] = set()
+    gone = []
+    for relation in relations:
+        oid = by_name.get((relation.schema, relation.name))
+        copied = relation.state in (RelState.SYNCDONE, RelState.READY)
+        if oid is not None and (oid == relation.relid or copied):
+            kept.add(oid)
+        else:
+            gone.append(relation)
+    return gone, {oid: table for oid, table in published.items() if oid not in kept}
+
+
+async def _first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
+    """What CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses another system than the one known."""
+    identity = await identify_system(connection)
+    known = subscription.publisher_system_identifier
+    if known is None:
+        return {
+            "publisher_system_identifier": identity.system_identifier,
+            "publisher_timeline": identity.timeline,
+            "publisher_database": connection.dbname,
+            "target": subscription.target or connection.dbname,
+        }
+    if known != identity.system_identifier:
+        raise NotInPrerequisiteState(
+            f'the publisher of subscription "{subscription.name}" is another database system',
+            detail=f"Its system identifier is {identity.system_identifier}, not {known}.",
+            hint="Correct the connection; to follow another system, drop the subscription and create it again.",
+        )
+    return {}
+
+
+async def _remove(
+    session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
+) -> None:
+    """Tables leave.  While one of them may be making its slot, the workers are stopped: a slot made later would stay."""
+    catalog, oid = session.catalog, subscription.oid
+    node_id = (await catalog.node()).node_id
+    pause = bool(slot_names(gone, node_id))
+    if pause:
+        await catalog.alter_subscription(oid, dropping=True)
+    try:
+        if pause:
+            await session.workers_ended(subscription)
+        await catalog.remove_relations(oid, [relation.relid for relation in gone])
+        for relation in gone:
+            session.notice(
+                f'table "{relation.qualified_name}" removed from subscription "{subscription.name}"', "DEBUG1"
+            )
+        await drop_slots_of(session, connection, gone, node_id)
+    finally:
+        if pause:
+            await catalog.alter_subscription(oid, dropping=False)
+
+
+async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
+    given = options.specified
+    changes: SubscriptionChanges = {"options": subscription.options.merge(options)}
+    if "slot_name" in given:
+        if subscription.enabled and options.slot_name is None:
+            raise NotInPrerequisiteState("cannot set slot_name = NONE for enabled subscription")
+        changes["slot_name"] = options.slot_name
+    if "two_phase" in given and subscription.enabled:
+        raise NotInPrerequisiteState('cannot set option "two_phase" for enabled subscription')
+    if "failover" in given:
+        await _set_failover(session, subscription, options.failover)
+    await session.catalog.alter_subscription(subscription.oid, **changes)
+
+
+async def _set_failover(session: Session, subscription: Subscription, failover: bool) -> None:
+    """The slot has it too (subscriptioncmds.c: CheckAlterSubOption)."""
+    if subscription.enabled:
+        raise NotInPrerequisiteState('cannot set option "failover" for enabled subscription')
+    if subscription.slot_name is None:
+        raise NotInPrerequisiteState('cannot set option "failover" for a subscription that does not have a slot name')
+    async with await session.connect(subscription.name, subscription.conninfo) as connection:
+        await connection.execute(commands.alter_replication_slot(subscription.slot_name, failover=failover))

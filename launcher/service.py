@@ -1,0 +1,111 @@
+"""A node's workers in this process: the lock, Spark and the launcher, started and ended together.
+
+`pubsub daemon` is this with signals; `pubsub.Node` is this beside the caller's own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from catalog.daemon import DaemonLock
+from catalog.store import Catalog
+from pubsub.errors import FeatureNotSupported
+from pubsub.settings import Settings
+
+if TYPE_CHECKING:
+    from apply.delta.engine import Engine
+    from apply.delta.session import Spark
+    from launcher.launcher import Launcher
+
+log = structlog.get_logger()
+
+
+class Service:
+    """Made by `start`; whoever has it holds the node's daemon lock until `stop`."""
+
+    def __init__(self, catalog: Catalog, lock: DaemonLock, spark: Spark, engine: Engine, launcher: Launcher) -> None:
+        self.spark = spark
+        self.engine = engine
+        self.launcher = launcher
+        self._catalog = catalog
+        self._lock = lock
+        self._running = asyncio.create_task(launcher.run(), name="launcher")
+        self._starting_spark: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, settings: Settings, catalog: Catalog) -> Self:
+        """Take the lock and start the launcher; Spark starts in the background if a subscription will need it.
+
+        Raises ObjectInUse when another process is the node's daemon.
+        """
+        if settings.spark.remote is not None:
+            raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        lock = DaemonLock.acquire(settings.home)
+        try:
+            await asyncio.to_thread(_empty, settings.spill_directory)
+            return await cls._start(settings, catalog, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    async def _start(cls, settings: Settings, catalog: Catalog, lock: DaemonLock) -> Self:
+        # Spark's and Arrow's packages take a second to import.
+        from apply.delta.engine import Engine
+        from apply.delta.session import Spark
+        from apply.delta.writer import Stage
+        from launcher.launcher import Launcher
+
+        conf = dict(settings.spark.conf)
+        if settings.spark.packages:
+            conf.setdefault("spark.jars.packages", ",".join(settings.spark.packages))
+        spark = Spark(settings.home, master=settings.spark.master, conf=conf)
+        engine = Engine(spark)
+        node = await catalog.node()
+        enabled = any(s.enabled and not s.dropping for s in await catalog.subscriptions())
+        await catalog.set_daemon()
+        launcher = Launcher(settings, catalog, engine, Stage(settings.spill_directory / "stage"), node.node_id)
+        service = cls(catalog, lock, spark, engine, launcher)
+        if enabled:
+            service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
+        return service
+
+    def wake(self) -> None:
+        """The catalog was changed by this process."""
+        self.launcher.wake()
+
+    async def failed(self) -> None:
+        """Wait for the launcher to end, and raise what it died of.  It ends by itself only by failing."""
+        await asyncio.shield(self._running)
+
+    async def stop(self) -> None:
+        """Drain the workers within drain_timeout, end Spark, and let the node go.  Raises what the launcher died of."""
+        self.launcher.stop()
+        try:
+            await self._running
+        finally:
+            if self._starting_spark is not None:
+                await self._starting_spark
+            await self.engine.stop()
+            try:
+                await self._catalog.clear_daemon()
+            finally:
+                self._lock.release()
+
+    async def _start_spark(self) -> None:
+        try:
+            await self.engine.start()
+        except Exception as error:
+            # Each worker that needs it starts it again, and reports what it then says.
+            log.warning("Spark did not start", reason=str(error))
+
+
+def _empty(directory: Path) -> None:
+    """Make `directory` anew: what an earlier process spilled is of no use."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)

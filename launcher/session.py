@@ -1,0 +1,98 @@
+"""A client's session: where its commands run, what they tell it, and how they wait for the daemon's workers.
+
+The catalog is the truth between a command and the daemon (interface.md): a command changes it, and where it must wait for
+workers to end, it asks the daemon there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from catalog.daemon import running_daemon
+from catalog.records import Subscription
+from catalog.store import Catalog
+from pubsub.errors import ConnectionFailure
+from pubsub.publisher.connection import Connection
+from pubsub.settings import Settings
+
+#: How often a waiting command looks whether the daemon still lives, in seconds.
+_LOOK: Final = 0.2
+#: What a daemon needs besides draining: to notice, and to take away what did not drain, in seconds.
+_PATIENCE: Final = 60.0
+
+#: Severities that a client sees unless it asked for more (client_min_messages = notice).
+SHOWN: Final = frozenset({"NOTICE", "WARNING"})
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message that is not an error (elog.h): NOTICE, WARNING, LOG or DEBUG1."""
+
+    message: str
+    severity: str = "NOTICE"
+    detail: str | None = None
+    hint: str | None = None
+
+    def report(self) -> str:
+        """As psql prints it."""
+        rest = [("DETAIL", self.detail), ("HINT", self.hint)]
+        return "\n".join([f"{self.severity}:  {self.message}", *(f"{label}:  {text}" for label, text in rest if text)])
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+class Session:
+    """What a command works with.  `notify` gets every Notice as it comes; `wake` tells workers of this process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        notify: Callable[[Notice], None],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.wake = wake
+        self._notify = notify
+
+    def notice(
+        self, message: str, severity: str = "NOTICE", *, detail: str | None = None, hint: str | None = None
+    ) -> None:
+        """Tell the client."""
+        self._notify(Notice(message, severity, detail, hint))
+
+    async def connect(self, subscription: str, conninfo: str) -> Connection:
+        """A replication connection for a command on `subscription`, which takes SQL too.
+
+        Raises ConnectionFailure in the words of subscriptioncmds.c; PubsubError for a string that can not be read.
+        """
+        try:
+            return await Connection.connect(conninfo, replication=True, application_name=subscription)
+        except ConnectionFailure as error:
+            raise ConnectionFailure(
+                f'subscription "{subscription}" {error.message}', detail=error.detail, hint=error.hint
+            ) from error
+
+    async def workers_ended(self, subscription: Subscription) -> None:
+        """Wait until no worker of this node works for `subscription`, which the catalog says must have none.
+
+        At once when no daemon runs.  Raises what the daemon answers, and RequestTimeoutError.
+        """
+        request = asyncio.create_task(
+            self.catalog.request("stop", subscription.oid, timeout=self.settings.drain_timeout + _PATIENCE)
+        )
+        try:
+            while running_daemon(self.settings.home) is not None:
+                self.wake()
+                done, _ = await asyncio.wait({request}, timeout=_LOOK)
+                if done:
+                    request.result()
+                    return
+        finally:
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)

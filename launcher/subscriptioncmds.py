@@ -1,0 +1,209 @@
+"""CREATE and DROP SUBSCRIPTION (subscriptioncmds.c: CreateSubscription, DropSubscription); ALTER is in altersubscription.
+
+What a statement makes on the publisher it makes last, or takes away again when what follows fails: after an error there is
+no slot, and no row in the catalog.  Texts, SQLSTATEs, NOTICEs and command tags are PostgreSQL's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, assert_never
+
+from catalog.records import NewSubscription, Subscription
+from launcher import targets
+from launcher.altersubscription import alter
+from launcher.session import Session
+from launcher.syncslots import drop_slots_of, slot_names
+from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.conninfo import parse_conninfo
+from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
+from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
+
+#: What a server says when it has no logical decoding, or no slot left, and what to do; by SQLSTATE and a part of the text.
+_SLOT_HINTS: Final = (
+    ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
+    ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
+)
+
+
+async def execute(session: Session, statement: CreateSubscription | AlterSubscription | DropSubscription) -> str:
+    """Carry the statement out and return its command tag.  Raises PubsubError."""
+    match statement:
+        case CreateSubscription():
+            await create(session, statement)
+        case AlterSubscription():
+            await alter(session, statement)
+        case DropSubscription():
+            await drop(session, statement)
+        case _:
+            assert_never(statement)
+    session.wake()
+    return command_tag(statement)
+
+
+async def create(session: Session, statement: CreateSubscription) -> Subscription:
+    """CREATE SUBSCRIPTION: connect, look at what is published, refuse what can not be, make the slot, store."""
+    options = statement.options
+    if any(s.name == statement.name for s in await session.catalog.subscriptions()):
+        raise DuplicateObject(f'subscription "{statement.name}" already exists')
+    parse_conninfo(statement.connection)
+    _tell_streaming(session, options)
+    if not options.connect:
+        created = await session.catalog.create_subscription(_row(statement, None, None))
+        session.notice(
+            "subscription was created, but is not connected",
+            "WARNING",
+            hint="To initiate replication, you must manually create the replication slot, enable the subscription, "
+            "and refresh the subscription.",
+        )
+        return created
+    async with await session.connect(statement.name, statement.connection) as connection:
+        return await _create_connected(session, statement, connection)
+
+
+async def _create_connected(session: Session, statement: CreateSubscription, connection: Connection) -> Subscription:
+    options = statement.options
+    identity = await identify_system(connection)
+    await targets.check_publications(connection, statement.publications)
+    row = _row(statement, identity, connection.dbname)
+    plans = await targets.plan(
+        connection,
+        await targets.published_tables(connection, statement.publications),
+        session.settings.warehouse_uri,
+        row.target,
+        copy_data=options.copy_data,
+        create_tables=options.create_tables,
+    )
+    await targets.refuse_owned(session.catalog, plans)
+    slot = row.slot_name if options.create_slot else None
+    lsn = None
+    if slot is not None:
+        lsn = await _create_slot(session, statement, connection, slot)
+    elif row.slot_name is not None and not options.copy_data:
+        found = await definitions.slot_info(connection, row.slot_name)
+        lsn = found.confirmed_flush_lsn if found is not None else None
+    relations = [one.relation(copy_data=options.copy_data, lsn=lsn) for one in plans]
+    storing = asyncio.ensure_future(session.catalog.create_subscription(row, relations))
+    try:
+        created = await asyncio.shield(storing)
+    except BaseException:
+        # Cancelled, the transaction is waited for: the slot goes only if the rows did not come.
+        await asyncio.wait({storing})
+        if slot is not None and storing.exception() is not None:
+            await drop_slot(connection, slot, missing_ok=True, wait=True)
+        raise
+    if slot is not None:
+        session.notice(f'created replication slot "{slot}" on publisher')
+    return created
+
+
+async def _create_slot(session: Session, statement: CreateSubscription, connection: Connection, slot: str) -> Lsn:
+    """Make the subscription's slot, and return its consistent point."""
+    there = await definitions.slot_info(connection, slot) is not None
+    try:
+        return (
+            await create_slot(connection, slot, snapshot="nothing", failover=statement.options.failover)
+        ).consistent_point
+    except PubsubError as error:
+        if error.hint is None:
+            error.hint = next((hint for part, hint in _SLOT_HINTS if part in error.message), None)
+        raise
+    except asyncio.CancelledError:
+        if not there:  # it may have been finished in that moment, and the connection is closed
+            async with await session.connect(statement.name, statement.connection) as another:
+                await drop_slot(another, slot, missing_ok=True, wait=True)
+        raise
+
+
+async def drop(session: Session, statement: DropSubscription) -> None:
+    """DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, then the rows.  Delta tables stay.
+
+    An error leaves the subscription as it was.  Killed between the slot and the rows it leaves a subscription that
+    says `dropping`: then the next DROP does not miss the slot.
+    """
+    try:
+        subscription = await session.catalog.subscription(statement.name)
+    except UndefinedObject:
+        if not statement.if_exists:
+            raise
+        session.notice(f'subscription "{statement.name}" does not exist, skipping')
+        return
+    interrupted = subscription.dropping
+    await session.catalog.alter_subscription(subscription.oid, dropping=True)
+    slot_may_be_gone = False
+    try:
+        await session.workers_ended(subscription)
+        connection = await _connect_to_drop(session, subscription)
+        if connection is not None:
+            async with connection:
+                relations = await session.catalog.relations(subscription.oid)
+                await drop_slots_of(session, connection, relations, (await session.catalog.node()).node_id)
+                if (slot := subscription.slot_name) is not None:
+                    slot_may_be_gone = True
+                    try:
+                        dropped = await drop_slot(connection, slot, missing_ok=interrupted, wait=True)
+                    except PublisherError:
+                        slot_may_be_gone = False
+                        raise
+                    if dropped:
+                        session.notice(f'dropped replication slot "{slot}" on publisher')
+        slot_may_be_gone = True
+    finally:
+        if not slot_may_be_gone:
+            await session.catalog.alter_subscription(subscription.oid, dropping=False)
+            session.wake()
+    await session.catalog.drop_subscription(subscription.oid)
+
+
+async def _connect_to_drop(session: Session, subscription: Subscription) -> Connection | None:
+    """The publisher, to drop slots there; None when there are none, or none that the subscription knows by name.
+
+    Raises ConnectionFailure in the words of subscriptioncmds.c: ReportSlotConnectionError.
+    """
+    slot = subscription.slot_name
+    relations = await session.catalog.relations(subscription.oid)
+    sync_slots = slot_names(relations, (await session.catalog.node()).node_id)
+    if slot is None and not sync_slots:
+        return None
+    try:
+        return await Connection.connect(subscription.conninfo, replication=True, application_name=subscription.name)
+    except ConnectionFailure as error:
+        if slot is None:
+            return None  # what is left there is the user's to clean up
+        for name in sync_slots:
+            session.notice(f'could not drop tablesync replication slot "{name}"', "WARNING")
+        reason = error.message.removeprefix("could not connect to the publisher: ")
+        raise ConnectionFailure(
+            f'could not connect to publisher when attempting to drop replication slot "{slot}": {reason}',
+            detail=error.detail,
+            hint="Use ALTER SUBSCRIPTION ... DISABLE to disable the subscription, and then use "
+            "ALTER SUBSCRIPTION ... SET (slot_name = NONE) to disassociate it from the slot.",
+        ) from error
+
+
+def _row(statement: CreateSubscription, identity: SystemIdentity | None, database: str | None) -> NewSubscription:
+    """The target of a subscription that was never connected is decided when it is first refreshed."""
+    return NewSubscription(
+        name=statement.name,
+        conninfo=statement.connection,
+        publications=statement.publications,
+        options=statement.options,
+        target=statement.options.target or database or "",
+        slot_name=statement.slot_name,
+        enabled=statement.options.enabled,
+        publisher_system_identifier=None if identity is None else identity.system_identifier,
+        publisher_timeline=None if identity is None else identity.timeline,
+        publisher_database=database,
+    )
+
+
+def _tell_streaming(session: Session, options: SubscriptionOptions) -> None:
+    if "streaming" in options.specified and options.streaming != "off":
+        session.notice(
+            f"streaming = {options.streaming} is stored, and has no effect yet",
+            detail="Transactions are received when they have committed.",
+        )

@@ -1,0 +1,45 @@
+"""The slots that sync workers may have left on a publisher: named, and dropped by commands.
+
+A sync worker records its slot with its table (SubscriptionRel.sync_slot) before it makes it; a slot that is not recorded
+any more was dropped.  A table that is not ready may have one under the name that every sync worker gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from catalog.records import SubscriptionRel
+from catalog.states import RelState
+from launcher.session import Session
+from pubsub.errors import PubsubError
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import drop_slot
+
+
+def slot_names(relations: Iterable[SubscriptionRel], node_id: str) -> list[str]:
+    """The slots that these tables may have, each once."""
+    from tablesync.worker import sync_slot_name
+
+    names: dict[str, None] = {}
+    for relation in relations:
+        if relation.sync_slot is not None:
+            names[relation.sync_slot] = None
+        if relation.state not in (RelState.READY, RelState.SYNCDONE):
+            names[sync_slot_name(relation.subid, relation.relid, node_id)] = None
+    return list(names)
+
+
+async def drop_slots_of(
+    session: Session, connection: Connection, relations: Iterable[SubscriptionRel], node_id: str
+) -> None:
+    """Drop them; one that is not there is none to drop (tablesync.c: ReplicationSlotDropAtPubNode, missing_ok)."""
+    for name in slot_names(relations, node_id):
+        try:
+            dropped = await drop_slot(connection, name, missing_ok=False, wait=True)
+        except PubsubError as error:
+            if error.sqlstate != "42704":
+                raise
+            session.notice(error.message, "LOG")
+            continue
+        if dropped:
+            session.notice(f'dropped replication slot "{name}" on publisher')

@@ -1,0 +1,184 @@
+"""What publications publish, and the Delta tables that it becomes: looked at before anything is created.
+
+What can not be replicated is refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing behind.
+Whatever imports pyarrow is imported inside functions: commands that have no table to plan answer sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from catalog.records import NewRelation
+from catalog.states import RelState
+from catalog.store import Catalog
+from pubsub.errors import (
+    DuplicateObject,
+    FeatureNotSupported,
+    InsufficientPrivilege,
+    NotInPrerequisiteState,
+    PublisherError,
+    UndefinedObject,
+    UndefinedTable,
+)
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import PublishedTable, TableDefinition
+from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
+
+if TYPE_CHECKING:
+    from apply.delta.table import TargetTable
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One published table and the Delta table that it is to become."""
+
+    published: PublishedTable
+    definition: TableDefinition
+    target: TargetTable
+
+    def relation(self, *, copy_data: bool, lsn: Lsn | None) -> NewRelation:
+        """The row that joins the subscription: `i`, or without a copy `r`, from `lsn` on."""
+        from tablesync.target import definition_json
+
+        return NewRelation(
+            relid=self.definition.oid,
+            schema=self.definition.schema,
+            name=self.definition.name,
+            path=self.target.path,
+            state=RelState.INIT if copy_data else RelState.READY,
+            lsn=None if copy_data else lsn,
+            definition=definition_json(self.target),
+            estimated_rows=max(self.definition.estimated_rows, 0),
+        )
+
+
+async def check_publications(connection: Connection, publications: Sequence[str]) -> None:
+    """Refuse publications that are not there (subscriptioncmds.c: check_publications, where it is a WARNING).
+
+    A stock subscriber goes on and its worker fails for ever; here nothing is made that can not work.
+    """
+    missing = await definitions.missing_publications(connection, publications)
+    if not missing:
+        return
+    names = ", ".join(f'"{name}"' for name in missing)
+    what = f"publication {names} does" if len(missing) == 1 else f"publications {names} do"
+    raise UndefinedObject(
+        f"{what} not exist on the publisher",
+        hint=f'Create it in database "{connection.dbname}" with CREATE PUBLICATION, or correct the name.',
+    )
+
+
+async def published_tables(connection: Connection, publications: Sequence[str]) -> dict[Oid, PublishedTable]:
+    """The published tables by oid (subscriptioncmds.c: fetch_table_list).  Raises FeatureNotSupported."""
+    try:
+        tables = await definitions.published_tables(connection, publications)
+    except PublisherError as error:
+        raise PublisherError(
+            f"could not receive list of replicated tables from the publisher: {error.message}",
+            sqlstate=error.sqlstate,
+            detail=error.detail,
+            hint=error.hint,
+        ) from error
+    return {table.oid: table for table in tables}
+
+
+async def plan(
+    connection: Connection,
+    tables: Mapping[Oid, PublishedTable],
+    warehouse: str,
+    target: str,
+    *,
+    copy_data: bool,
+    create_tables: bool,
+) -> list[Plan]:
+    """What becomes of `tables`.  Raises for the first that can not be replicated, or whose place is not free."""
+    from tablesync.target import target_table
+
+    plans = []
+    found = await definitions.table_definitions(connection, tables)
+    for table in tables.values():
+        definition = found.get(table.oid)
+        if definition is None:
+            continue  # dropped since it was listed
+        path = table_path(warehouse, target, definition.schema, definition.name)
+        plans.append(Plan(table, definition, target_table(definition, table.attnames, path)))
+    if copy_data:
+        for one in plans:
+            await _refuse_unreadable(connection, one)
+    for one in plans:
+        await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables)
+    return plans
+
+
+async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
+    """Refuse places in the warehouse that another table has, or whose names differ from it only in case.
+
+    Some file systems take such names for one, and so do engines that read the tables by name.  `leaving` are the places
+    that become free by the same command.
+    """
+    state = await catalog.state()
+    names = {s.oid: s.name for s in state.subscriptions}
+    taken = {
+        r.path.casefold(): (r.path, r.qualified_name, names.get(r.subid, ""))
+        for r in state.relations
+        if r.path not in leaving
+    }
+    for one in plans:
+        path, relation = one.target.path, one.target.relation
+        other = taken.get(path.casefold())
+        if other is None:
+            taken[path.casefold()] = (path, relation, "")
+            continue
+        other_path, other_relation, owner = other
+        if other_path == path:
+            raise DuplicateObject(
+                f'the Delta table for relation "{relation}" belongs to subscription "{owner}"',
+                detail=f"Both would write {path}.",
+                hint="Give the subscription a folder of its own: WITH (target = '…').",
+            )
+        raise FeatureNotSupported(
+            f'tables "{other_relation}" and "{relation}" differ only in case',
+            detail=f"Their Delta tables would lie at {other_path} and {path}.",
+            hint="Rename one of them, or give them to subscriptions with targets of their own."
+            if not owner
+            else "Give the subscription a folder of its own: WITH (target = '…').",
+        )
+
+
+async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
+    definition = one.definition
+    if await definitions.can_select(connection, definition.oid, one.published.attnames):
+        return
+    name = quote_qualified(definition.schema, definition.name)
+    role = quote_identifier(connection.user)
+    raise InsufficientPrivilege(
+        f"permission denied for table {definition.name}",
+        detail=f'Role {role} may not read table "{one.target.relation}" on the publisher, and its rows are to be copied.',
+        hint=f"GRANT SELECT ON {name} TO {role}; or use WITH (copy_data = false).",
+    )
+
+
+def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> None:
+    from apply.delta import table as delta
+
+    if not delta.exists(target.path):
+        if not create_tables:
+            raise UndefinedTable(
+                f'Delta table for "{target.relation}" does not exist',
+                detail=f'It should lie at "{target.path}".',
+                hint="Create it, or use WITH (create_tables = true).",
+            )
+        return
+    delta.check_columns(target)
+    if copy_data and delta.row_count(target.path) > 0:
+        raise NotInPrerequisiteState(
+            f'the Delta table for "{target.relation}" holds rows already',
+            detail=f'It lies at "{target.path}".',
+            hint="Move it away, use WITH (copy_data = false), or choose another target.",
+        )

@@ -1,0 +1,5 @@
+"""`python -m pubsub.cli`."""
+
+from pubsub.cli import main
+
+main()

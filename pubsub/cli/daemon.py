@@ -1,0 +1,123 @@
+"""`pubsub daemon`: the node's workers in the foreground, under signals.
+
+SIGTERM, SIGINT   drain: what was received is committed and reported, drain_timeout at most; then end
+a second SIGINT   end at once; what was not committed is received again by the next daemon
+SIGHUP            read pubsub.toml again: checked at once, and taken by a fresh set of workers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from catalog.store import Catalog
+from launcher.service import Service
+from pubsub.errors import PubsubError
+from pubsub.node import make_home
+from pubsub.settings import Settings
+
+if TYPE_CHECKING:
+    from pubsub.cli.app import Common
+
+_AT_ONCE: Final = 130
+
+log = structlog.get_logger()
+
+
+async def serve(common: Common) -> int:
+    """Run until told to stop.  Raises PubsubError: another daemon runs, the settings can not be read, Java is missing."""
+    configure_logging(verbose=common.verbose)
+    make_home(common.home)
+    settings = Settings.load(common.home)
+    wanted = _Signals()
+    wanted.install()
+    while True:
+        async with await Catalog.open(settings.catalog_location) as catalog:
+            service = await Service.start(settings, catalog)
+            log.info("daemon has started", home=str(common.home), pid=os.getpid())
+            try:
+                settings, again = await _until_told(service, wanted, settings)
+            finally:
+                await service.stop()
+        if not again:
+            log.info("daemon has ended")
+            return 0
+
+
+async def _until_told(service: Service, wanted: _Signals, settings: Settings) -> tuple[Settings, bool]:
+    """Wait for a signal; True when the workers are to start again with the settings that are returned."""
+    failing = asyncio.create_task(service.failed())
+    try:
+        while True:
+            told = asyncio.create_task(wanted.event.wait())
+            done, _ = await asyncio.wait({failing, told}, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if failing in done:
+                failing.result()
+            wanted.event.clear()
+            if wanted.stop:
+                log.info("daemon drains", deadline=settings.drain_timeout)
+                return settings, False
+            try:
+                found = Settings.load(settings.home)
+            except PubsubError as error:
+                log.error("settings were not taken", reason=error.message, context=error.context)
+                continue
+            if found == settings:
+                log.info("settings are unchanged")
+                continue
+            log.info("settings have changed: the workers start again")
+            return found, True
+    finally:
+        failing.cancel()
+        await asyncio.gather(failing, return_exceptions=True)
+
+
+class _Signals:
+    """What the process was told."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.stop = False
+
+    def install(self) -> None:
+        """Take the signals over from Python."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._drain)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        loop.add_signal_handler(signal.SIGHUP, self.event.set)
+
+    def _drain(self) -> None:
+        self.stop = True
+        self.event.set()
+
+    def _interrupt(self) -> None:
+        if self.stop:
+            # The JVM ends with its standard input, which is a pipe of this process.
+            os._exit(_AT_ONCE)
+        self._drain()
+
+
+def configure_logging(*, verbose: bool) -> None:
+    """Logs go to standard error: for people on a terminal, else one JSON document a line."""
+    renderer: list[structlog.typing.Processor]
+    if sys.stderr.isatty():
+        renderer = [structlog.dev.ConsoleRenderer()]
+    else:
+        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,371 @@
+"""A node in this process: SQL, the workers, and the replicated tables (interface.md, Python).
+
+    async with Node("pubsub-node") as node:
+        await node.execute("CREATE SUBSCRIPTION s CONNECTION 'host=…' PUBLICATION p")
+        await node.wait_for_catchup("s")
+        rows = await node.fetch("SELECT * FROM pg_stat_subscription")
+
+The workers run in this process, unless a daemon (or another Node) has them: then this is its client, and all goes
+through the catalog.  What is heavy (Spark, Arrow, sqlglot) is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
+
+from catalog.daemon import running_daemon
+from catalog.records import State, Subscription
+from catalog.states import RelState
+from catalog.store import Catalog
+from launcher.session import Notice, Session
+from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, ObjectInUse, PubsubError, UndefinedObject
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.settings import Settings
+from pubsub.sql.parser import parse_statement, script_statements
+from pubsub.sql.statements import (
+    AlterSubscription,
+    CreateSubscription,
+    DropSubscription,
+    Select,
+    Show,
+    Statement,
+)
+
+if TYPE_CHECKING:
+    from apply.delta.session import Spark
+    from launcher.service import Service
+    from pubsub.snapshot import Snapshot
+    from pubsub.status import NodeStatus
+
+DEFAULT_HOME: Final = "pubsub-node"
+
+_POLL: Final = 0.1
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one statement gave: its command tag, its messages, and a query's columns and rows (else both empty)."""
+
+    tag: str
+    notices: tuple[Notice, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it has rows to show, be they none."""
+        return bool(self.columns)
+
+
+class CatchupTimeoutError(PubsubError, TimeoutError):
+    """A subscription did not reach an LSN in time; the detail names what lags and why."""
+
+    default_sqlstate = "57014"
+
+
+def home_directory(home: str | os.PathLike[str] | None = None) -> Path:
+    """The node's directory: what is given, else $PUBSUB_HOME, else ./pubsub-node."""
+    return Path(home or os.environ.get("PUBSUB_HOME") or DEFAULT_HOME).absolute()
+
+
+class Node:
+    """One node; an async context manager.
+
+    `workers`: None runs them here unless a daemon does; True insists (ObjectInUse when a daemon does); False never.
+    `settings` stand in for the file pubsub.toml in `home`.
+    """
+
+    def __init__(
+        self,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        workers: bool | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.home = home_directory(home)
+        self._workers = workers
+        self._given = settings
+        self._settings: Settings | None = None
+        self._catalog: Catalog | None = None
+        self._service: Service | None = None
+        self._reader: Spark | None = None
+        self._reader_home: tempfile.TemporaryDirectory[str] | None = None
+
+    async def __aenter__(self) -> Self:
+        make_home(self.home)
+        self._settings = self._given or Settings.load(self.home)
+        self._catalog = await Catalog.open(self._settings.catalog_location)
+        try:
+            await self._start_workers(self._settings, self._catalog)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._close()
+
+    @property
+    def settings(self) -> Settings:
+        """The node's settings."""
+        return _open(self._settings)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The node's catalog."""
+        return _open(self._catalog)
+
+    @property
+    def service(self) -> Service | None:
+        """The workers of this process; None for a client."""
+        return self._service
+
+    async def execute(self, sql: str) -> list[Result]:
+        """Run statements in order; the first that fails raises its PubsubError, and those before it are done."""
+        return [result async for result in self.results(sql)]
+
+    async def results(self, sql: str, notify: Callable[[Notice], None] | None = None) -> AsyncIterator[Result]:
+        """Like `execute`, each result as it comes; `notify` gets messages the moment they arise."""
+        for text in script_statements(sql):
+            notices: list[Notice] = []
+
+            def tell(notice: Notice, notices: list[Notice] = notices) -> None:
+                notices.append(notice)
+                if notify is not None:
+                    notify(notice)
+
+            cut: list[str] = []
+            statement = parse_statement(text, cut)
+            for message in cut:
+                tell(Notice(message))
+            if statement is not None:
+                tag, columns, rows = await self._run(statement, tell)
+                yield Result(tag, tuple(notices), columns, rows)
+
+    async def fetch(self, sql: str) -> list[dict[str, Any]]:
+        """The rows of the last statement, which is a query, as dicts."""
+        last: Result | None = None
+        async for result in self.results(sql):
+            last = result
+        if last is None or not last.is_query:
+            raise PubsubError("the statement is not a query", sqlstate="42809")
+        return [dict(zip(last.columns, row, strict=True)) for row in last.rows]
+
+    async def wait_for_catchup(self, name: str, lsn: Lsn | str | None = None, timeout: float = 60.0) -> Lsn:
+        """Wait until every table of the subscription is ready and holds what was committed up to `lsn`; returns it.
+
+        `lsn` None: the end of the publisher's WAL now.  `timeout` is in seconds.  Raises CatchupTimeoutError, which
+        says what lags and what the workers failed of; NotInPrerequisiteState when no one works for the subscription.
+        """
+        deadline = time.monotonic() + timeout
+        subscription = await self.catalog.subscription(name)
+        if lsn is None:
+            wanted = await self._publisher_lsn(subscription)
+        else:
+            wanted = Lsn.parse(lsn) if isinstance(lsn, str) else lsn
+        while True:
+            state = await self.catalog.state()
+            subscription = _find(state, name)
+            self._check_worked_for(subscription)
+            lagging = _lagging(state, subscription, wanted)
+            if not lagging:
+                return wanted
+            if time.monotonic() >= deadline:
+                raise _late(state, subscription, wanted, lagging, timeout)
+            await asyncio.sleep(_POLL)
+
+    def table(self, name: str, at: Lsn | str | None = None) -> Any:
+        """A replicated table as a Spark DataFrame; `name` as in SQL, `at` an LSN that its versions show exactly.
+
+        Blocks while Spark starts.  A client of a daemon has a Spark of its own for it.
+        """
+        from pubsub.deltaquery import find_relation
+        from pubsub.sql.identifiers import parse_qualified_name
+
+        parsed = parse_qualified_name(name)
+        state = _run_blocking(self._read_state)
+        relation = find_relation(state, parsed.schema or "public", parsed.name)
+        version = None
+        if at is not None:
+            from pubsub.snapshot import version_at
+
+            origins = {o.subid: o.remote_lsn for o in state.origins if o.relid is None}
+            asked = Lsn.parse(at) if isinstance(at, str) else at
+            version = version_at(relation, origins.get(relation.subid, INVALID_LSN), asked)
+        reader = self._spark().session.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.load(relation.path)
+
+    async def status(self) -> NodeStatus:
+        """What `pubsub status` shows."""
+        from pubsub.status import status
+
+        return await status(self.settings, self.catalog)
+
+    async def snapshot(self, name: str, at: Lsn | str | None = None) -> Snapshot:
+        """The versions of the subscription's tables that together show one LSN (pubsub.snapshot)."""
+        from pubsub import snapshot
+
+        asked = Lsn.parse(at) if isinstance(at, str) else at
+        state = await self.catalog.state()
+        return await asyncio.to_thread(snapshot.take, state, _find(state, name), asked)
+
+    async def _start_workers(self, settings: Settings, catalog: Catalog) -> None:
+        if self._workers is False or (self._workers is None and running_daemon(settings.home) is not None):
+            return
+        from launcher.service import Service
+
+        try:
+            self._service = await Service.start(settings, catalog)
+        except ObjectInUse:
+            if self._workers:
+                raise
+
+    async def _close(self) -> None:
+        service, catalog, reader, home = self._service, self._catalog, self._reader, self._reader_home
+        self._service = self._catalog = self._reader = self._reader_home = None
+        try:
+            if service is not None:
+                await service.stop()
+        finally:
+            if reader is not None:
+                await asyncio.to_thread(reader.stop)
+            if home is not None:
+                home.cleanup()
+            if catalog is not None:
+                await catalog.close()
+
+    async def _run(
+        self, statement: Statement, tell: Callable[[Notice], None]
+    ) -> tuple[str, tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+        match statement:
+            case CreateSubscription() | AlterSubscription() | DropSubscription():
+                from launcher.subscriptioncmds import execute
+
+                wake = self._service.wake if self._service is not None else lambda: None
+                return await execute(Session(self.settings, self.catalog, tell, wake), statement), (), ()
+            case Show(name=name):
+                if name is None:
+                    return "SHOW", ("name", "setting"), tuple(self.settings.show_all())
+                return "SHOW", (name,), ((self.settings.show(name),),)
+            case Select():
+                columns, rows = await self._select(statement)
+                return f"SELECT {len(rows)}", columns, rows
+            case _:
+                assert_never(statement)
+
+    async def _select(self, statement: Select) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+        from catalog import views
+
+        if views.is_on_views(statement.tables):
+            columns, rows = await views.select(self.catalog, statement.sql)
+            return tuple(columns), tuple(tuple(row) for row in rows)
+        from pubsub import deltaquery
+
+        found = await asyncio.to_thread(deltaquery.select, await self.catalog.state(), statement.sql)
+        return found.columns, tuple(found.rows)
+
+    async def _publisher_lsn(self, subscription: Subscription) -> Lsn:
+        from pubsub.publisher import definitions
+        from pubsub.publisher.connection import Connection
+
+        try:
+            async with await Connection.connect(subscription.conninfo) as connection:
+                return await definitions.current_wal_lsn(connection)
+        except ConnectionFailure as error:
+            error.message = f'subscription "{subscription.name}" {error.message}'
+            raise
+
+    def _check_worked_for(self, subscription: Subscription) -> None:
+        if not subscription.enabled:
+            raise NotInPrerequisiteState(
+                f'subscription "{subscription.name}" is disabled',
+                hint="Use ALTER SUBSCRIPTION ... ENABLE.",
+            )
+        if self._service is None and running_daemon(self.settings.home) is None:
+            raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
+
+    async def _read_state(self) -> State:
+        async with await Catalog.open(self.settings.catalog_location) as catalog:
+            return await catalog.state()
+
+    def _spark(self) -> Spark:
+        """The workers' Spark; a client's own, whose files lie apart: the node's JVM is the daemon's."""
+        if self._service is not None:
+            self._service.spark.start()
+            return self._service.spark
+        if self._reader is None:
+            from apply.delta.session import Spark
+
+            self._reader_home = tempfile.TemporaryDirectory(prefix="pubsub-reader-")
+            settings = self.settings.spark
+            self._reader = Spark(Path(self._reader_home.name), master=settings.master, conf=settings.conf)
+        self._reader.start()
+        return self._reader
+
+
+def _open(value: _T | None) -> _T:
+    if value is None:
+        raise NotInPrerequisiteState("the node is not open", hint="Use it in: async with Node(…) as node.")
+    return value
+
+
+def make_home(home: Path) -> None:
+    """Make the node's directory, open to no one else.  Raises PubsubError."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PubsubError(f'could not create directory "{home}": {error.strerror}', sqlstate="58030") from error
+
+
+def _run_blocking(read: Any) -> State:
+    """`read()` on an event loop of its own: the caller may be inside one that must not be left."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as thread:
+        state: State = thread.submit(lambda: asyncio.run(read())).result()
+        return state
+
+
+def _find(state: State, name: str) -> Subscription:
+    for subscription in state.subscriptions:
+        if subscription.name == name:
+            return subscription
+    raise UndefinedObject(f'subscription "{name}" does not exist')
+
+
+def _lagging(state: State, subscription: Subscription, wanted: Lsn) -> list[str]:
+    """What is missing, in words; nothing when it is caught up."""
+    relations = [r for r in state.relations if r.subid == subscription.oid]
+    lagging = [
+        f'table "{r.qualified_name}" is in state {r.state.value}' + (f" ({r.error})" if r.error else "")
+        for r in relations
+        if r.state is not RelState.READY
+    ]
+    origin = next((o.remote_lsn for o in state.origins if o.subid == subscription.oid and o.relid is None), INVALID_LSN)
+    if origin < wanted:
+        lagging.append(f"the origin is at {origin}")
+    return lagging
+
+
+def _late(
+    state: State, subscription: Subscription, wanted: Lsn, lagging: list[str], timeout: float
+) -> CatchupTimeoutError:
+    statistics = next((s for s in state.statistics if s.subid == subscription.oid), None)
+    failure = statistics.error if statistics is not None else None
+    shown = lagging[:5] + ([f"{len(lagging) - 5} more"] if len(lagging) > 5 else [])
+    return CatchupTimeoutError(
+        f'subscription "{subscription.name}" did not reach LSN {wanted} within {timeout:g} seconds'
+        + (f": {failure}" if failure else ""),
+        detail="; ".join(shown)[:1].upper() + "; ".join(shown)[1:] + ".",
+        hint=statistics.error_hint if statistics is not None else None,
+    )

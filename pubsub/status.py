@@ -1,0 +1,155 @@
+"""What `pubsub status` shows: subscriptions, their tables, and how far behind they are, as of one moment.
+
+Everything comes from the catalog, where the daemon writes it once a second.  Without a daemon, what workers last said is
+not shown as if it were so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from catalog.daemon import running_daemon
+from catalog.records import CopyProgress, State, Subscription, SubscriptionRel, SubscriptionStats, WorkerStats
+from catalog.store import Catalog
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """`rows_estimated` is the publisher's estimate when the copy began."""
+
+    name: str
+    state: str
+    lsn: Lsn | None
+    rows_copied: int | None
+    rows_estimated: int | None
+    error: str | None
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """LSNs None and lags None: not known, as without a worker."""
+
+    name: str
+    enabled: bool
+    slot: str | None
+    received_lsn: Lsn | None
+    flush_lsn: Lsn | None
+    publisher_lsn: Lsn | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    retained_wal_bytes: int | None
+    error: str | None
+    hint: str | None
+    workers: int
+    rows_applied: int
+    tables: tuple[TableStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node; `daemon` is the process id, None when none runs."""
+
+    node: str
+    daemon: int | None
+    time: datetime
+    subscriptions: tuple[SubscriptionStatus, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As interface.md has it; keys are added, never renamed."""
+        return {
+            "node": self.node,
+            "daemon": self.daemon,
+            "subscriptions": [_subscription_json(subscription) for subscription in self.subscriptions],
+        }
+
+
+async def status(settings: Settings, catalog: Catalog) -> NodeStatus:
+    """Read it."""
+    return from_state(await catalog.state(), running_daemon(settings.home))
+
+
+def from_state(state: State, daemon: int | None) -> NodeStatus:
+    """A state of the catalog as status shows it."""
+    return NodeStatus(
+        node=state.node.node_id,
+        daemon=daemon,
+        time=datetime.now(UTC),
+        subscriptions=tuple(_subscription(state, one, daemon is not None) for one in state.subscriptions),
+    )
+
+
+def _subscription(state: State, subscription: Subscription, alive: bool) -> SubscriptionStatus:
+    oid = subscription.oid
+    workers = [w for w in state.workers if w.subid == oid] if alive else []
+    apply = next((w for w in workers if w.relid is None), WorkerStats(oid, None))
+    statistics = next((s for s in state.statistics if s.subid == oid), SubscriptionStats(oid))
+    origin = next((o.remote_lsn for o in state.origins if o.subid == oid and o.relid is None), INVALID_LSN)
+    copies = {c.relid: c for c in state.copies if c.subid == oid}
+    return SubscriptionStatus(
+        name=subscription.name,
+        enabled=subscription.enabled,
+        slot=subscription.slot_name,
+        received_lsn=apply.received_lsn,
+        flush_lsn=max(apply.flush_lsn or INVALID_LSN, origin) or None,
+        publisher_lsn=apply.publisher_lsn,
+        lag_bytes=apply.lag_bytes,
+        lag_seconds=apply.lag_seconds,
+        retained_wal_bytes=apply.retained_wal_bytes,
+        error=statistics.error,
+        hint=statistics.error_hint,
+        workers=len(workers),
+        rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
+        tables=tuple(_table(r, copies.get(r.relid)) for r in state.relations if r.subid == oid),
+    )
+
+
+def _table(relation: SubscriptionRel, copy: CopyProgress | None) -> TableStatus:
+    estimated = copy.tuples_total if copy is not None and copy.tuples_total is not None else relation.estimated_rows
+    return TableStatus(
+        name=relation.qualified_name,
+        state=relation.state.value,
+        lsn=relation.lsn,
+        rows_copied=copy.tuples_processed if copy is not None else None,
+        rows_estimated=estimated,
+        error=relation.error,
+        hint=relation.error_hint,
+    )
+
+
+def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "enabled": one.enabled,
+        "slot": one.slot,
+        "received_lsn": _text(one.received_lsn),
+        "flush_lsn": _text(one.flush_lsn),
+        "publisher_lsn": _text(one.publisher_lsn),
+        "lag_bytes": one.lag_bytes,
+        "lag_seconds": one.lag_seconds,
+        "retained_wal_bytes": one.retained_wal_bytes,
+        "error": one.error,
+        "hint": one.hint,
+        "workers": one.workers,
+        "rows_applied": one.rows_applied,
+        "tables": [
+            {
+                "name": table.name,
+                "state": table.state,
+                "lsn": _text(table.lsn),
+                "rows_copied": table.rows_copied,
+                "rows_estimated": table.rows_estimated,
+                "error": table.error,
+                "hint": table.hint,
+            }
+            for table in one.tables
+        ],
+    }
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
