@@ -21,8 +21,8 @@ from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher.connection import Connection
 from pubsub.publisher import replication
+from pubsub.publisher.connection import Connection
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
@@ -92,6 +92,7 @@ class ApplyWorker:
                 align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
             )
             log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
+            self._tables.keep_promises()
             self._handover.attach(self)
             try:
                 if self._drain.is_set():
@@ -157,7 +158,7 @@ def stream_options(subscription: Subscription, server_version: int) -> dict[str,
         subscription.publications,
         streaming="off",
         binary=False,
-        origin=subscription.options.origin,
+        origin="none" if subscription.options.origin == "none" else "any",
         two_phase=False,
     )
 

@@ -40,6 +40,7 @@ PARAMETERS: Final = {
         Parameter("logical_decoding_work_mem", "kB", 64),
         Parameter("max_message_size", "kB", 64),
         Parameter("catalog_poll_interval", "ms", 10),
+        Parameter("drain_timeout", "ms", 0),
     )
 }
 
@@ -89,6 +90,7 @@ class Settings(_Table):
     logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
     max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
     catalog_poll_interval: Annotated[float, _reader("catalog_poll_interval")] = 1.0
+    drain_timeout: Annotated[float, _reader("drain_timeout")] = 30.0
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()
     spark: SparkSettings = SparkSettings()

@@ -38,7 +38,7 @@ def target_table(definition: TableDefinition, published: Sequence[str] | None, p
     fields = []
     for column in columns:
         try:
-            kind = types.delta_type(column.base_type_oid, column.base_typmod, column.type_kind, column.type_name)
+            kind = types.delta_type(column.base_type_oid, column.base_typmod, column.base_type_kind, column.type_name)
         except FeatureNotSupported as error:
             raise FeatureNotSupported(
                 f'column "{column.name}" of table "{qualified}": {error.message}', hint=error.hint

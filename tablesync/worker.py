@@ -116,7 +116,9 @@ class SyncWorker:
             await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
-            created = await replication.create_slot(exporter, self._slot, snapshot="export", failover=subscription.options.failover)
+            created = await replication.create_slot(
+                exporter, self._slot, snapshot="export", failover=subscription.options.failover
+            )
             assert created.snapshot_name is not None
             source, target, rows = await self._source(created.snapshot_name)
             await self._prepare_target(target)
@@ -137,7 +139,9 @@ class SyncWorker:
         async with await self._connect(replication=False) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
-            published = {p.oid: p for p in await definitions.published_tables(connection, subscription.publications)}
+            published = {
+                int(p.oid): p for p in await definitions.published_tables(connection, subscription.publications)
+            }
             found = published.get(relation.relid)
             if found is None:
                 raise UndefinedTable(

@@ -1,0 +1,161 @@
+"""pubsub.toml: names, units, bounds and defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pubsub.errors import PubsubError, UndefinedObject
+from pubsub.settings import PARAMETERS, Settings
+
+
+def load(home: Path, text: str) -> Settings:
+    (home / "pubsub.toml").write_text(text)
+    return Settings.load(home)
+
+
+def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
+    settings = Settings.load(tmp_path)
+    assert dict(settings.show_all()) == {
+        "catalog_poll_interval": "1s",
+        "drain_timeout": "30s",
+        "logical_decoding_work_mem": "64MB",
+        "max_logical_replication_workers": "4",
+        "max_message_size": "1GB",
+        "max_parallel_apply_workers_per_subscription": "2",
+        "max_sync_workers_per_subscription": "2",
+        "wal_receiver_status_interval": "10s",
+        "wal_receiver_timeout": "1min",
+        "wal_retrieve_retry_interval": "5s",
+    }
+    assert settings.catalog_location == tmp_path / "catalog.db"
+    assert settings.warehouse_uri == str(tmp_path / "warehouse")
+
+
+def test_units_become_bytes_and_seconds(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        wal_receiver_timeout = "1.5min"
+        wal_receiver_status_interval = 3          # seconds, as in postgresql.conf
+        wal_retrieve_retry_interval = 250         # milliseconds
+        logical_decoding_work_mem = 1024          # kilobytes
+        max_message_size = "2MB"
+        """,
+    )
+    assert settings.wal_receiver_timeout == 90.0
+    assert settings.wal_receiver_status_interval == 3.0
+    assert settings.wal_retrieve_retry_interval == 0.25
+    assert settings.logical_decoding_work_mem == 1024 * 1024
+    assert settings.max_message_size == 2 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("wal_reciever_timeout = 1", 'unrecognized configuration parameter "wal_reciever_timeout"'),
+        ("[spark]\nmastr = 'x'", 'unrecognized configuration parameter "spark.mastr"'),
+        ("home = '/x'", 'unrecognized configuration parameter "home"'),
+        ("[wal]", 'unrecognized configuration parameter "wal"'),
+    ],
+)
+def test_an_unknown_name_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UndefinedObject) as caught:
+        load(tmp_path, text)
+    assert caught.value.message == message
+    assert caught.value.context == f'configuration file "{tmp_path / "pubsub.toml"}"'
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            'wal_receiver_timeout = "5 parsec"',
+            'invalid value for parameter "wal_receiver_timeout": "5 parsec"',
+            'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".',
+        ),
+        (
+            'logical_decoding_work_mem = "1m"',
+            'invalid value for parameter "logical_decoding_work_mem": "1m"',
+            'Valid units for this parameter are "B", "kB", "MB", "GB", and "TB".',
+        ),
+        (
+            'logical_decoding_work_mem = "1kB"',
+            '1 kB is outside the valid range for parameter "logical_decoding_work_mem" (64 kB .. 2147483647 kB)',
+            None,
+        ),
+        (
+            "max_sync_workers_per_subscription = -1",
+            '-1 is outside the valid range for parameter "max_sync_workers_per_subscription" (0 .. 262143)',
+            None,
+        ),
+        (
+            "max_sync_workers_per_subscription = 1e300",
+            'invalid value for parameter "max_sync_workers_per_subscription": "1e+300"',
+            "Value exceeds integer range.",
+        ),
+        ("wal_receiver_timeout = true", 'invalid value for parameter "wal_receiver_timeout": "True"', None),
+        ("wal_receiver_timeout = nan", 'invalid value for parameter "wal_receiver_timeout": "nan"', None),
+        ("spark = 3", 'parameter "spark" must be a table', None),
+        ("[spark]\nmaster = 3", 'invalid value for parameter "spark.master": "3"', None),
+    ],
+)
+def test_a_bad_value_is_refused_in_postgresql_s_words(
+    tmp_path: Path, text: str, message: str, hint: str | None
+) -> None:
+    with pytest.raises(PubsubError) as caught:
+        load(tmp_path, text)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.sqlstate == "22023"
+
+
+def test_what_is_no_toml_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(PubsubError, match="contains errors") as caught:
+        load(tmp_path, "wal_receiver_timeout =")
+    assert caught.value.sqlstate == "F0000"
+    assert caught.value.detail is not None
+
+
+def test_spark_conf_takes_quoted_and_dotted_names(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        """
+        [spark]
+        master = "spark://host:7077"
+        packages = ["a:b:1"]
+        [spark.conf]
+        "spark.driver.memory" = "2g"
+        spark.ui.enabled = false
+        spark.executor.cores = 2
+        """,
+    )
+    assert settings.spark.master == "spark://host:7077"
+    assert settings.spark.packages == ("a:b:1",)
+    assert settings.spark.conf == {
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.executor.cores": "2",
+    }
+
+
+def test_a_password_in_the_catalog_s_url_does_not_show(tmp_path: Path) -> None:
+    settings = load(tmp_path, '[catalog]\nurl = "postgresql://me:secret@host/db"')
+    assert settings.catalog_location == "postgresql://me:secret@host/db"
+    assert "secret" not in repr(settings)
+    with pytest.raises(PubsubError) as caught:
+        load(tmp_path, "[catalog]\nurl = ['secret']")
+    assert "secret" not in caught.value.report(verbose=True)
+    assert caught.value.__cause__ is None
+
+
+def test_show_prints_the_largest_unit_that_keeps_the_value_whole() -> None:
+    timeout = PARAMETERS["wal_receiver_timeout"]
+    assert [timeout.show(value) for value in (0, 1, 90_000, 3_600_000)] == ["0", "1ms", "90s", "1h"]
+
+
+def test_show_knows_only_parameters(tmp_path: Path) -> None:
+    settings = Settings.load(tmp_path)
+    assert settings.show("WAL_Receiver_Timeout") == "1min"
+    with pytest.raises(UndefinedObject, match="unrecognized configuration parameter"):
+        settings.show("home")
