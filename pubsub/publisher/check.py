@@ -161,7 +161,7 @@ def check_table(table: PublishedTable, definition: TableDefinition) -> list[Find
         findings.append(Finding("error", f'table "{name}" has no column that is published'))
     for column in columns:
         try:
-            delta_type(column.base_type_oid, column.base_type_modifier, column.base_type_kind, column.type_name)
+            delta_type(column.base_type_oid, column.base_typmod, column.base_type_kind, column.type_name)
         except FeatureNotSupported as error:
             findings.append(
                 Finding("error", f'column "{column.name}" of table "{name}": {error.message}', hint=error.hint)

@@ -82,7 +82,7 @@ class ColumnDefinition:
     type_kind: str
     """pg_type.typtype: b, c, d(omain), e(num), p, r, m."""
     base_type_oid: Oid
-    base_type_modifier: int
+    base_typmod: int
     base_type_kind: str
     not_null: bool
     generated: str
@@ -459,7 +459,7 @@ def _column(row: Row) -> ColumnDefinition:
         type_name=_str(type_name),
         type_kind=_str(kind),
         base_type_oid=_oid(base),
-        base_type_modifier=_int(base_modifier),
+        base_typmod=_int(base_modifier),
         base_type_kind=_str(base_kind),
         not_null=_bool(not_null),
         generated=_str(generated),

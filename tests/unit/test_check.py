@@ -1,0 +1,166 @@
+"""pubsub check's findings from definitions alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pubsub.protocol.ids import Oid
+from pubsub.publisher.check import Finding, check_publications, check_server, check_table
+from pubsub.publisher.definitions import ColumnDefinition, Publication, PublishedTable, ServerInfo, TableDefinition
+
+SERVER = ServerInfo(
+    version=180004,
+    version_text="18.4",
+    wal_level="logical",
+    max_replication_slots=10,
+    free_replication_slots=10,
+    max_wal_senders=10,
+    free_wal_senders=10,
+    system_identifier="1",
+    database="d",
+    encoding="UTF8",
+    in_recovery=False,
+    user="u",
+)
+TABLE = PublishedTable(
+    oid=Oid(1),
+    schema="public",
+    name="t",
+    attnames=None,
+    row_filter=None,
+    relkind="r",
+    is_partition=False,
+    replica_identity="d",
+    publishes_updates=True,
+)
+
+
+def column(name: str, **more: Any) -> ColumnDefinition:
+    plain = ColumnDefinition(
+        name=name,
+        attnum=1,
+        type_oid=Oid(23),
+        type_modifier=-1,
+        type_name="integer",
+        type_kind="b",
+        base_type_oid=Oid(23),
+        base_typmod=-1,
+        base_type_kind="b",
+        not_null=False,
+        generated="",
+        collation_deterministic=True,
+    )
+    return replace(plain, **more)
+
+
+def definition(*columns: ColumnDefinition, **more: Any) -> TableDefinition:
+    plain = TableDefinition(
+        oid=Oid(1),
+        schema="public",
+        name="t",
+        kind="r",
+        replica_identity="d",
+        columns=columns,
+        primary_key=("id",),
+        identity_key=("id",),
+        estimated_rows=5,
+        pages=1,
+        row_security=False,
+    )
+    return replace(plain, **more)
+
+
+def worst(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity != "ok"]
+
+
+def test_a_server_that_is_ready() -> None:
+    assert worst(check_server(SERVER)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "severity", "message"),
+    [
+        ({"wal_level": "replica"}, "error", 'logical decoding requires "wal_level" >= "logical"'),
+        ({"free_replication_slots": 0}, "error", "all replication slots are in use"),
+        ({"free_replication_slots": 2}, "warning", "only 2 of max_replication_slots = 10 are free"),
+        ({"free_wal_senders": 0}, "error", "number of requested standby connections exceeds"),
+        ({"in_recovery": True}, "warning", "the publisher is a standby"),
+        ({"in_recovery": True, "version": 150000}, "error", "logical decoding cannot be used while in recovery"),
+        ({"encoding": "SQL_ASCII"}, "warning", "the database's encoding is SQL_ASCII"),
+    ],
+)
+def test_a_server_that_is_not(change: dict[str, Any], severity: str, message: str) -> None:
+    (finding,) = worst(check_server(replace(SERVER, **change)))
+    assert finding.severity == severity
+    assert finding.message.startswith(message)
+
+
+def test_publications() -> None:
+    whole = Publication("p", False, True, True, True, True, False)
+    inserts = Publication("q", False, True, False, False, True, False)
+    assert worst(check_publications([whole, inserts], ["p"])) == []
+    assert [f.message for f in worst(check_publications([whole, inserts], []))] == [
+        'publication "q" does not publish UPDATE, DELETE'
+    ]
+    assert [f.message for f in check_publications([], ["x"])] == ['publication "x" does not exist on the publisher']
+    assert [f.message for f in check_publications([], ["x", "y", "x"])] == [
+        'publications "x", "y" do not exist on the publisher'
+    ]
+    assert [f.severity for f in check_publications([], [])] == ["error"]
+
+
+def test_a_table_that_works() -> None:
+    (finding,) = check_table(TABLE, definition(column("id"), column("x")))
+    assert finding == Finding("ok", 'table "public.t"', detail="2 columns, key (id), about 5 rows")
+
+
+@pytest.mark.parametrize(
+    ("table", "known", "severity", "message"),
+    [
+        ({}, definition(column("a"), column("A")), "error", 'columns "a", "A" of table "public.t" differ only in case'),
+        ({}, definition(), "error", 'table "public.t" has no column that is published'),
+        (
+            {},
+            definition(column("p", base_type_kind="p", type_name="anyarray")),
+            "error",
+            'column "p" of table "public.t": ',
+        ),
+        (
+            {},
+            definition(column("id"), identity_key=(), primary_key=()),
+            "warning",
+            'cannot update table "t" because it does not have a replica identity and publishes updates',
+        ),
+        (
+            {},
+            definition(column("id"), identity_key=(), primary_key=(), replica_identity="f"),
+            "warning",
+            'table "public.t" has REPLICA IDENTITY FULL and no primary key',
+        ),
+        ({"attnames": ("x",)}, definition(column("id"), column("x")), "warning", 'cannot update table "t"'),
+        (
+            {},
+            definition(column("id"), column("g", generated="s")),
+            "warning",
+            'generated columns "g" of table "public.t" are not published',
+        ),
+    ],
+)
+def test_a_table_that_does_not(table: dict[str, Any], known: TableDefinition, severity: str, message: str) -> None:
+    (finding,) = worst(check_table(replace(TABLE, **table), known))
+    assert finding.severity == severity
+    assert finding.message.startswith(message)
+
+
+def test_no_key_is_no_matter_where_updates_are_not_published() -> None:
+    known = definition(column("id"), identity_key=(), primary_key=())
+    assert worst(check_table(replace(TABLE, publishes_updates=False), known)) == []
+
+
+def test_a_column_left_out_is_not_looked_at() -> None:
+    known = definition(column("id"), column("Id"))
+    assert worst(check_table(replace(TABLE, attnames=("id",)), known)) == []
