@@ -61,6 +61,8 @@ class DaemonLock:
         """Let go.  The file stays: to remove it would let two daemons lock two files of the same name."""
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, 0)
+            # Not by closing alone: a child that is about to become another program still has the descriptor.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
 

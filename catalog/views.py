@@ -258,7 +258,7 @@ def _figure_name(column: exp.Expression) -> str:
             return str(column.this).lower()
         case exp.Subquery():
             first = column.this.expressions[0] if column.this.expressions else column
-            return first.alias_or_name or "?column?"
+            return first.alias or _figure_name(first)
         case exp.GroupConcat():
             return "string_agg"
         case exp.CurrentTimestamp():

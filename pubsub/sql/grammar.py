@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final, TypeVar
 
-from pubsub.errors import DuplicateObject, FeatureNotSupported, SqlSyntaxError
+from pubsub.errors import DuplicateObject, FeatureNotSupported, SqlSyntaxError, UndefinedObject
 from pubsub.sql import options as o
 from pubsub.sql.identifiers import qualified
 from pubsub.sql.keywords import NOT_COLID
@@ -39,6 +39,14 @@ from pubsub.sql.statements import (
 SubscriptionStatement = CreateSubscription | AlterSubscription | DropSubscription
 _T = TypeVar("_T")
 _CURRENT: Final = frozenset({"current_role", "current_user", "session_user"})
+
+
+#: The forms of SHOW that are not a parameter's name (gram.y: VariableShowStmt).
+_SHOW_FORMS: Final = {
+    ("time", "zone"): "timezone",
+    ("transaction", "isolation", "level"): "transaction_isolation",
+    ("session", "authorization"): "session_authorization",
+}
 
 
 class Grammar:
@@ -79,22 +87,16 @@ class Grammar:
         return statement() if callable(statement) else statement
 
     def show(self) -> Show:
-        """SHOW name, SHOW ALL and the spelled-out forms (gram.y: VariableShowStmt)."""
+        """SHOW name, SHOW ALL and the spelled-out forms."""
         self._word("show")
-        if self._took("all"):
+        leading = self.words(4)[1:]
+        if leading[:1] == ("all",):
+            self._place += 1
             name = None
-        elif self._took("time"):
-            self._word("zone")
-            name = "timezone"
-        elif self._took("session"):
-            # `session` is a parameter's possible name as well.
-            name = "session_authorization" if self._took("authorization") else self._dotted("session")
-        elif self._took("transaction"):
-            self._word("isolation")
-            self._word("level")
-            name = "transaction_isolation"
         else:
-            name = self._dotted(self._name())
+            spelled = next((form for form in _SHOW_FORMS if leading[: len(form)] == form), None)
+            self._place += len(spelled or ())
+            name = _SHOW_FORMS[spelled] if spelled else self._dotted(self._name())
         self.end()
         return Show(name)
 
@@ -194,11 +196,12 @@ class Grammar:
             self._place += 1
             return Owner(token.value, keyword=True)
         name = self._name()
-        if name in ("public", "none"):
+        if name == "public":
+            raise UndefinedObject('role "public" does not exist')
+        if name == "none":
             assert token is not None
-            what = 'role "public" does not exist' if name == "public" else 'role name "none" is reserved'
-            error = SqlSyntaxError(what, statement=self._text, position=token.start)
-            error.sqlstate = "42704" if name == "public" else "42939"
+            error = SqlSyntaxError('role name "none" is reserved', statement=self._text, position=token.start)
+            error.sqlstate = "42939"
             raise error
         return Owner(name)
 

@@ -192,7 +192,7 @@ def _tokens(text: str, notices: list[str] | None) -> Iterator[Token]:
             case "plain":
                 yield Token(Kind.STRING, "".join(_parts(raw, _PLAIN)).replace("''", "'"), start, end)
             case "escaped":
-                value = _unescape(text, start, "".join(_parts(raw[1:], _ESCAPED)))
+                value = _unescape(text, "".join(_parts(raw[1:], _ESCAPED)), start + 2)
                 yield Token(Kind.STRING, value, start, end)
             case "unicode":
                 value, skip_to = _unicode(text, start, end, "".join(_parts(raw[2:], _PLAIN)).replace("''", "'"))
@@ -237,35 +237,39 @@ def _parts(raw: str, part: str) -> list[str]:
     return [match[0][1:-1] for match in re.finditer(rf"{part}|--[^\n\r]*", raw, re.DOTALL) if match[0][0] == "'"]
 
 
-def _unescape(text: str, start: int, body: str) -> str:
-    """An E'…' string (scan.l: xe).  Octal and hexadecimal escapes are bytes of UTF-8, which must come out valid."""
+def _unescape(text: str, body: str, first: int) -> str:
+    """An E'…' string (scan.l: xe).  Octal and hexadecimal escapes are bytes of UTF-8, which must come out valid.
+
+    `first` is where the body begins in the text; in a string of several parts, places after the first part are not
+    exact.
+    """
     out = bytearray()
     place = 0
     high: int | None = None
     for match in _ESCAPE.finditer(body):
         octal, hexadecimal, short, long, other = match.groups()
         if high is not None and (match.start() != place or not (short or long)):
-            raise _bad(text, start, "invalid Unicode surrogate pair")
+            raise _no_pair(text, first + place)
         out += body[place : match.start()].encode()
-        place = match.end()
         if octal:
             out.append(int(octal, 8) & 0xFF)
         elif hexadecimal:
             out.append(int(hexadecimal, 16))
         elif short or long:
             code = int(short or long, 16)
-            high = _add_code(text, start, out, code, high)
+            if not 0 < code <= 0x10FFFF:
+                raise near("invalid Unicode escape value", text, first + match.start(), first + match.end())
+            if (0xDC00 <= code <= 0xDFFF) != (high is not None):
+                raise near("invalid Unicode surrogate pair", text, first + match.start(), first + match.end())
+            high = _add_code(out, code, high)
         elif other in ("u", "U"):
-            raise SqlSyntaxError(
-                "invalid Unicode escape",
-                statement=text,
-                position=start,
-                hint="Unicode escapes must be \\uXXXX or \\UXXXXXXXX.",
-            )
+            hint = "Unicode escapes must be \\uXXXX or \\UXXXXXXXX."
+            raise _bad(text, first + match.start(), "invalid Unicode escape", hint, sqlstate="22025")
         else:
             out += (_SIMPLE_ESCAPES.get(other, other) if other else "'").encode()
+        place = match.end()
     if high is not None:
-        raise _bad(text, start, "invalid Unicode surrogate pair")
+        raise _no_pair(text, first + place)
     out += body[place:].encode()
     try:
         value = out.decode()
@@ -280,8 +284,8 @@ def _unicode(text: str, start: int, end: int, body: str) -> tuple[str, int]:
     """A U&'…' string or name, and where its UESCAPE clause ends, if it has one (parser.c: str_udeescape)."""
     clause = _UESCAPE.match(text, end)
     escape = clause[1] if clause else "\\"
-    if escape in "0123456789abcdefABCDEF+'\" \t\n\r\f\v":
-        raise near("invalid Unicode escape character", text, end, end + 1)
+    if clause and escape in "0123456789abcdefABCDEF+'\" \t\n\r\f\v":
+        raise near("invalid Unicode escape character", text, clause.start(1) - 1, clause.end())
     out = bytearray()
     place = 0
     high: int | None = None
@@ -289,34 +293,30 @@ def _unicode(text: str, start: int, end: int, body: str) -> tuple[str, int]:
     pattern = re.compile(rf"{mark}(?:({mark})|([0-9A-Fa-f]{{4}})|\+([0-9A-Fa-f]{{6}})|)", re.DOTALL)
     for match in pattern.finditer(body):
         double, short, long = match.groups()
-        if high is not None and (match.start() != place or double):
-            raise _bad(text, start, "invalid Unicode surrogate pair")
+        here = start + 3 + match.start()
+        code = int(short or long or "0", 16)
+        if not (double or short or long):
+            hint = "Unicode escapes must be \\XXXX or \\+XXXXXX."
+            raise _bad(text, here, "invalid Unicode escape", hint)
+        if not double and not 0 < code <= 0x10FFFF:
+            raise _bad(text, here, "invalid Unicode escape value")
+        is_low = 0xDC00 <= code <= 0xDFFF
+        if is_low != (high is not None) or (high is not None and match.start() != place):
+            raise _bad(text, here, "invalid Unicode surrogate pair")
         out += body[place : match.start()].encode()
         place = match.end()
         if double:
             out += escape.encode()
-        elif short or long:
-            high = _add_code(text, start, out, int(short or long, 16), high)
         else:
-            raise SqlSyntaxError(
-                "invalid Unicode escape",
-                statement=text,
-                position=start,
-                hint="Unicode escapes must be \\XXXX or \\+XXXXXX.",
-            )
+            high = _add_code(out, code, high)
     if high is not None:
-        raise _bad(text, start, "invalid Unicode surrogate pair")
+        raise _bad(text, start + 3 + place, "invalid Unicode surrogate pair")
     out += body[place:].encode()
     return out.decode(), clause.end() if clause else 0
 
 
-def _add_code(text: str, start: int, out: bytearray, code: int, high: int | None) -> int | None:
+def _add_code(out: bytearray, code: int, high: int | None) -> int | None:
     """Append one code point, or hold the first half of a surrogate pair back and return it."""
-    if not 0 < code <= 0x10FFFF:
-        raise _bad(text, start, "invalid Unicode escape value")
-    low = 0xDC00 <= code <= 0xDFFF
-    if low != (high is not None):
-        raise _bad(text, start, "invalid Unicode surrogate pair")
     if 0xD800 <= code <= 0xDBFF:
         return code
     if high is not None:
@@ -325,8 +325,16 @@ def _add_code(text: str, start: int, out: bytearray, code: int, high: int | None
     return None
 
 
-def _bad(text: str, start: int, message: str) -> SqlSyntaxError:
-    return SqlSyntaxError(message, statement=text, position=start)
+def _bad(text: str, place: int, message: str, hint: str | None = None, sqlstate: str = "42601") -> SqlSyntaxError:
+    error = SqlSyntaxError(message, statement=text, position=place, hint=hint)
+    error.sqlstate = sqlstate
+    return error
+
+
+def _no_pair(text: str, place: int) -> SqlSyntaxError:
+    """The second half of a surrogate pair is missing: what stands in its place is named."""
+    following = re.compile(r"'|\\.?|[^\\']+", re.DOTALL).match(text, place)
+    return near("invalid Unicode surrogate pair", text, place, following.end() if following else place)
 
 
 def _not_utf8(data: bytes) -> PubsubError:

@@ -18,6 +18,7 @@ from pubsub.parameters import Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 Streaming = Literal["off", "on", "parallel"]
+Origin = Literal["any", "none"]
 OnTableError = Literal["stop", "isolate"]
 SchemaChanges = Literal["follow", "refuse"]
 OptionValue = str | int | Decimal | None
@@ -61,7 +62,7 @@ class SubscriptionOptions:
     password_required: bool = True
     run_as_owner: bool = False
     failover: bool = False
-    origin: str = "any"
+    origin: Origin = "any"
     create_tables: bool = True
     target: str | None = None
     on_table_error: OnTableError = "stop"
@@ -243,11 +244,14 @@ def _synchronous_commit(option: Option) -> str:
     return found
 
 
-def _origin(option: Option) -> str:
+def _origin(option: Option) -> Origin:
     text = _string(option)
-    if text.lower() not in ("none", "any"):
-        raise PubsubError(f'unrecognized origin value: "{text}"', sqlstate="22023")
-    return text.lower()
+    match text.lower():
+        case "none":
+            return "none"
+        case "any":
+            return "any"
+    raise PubsubError(f'unrecognized origin value: "{text}"', sqlstate="22023")
 
 
 def _target(option: Option) -> str:

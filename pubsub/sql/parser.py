@@ -52,6 +52,8 @@ def parse_statement(text: str, notices: list[str] | None = None) -> Statement | 
         return grammar.show()
     if first in _QUERIES or text.lstrip().startswith("("):
         return _select(text)
+    if first in _WITH_OBJECT and len(leading) < 2:
+        raise grammar.error_at(1)
     if first in _OTHERS:
         raise not_supported(leading if first in _WITH_OBJECT else leading[:1])
     raise grammar.error_at(0)

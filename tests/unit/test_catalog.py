@@ -1,0 +1,453 @@
+"""The catalog on SQLite: what is stored, what is refused, and what two processes see of each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from catalog.records import CopyProgress, NewRelation, NewSubscription, Request, Subscription
+from catalog.requests import RequestTimeoutError
+from catalog.states import RelState
+from catalog.store import Catalog
+from pubsub.errors import (
+    DataCorrupted,
+    DuplicateObject,
+    FeatureNotSupported,
+    NotInPrerequisiteState,
+    PubsubError,
+    UndefinedObject,
+)
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.sql.options import SubscriptionOptions
+
+BIG = Lsn(2**64 - 1)
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
+    async with await Catalog.open(tmp_path / "catalog.db") as opened:
+        yield opened
+
+
+def new(name: str = "sub", **fields: object) -> NewSubscription:
+    made = NewSubscription(
+        name=name,
+        conninfo="host=h password=secret",
+        publications=("p", "q"),
+        options=SubscriptionOptions(batch_rows=7, streaming="on", origin="none"),
+        target="db",
+        slot_name=name,
+        publisher_system_identifier="18446744073709551615",
+        publisher_timeline=1,
+        publisher_database="db",
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def table(relid: int = 1, name: str = "t", target: str = "db") -> NewRelation:
+    return NewRelation(relid, "public", name, f"/w/{target}/public/{name}")
+
+
+def modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+async def with_table(catalog: Catalog) -> Subscription:
+    return await catalog.create_subscription(new(), [table()])
+
+
+async def test_a_node_keeps_its_identity(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "catalog.db"
+    async with await Catalog.open(path) as first:
+        node = await first.node()
+    async with await Catalog.open(path) as second:
+        assert await second.node() == node
+    assert 2**32 < int(node.node_id) < 2**64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_the_files_beside_it_are_private_too(catalog: Catalog, tmp_path: Path) -> None:
+    await catalog.set_daemon()
+    assert modes(tmp_path) == {0o600}
+
+
+async def test_a_subscription_comes_back_as_it_was_stored(catalog: Catalog) -> None:
+    made = await with_table(catalog)
+    assert made.oid == 16384
+    assert (made.enabled, made.slot_name, made.generation, made.dropping) == (True, "sub", 1, False)
+    assert made.publications == ("p", "q")
+    assert made.publisher_system_identifier == "18446744073709551615"
+    assert made.options == replace(new().options, slot_name="sub", target="db")
+    assert await catalog.subscription("sub") == made
+    assert await catalog.subscription(made.oid) == made
+    assert await catalog.subscriptions() == [made]
+
+
+async def test_oids_are_not_given_out_twice(catalog: Catalog) -> None:
+    first = await with_table(catalog)
+    await catalog.drop_subscription(first.oid)
+    second = await with_table(catalog)
+    assert second.oid == first.oid + 1
+
+
+async def test_names_are_unique_and_the_words_postgresql_s(catalog: Catalog) -> None:
+    await with_table(catalog)
+    other = await catalog.create_subscription(new("other"))
+    with pytest.raises(DuplicateObject, match=r'^subscription "sub" already exists$'):
+        await catalog.create_subscription(new())
+    with pytest.raises(DuplicateObject):
+        await catalog.alter_subscription(other.oid, name="sub")
+    assert (await catalog.alter_subscription(other.oid, name="other")).name == "other"
+    with pytest.raises(UndefinedObject, match=r'^subscription "nope" does not exist$'):
+        await catalog.subscription("nope")
+
+
+async def test_a_delta_table_has_one_owner(catalog: Catalog) -> None:
+    await with_table(catalog)
+    with pytest.raises(DuplicateObject, match='belongs to subscription "sub"') as caught:
+        await catalog.create_subscription(new("other"), [table(9)])
+    assert "target" in (caught.value.hint or "")
+    assert [sub.name for sub in await catalog.subscriptions()] == ["sub"]  # nothing of it stayed
+    await catalog.create_subscription(new("other"), [table(9, target="elsewhere")])
+
+
+async def test_altering_counts_the_generation(catalog: Catalog) -> None:
+    made = await with_table(catalog)
+    changed = await catalog.alter_subscription(
+        made.oid, publications=("z",), options=replace(made.options, batch_age=2.5), skip_lsn=BIG, slot_name=None
+    )
+    assert (changed.publications, changed.options.batch_age, changed.skip_lsn) == (("z",), 2.5, BIG)
+    assert (changed.slot_name, changed.generation) == (None, 2)
+    disabled = await catalog.set_enabled(made.oid, False)
+    assert (disabled.enabled, disabled.options.enabled, disabled.generation) == (False, False, 3)
+    with pytest.raises(UndefinedObject):
+        await catalog.set_enabled(99, True)
+
+
+async def test_a_skip_is_cleared_only_if_it_is_still_the_same(catalog: Catalog) -> None:
+    made = await with_table(catalog)
+    await catalog.alter_subscription(made.oid, skip_lsn=Lsn(5))
+    assert not await catalog.clear_skip_lsn(made.oid, Lsn(4))
+    assert await catalog.clear_skip_lsn(made.oid, Lsn(5))
+    assert (await catalog.subscription(made.oid)).skip_lsn == INVALID_LSN
+
+
+async def test_a_table_s_way_through_the_states(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    (rel,) = await catalog.relations(sub.oid)
+    assert (rel.state, rel.copy_generation, rel.lsn, rel.qualified_name) == (RelState.INIT, 0, None, "public.t")
+    assert await catalog.begin_copy(sub.oid, 1, sync_slot="pg_1", definition="{}", estimated_rows=5) == 1
+    assert await catalog.begin_copy(sub.oid, 1) == 2
+    await catalog.set_relation_state(sub.oid, 1, RelState.FINISHEDCOPY, Lsn(10))
+    await catalog.set_relation_state(sub.oid, 1, RelState.SYNCDONE, BIG)
+    await catalog.set_relation_state(sub.oid, 1, RelState.SYNCDONE, BIG)
+    await catalog.set_relation_state(sub.oid, 1, RelState.READY, BIG)
+    found = await catalog.relation(sub.oid, 1)
+    assert found is not None
+    assert (found.state, found.lsn, found.copy_generation) == (RelState.READY, BIG, 2)
+    assert (found.sync_slot, found.definition, found.estimated_rows) == ("pg_1", "{}", 5)
+    await catalog.set_relation_state(sub.oid, 1, RelState.INIT)
+    assert await catalog.begin_copy(sub.oid, 1) == 3  # RESYNC: a generation that no copy before had
+
+
+@pytest.mark.parametrize("state", [RelState.SYNCWAIT, RelState.CATCHUP, RelState.READY, RelState.FINISHEDCOPY])
+async def test_a_step_that_is_not_in_the_table_is_refused(catalog: Catalog, state: RelState) -> None:
+    sub = await with_table(catalog)
+    with pytest.raises(NotInPrerequisiteState):
+        await catalog.set_relation_state(sub.oid, 1, state, Lsn(1))
+    (rel,) = await catalog.relations(sub.oid)
+    assert rel.state is RelState.INIT
+
+
+async def test_done_needs_its_lsn(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.begin_copy(sub.oid, 1)
+    await catalog.set_relation_state(sub.oid, 1, RelState.FINISHEDCOPY)
+    with pytest.raises(NotInPrerequisiteState):
+        await catalog.set_relation_state(sub.oid, 1, RelState.SYNCDONE)
+
+
+async def test_a_table_s_error_goes_with_its_next_state(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.set_relation_error(sub.oid, 1, "it broke", "mend it")
+    (rel,) = await catalog.relations(sub.oid)
+    assert (rel.error, rel.error_hint) == ("it broke", "mend it")
+    await catalog.begin_copy(sub.oid, 1)
+    (rel,) = await catalog.relations(sub.oid)
+    assert (rel.error, rel.error_hint) == (None, None)
+
+
+async def test_tables_join_and_leave(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.add_relations(sub.oid, [table(2, "u"), replace(table(3, "v"), state=RelState.READY, lsn=INVALID_LSN)])
+    with pytest.raises(DuplicateObject):
+        await catalog.add_relations(sub.oid, [table(2, "w")])
+    await catalog.advance_origin(sub.oid, Lsn(3), relid=2)
+    await catalog.put_copy_progress(sub.oid, 2, 10)
+    await catalog.remove_relation(sub.oid, 2)
+    assert [rel.name for rel in await catalog.relations(sub.oid)] == ["t", "v"]
+    assert await catalog.origin(sub.oid, 2) == INVALID_LSN
+    assert await catalog.copy_progress() == []
+    assert await catalog.relation(sub.oid, 2) is None
+    with pytest.raises(UndefinedObject):
+        await catalog.begin_copy(sub.oid, 2)
+
+
+async def test_an_origin_never_goes_back(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    assert await catalog.origin(sub.oid) == INVALID_LSN
+    # 0/FFFFFFFF and 1/0 compare as texts the other way round, and the upper half does not fit a signed integer.
+    for lsn in (Lsn(0xFFFFFFFF), Lsn(0x1_0000_0000), Lsn(2**63), BIG):
+        assert await catalog.advance_origin(sub.oid, lsn, Lsn(1)) == lsn
+        assert await catalog.advance_origin(sub.oid, Lsn(lsn - 1)) == lsn
+        assert await catalog.origin(sub.oid) == lsn
+    assert await catalog.origin(sub.oid, 1) == INVALID_LSN
+    (status,) = await catalog.origins()
+    assert (status.external_id, status.remote_lsn, status.local_lsn) == (f"pg_{sub.oid}", BIG, Lsn(1))
+
+
+async def test_drop_leaves_nothing(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.advance_origin(sub.oid, Lsn(1), relid=1)
+    await catalog.put_worker_stats(sub.oid, None, {"pid": 1})
+    await catalog.put_copy_progress(sub.oid, 1, 1)
+    await catalog.drop_subscription(sub.oid)
+    await catalog.drop_subscription(sub.oid)
+    state = await catalog.state()
+    assert not any((state.subscriptions, state.relations, state.origins, state.workers, state.copies, state.statistics))
+    with pytest.raises(UndefinedObject):
+        await catalog.advance_origin(sub.oid, Lsn(2))
+    with pytest.raises(UndefinedObject):
+        await catalog.advance_origin(sub.oid, Lsn(2), relid=1)
+
+
+async def test_late_statistics_of_a_dropped_subscription_are_passed_over(catalog: Catalog) -> None:
+    await catalog.put_worker_stats(7, None, {"pid": 1})
+    await catalog.put_copy_progress(7, 1, 1)
+    await catalog.add_counters(7, commits=1)
+    await catalog.set_subscription_error(7, PubsubError("x"))
+    assert (await catalog.state()).workers == ()
+
+
+async def test_worker_statistics_keep_what_is_not_given(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    time = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    await catalog.put_worker_stats(sub.oid, None, {"pid": 5, "publisher_lsn": Lsn(100), "latest_end_time": time})
+    await catalog.put_worker_stats(sub.oid, None, {"flush_lsn": Lsn(60)})
+    await catalog.put_worker_stats(sub.oid, 1, {"pid": 6})
+    apply, sync = await catalog.worker_stats()
+    assert (apply.relid, apply.worker_type, apply.pid, apply.lag_bytes) == (None, "apply", 5, 40)
+    assert apply.latest_end_time == time
+    assert (sync.relid, sync.worker_type, sync.lag_bytes) == (1, "table synchronization", None)
+    await catalog.clear_worker_stats(sub.oid)
+    assert [worker.relid for worker in await catalog.worker_stats()] == [1]
+    await catalog.clear_worker_stats()
+    assert await catalog.worker_stats() == []
+
+
+async def test_many_statistics_in_one_transaction(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.put_statistics(
+        workers=[(sub.oid, None, {"pid": 1})],
+        copies=[CopyProgress(sub.oid, 1, 10, 20, 30, 40, False)],
+        counters=[(sub.oid, {"commits": 2, "rows_inserted": 5})],
+    )
+    await catalog.add_counters(sub.oid, commits=1)
+    await catalog.put_copy_progress(sub.oid, 1, 20, 20, 60, finished=True)
+    state = await catalog.state()
+    assert state.copies == (CopyProgress(sub.oid, 1, 20, 20, 60, None, True),)
+    assert (state.statistics[0].commits, state.statistics[0].rows_inserted) == (3, 5)
+
+
+async def test_errors_are_counted_kept_and_overcome(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    error = PubsubError("no", sqlstate="08006", hint="try")
+    await catalog.set_subscription_error(sub.oid, error, count="apply")
+    await catalog.set_subscription_error(sub.oid, error, count="sync")
+    await catalog.set_subscription_error(sub.oid, error)
+    (stats,) = await catalog.subscription_stats()
+    assert (stats.apply_error_count, stats.sync_error_count) == (1, 1)
+    assert (stats.error, stats.error_hint, stats.error_sqlstate) == ("no", "try", "08006")
+    await catalog.clear_subscription_error(sub.oid)
+    (stats,) = await catalog.subscription_stats()
+    assert (stats.error, stats.error_time, stats.apply_error_count) == (None, None, 1)
+    await catalog.reset_statistics(sub.oid)
+    (stats,) = await catalog.subscription_stats()
+    assert stats.apply_error_count == 0
+    assert stats.stats_reset is not None
+
+
+async def test_the_counter_moves_with_what_someone_waits_for_only(catalog: Catalog) -> None:
+    counter = await catalog.change_counter()
+    sub = await with_table(catalog)
+    moved = await catalog.change_counter()
+    assert moved > counter
+    await catalog.advance_origin(sub.oid, Lsn(5))
+    await catalog.put_worker_stats(sub.oid, None, {"pid": 1})
+    await catalog.add_counters(sub.oid, commits=1)
+    assert await catalog.change_counter() == moved
+    await catalog.begin_copy(sub.oid, 1)
+    assert await catalog.change_counter() > moved
+
+
+async def test_a_refused_change_does_not_move_the_counter(catalog: Catalog) -> None:
+    await with_table(catalog)
+    counter = await catalog.change_counter()
+    with pytest.raises(DuplicateObject):
+        await with_table(catalog)
+    assert await catalog.change_counter() == counter
+
+
+async def wait_for_request(catalog: Catalog) -> list[Request]:
+    while True:
+        if pending := await catalog.pending_requests():
+            return pending
+
+
+async def answer_next(catalog: Catalog, error: PubsubError | None = None) -> str:
+    pending = await wait_for_request(catalog)
+    assert await catalog.answer(pending[0].id, error)
+    assert not await catalog.answer(pending[0].id)
+    return f"{pending[0].kind} {pending[0].subid} {pending[0].payload}"
+
+
+async def test_a_request_is_answered(catalog: Catalog, tmp_path: Path) -> None:
+    async with await Catalog.open(tmp_path / "catalog.db") as command:
+        counter = await catalog.change_counter()
+        daemon = asyncio.create_task(answer_next(catalog))
+        await command.request("drop subscription", 16385, {"slot": "x"})
+        assert await daemon == "drop subscription 16385 {'slot': 'x'}"
+        assert await catalog.change_counter() > counter
+        assert await catalog.pending_requests() == []
+
+
+async def test_a_request_s_error_comes_back_whole(catalog: Catalog) -> None:
+    error = PubsubError("no", sqlstate="55006", detail="d", hint="h", context="c")
+    daemon = asyncio.create_task(answer_next(catalog, error))
+    with pytest.raises(PubsubError) as caught:
+        await catalog.request("drop subscription", 1)
+    await daemon
+    assert caught.value.report(verbose=True) == error.report(verbose=True)
+
+
+async def test_a_request_that_is_given_up_is_withdrawn(catalog: Catalog) -> None:
+    with pytest.raises(RequestTimeoutError):
+        await catalog.request("resync", 1, timeout=0.01)
+    assert await catalog.pending_requests() == []
+    asking = asyncio.create_task(catalog.request("resync", 1))
+    pending = await wait_for_request(catalog)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await catalog.pending_requests() == []
+    assert not await catalog.answer(pending[0].id)
+
+
+async def test_the_daemon_s_row(catalog: Catalog) -> None:
+    assert await catalog.daemon() is None
+    await catalog.set_daemon()
+    found = await catalog.daemon()
+    assert found is not None
+    assert found.pid == os.getpid()
+    await catalog.clear_daemon()
+    assert await catalog.daemon() is None
+
+
+async def test_a_cancelled_task_leaves_the_catalog_usable(catalog: Catalog) -> None:
+    """A worker may be cancelled at any await; no lock may stay, and the change is there wholly or not at all."""
+    sub = await with_table(catalog)
+    for steps in range(40):
+        task = asyncio.create_task(catalog.advance_origin(sub.oid, Lsn(1000 + steps)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    async with asyncio.timeout(20):
+        assert await catalog.advance_origin(sub.oid, Lsn(5000)) == 5000
+
+
+async def test_writers_side_by_side_all_count(catalog: Catalog, tmp_path: Path) -> None:
+    sub = await with_table(catalog)
+    async with await Catalog.open(tmp_path / "catalog.db") as other:
+        await asyncio.gather(*(each.add_counters(sub.oid, commits=1) for each in [catalog, other] * 20))
+    (stats,) = await catalog.subscription_stats()
+    assert stats.commits == 40
+
+
+_OTHER_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from catalog.records import NewSubscription
+from catalog.store import Catalog
+from pubsub.sql.options import SubscriptionOptions
+
+async def main(path, name):
+    async with await Catalog.open(Path(path)) as catalog:
+        for place in range(10):
+            new = NewSubscription(f"{name}{place}", "", (), SubscriptionOptions(), "t", None)
+            await catalog.create_subscription(new)
+        print((await catalog.node()).node_id)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_that_open_a_new_catalog_at_once(tmp_path: Path) -> None:
+    """One schema, one identity, and no oid twice."""
+    path = tmp_path / "catalog.db"
+    command = [sys.executable, "-c", _OTHER_PROCESS, str(path)]
+    pipe = asyncio.subprocess.PIPE
+    processes = [await asyncio.create_subprocess_exec(*command, name, stdout=pipe) for name in ("a", "b", "c")]
+    printed = {(await process.communicate())[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(printed) == 1
+    async with await Catalog.open(path) as catalog:
+        oids = [sub.oid for sub in await catalog.subscriptions()]
+        assert sorted(oids) == list(range(16384, 16384 + 30))
+
+
+async def test_a_catalog_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    await (await Catalog.open(path)).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE pubsub_node SET schema_version = 99")
+    raw.close()
+    with pytest.raises(DataCorrupted, match="version 99"):
+        await Catalog.open(path)
+
+
+async def test_what_is_no_catalog_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
+    with pytest.raises(PubsubError, match="could not access the catalog: file is not a database"):
+        await Catalog.open(path)
+    with pytest.raises(PubsubError, match="could not open the catalog"):
+        await Catalog.open(tmp_path)
+    with pytest.raises(FeatureNotSupported):
+        await Catalog.open("mysql://u:secret@h/d")
+    with pytest.raises(PubsubError) as caught:
+        await Catalog.open("://u:secret@h/d")
+    assert "secret" not in caught.value.report(verbose=True)
+
+
+async def test_a_failed_statement_does_not_show_its_parameters(catalog: Catalog, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "catalog.db") as raw:
+        raw.execute("ALTER TABLE pubsub_subscription RENAME COLUMN target TO other")
+    raw.close()
+    with pytest.raises(PubsubError) as caught:
+        await catalog.create_subscription(new())
+    assert "secret" not in repr(caught.value) + repr(caught.value.__cause__) + str(caught.value.__cause__)
+
+
+def test_passwords_are_not_in_reprs() -> None:
+    assert "secret" not in repr(new())
