@@ -9,9 +9,10 @@ also the one that the row leaves.  Sorted by key and then by arrival, the touche
 
 so that   1 I k=7   2 U k=7→8   3 U k=8   4 D k=9   gives   image of 3 under 8; deleted_keys 8 and 9 (7 began with an INSERT).
 
-A value that an UPDATE left unchanged is its predecessor's, and so on back along the chain: pointers are doubled until all rest.
-A chain that ends at a row of the table leaves the value to the writer, with the key under which the row stood (masked).  A U or
-D whose key was deleted earlier in the batch is skipped, as a subscriber skips it (worker.c: update_missing, delete_missing).
+A value that an UPDATE left unchanged, and no old tuple holds, is its predecessor's, and so on back along the chain: pointers are
+doubled until all rest.  A chain that ends at a row of the table leaves the value to the writer, with the key under which the row
+stood (masked).  A U or D whose key was deleted earlier in the batch is skipped, as a subscriber skips it (worker.c:
+update_missing, delete_missing).
 
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and takes one copy of
 its old one, and the sums are what remains (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
@@ -182,11 +183,12 @@ class _Touches:
 
 def _fold_keyed(changes: Changes, key: Sequence[str], truncated: bool) -> tuple[Any, Any, Any]:
     """Images, masked images and deleted keys."""
-    values, missing = _filled(changes, key)
+    values = changes.new
     if not changes.count:
         images = pa.table(values)
         return images, _masked(images, {}, list(values), images.select(key)), images.select(key)
-    keys = _event_keys(changes, values, key)
+    missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
+    keys = _event_keys(changes, key)
     touches = _without_skipped(_touches(changes, keys), truncated)
     final = np.sort(touches.event[touches.last() & touches.arrives])
     deleted = touches.only(touches.first() & (changes.op[touches.event] != INSERT))
@@ -195,25 +197,12 @@ def _fold_keyed(changes: Changes, key: Sequence[str], truncated: bool) -> tuple[
     return *_images(values, missing, keys, touches, final), deleted_keys
 
 
-def _filled(changes: Changes, key: Sequence[str]) -> tuple[dict[str, Any], dict[str, Mask]]:
-    """The new rows with unchanged values from the old row, if that is whole or they are the key's; and what still misses."""
-    values, missing = dict(changes.new), {}
-    for name, unchanged in changes.unchanged.items():
-        old = changes.old_kind != 0 if name in key else changes.old_kind == OLD_ROW
-        known = unchanged & old
-        if known.any():
-            values[name] = pc.if_else(pa.array(known), changes.old[name], values[name])
-        if name not in key and (unchanged & ~old).any():
-            missing[name] = unchanged & ~old
-    return values, missing
-
-
-def _event_keys(changes: Changes, values: Mapping[str, Any], key: Sequence[str]) -> _EventKeys:
+def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
     deletes = changes.op == DELETE
     with_old = np.flatnonzero((changes.op == UPDATE) & (changes.old_kind != 0))
     columns = {}
     for name in key:
-        column = values[name]
+        column = changes.new[name]
         if deletes.any():
             column = pc.if_else(pa.array(deletes), changes.old[name], column)
         if with_old.size:
@@ -328,10 +317,13 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, 
         return pa.table(changes.new), _no_rows(changes)
     if not full or (changes.old_kind[minus] != OLD_ROW).any():
         raise _identity_missing(next(iter(changes.new)))
-    values, _ = _filled(changes, ())
     plus = np.flatnonzero(changes.op != DELETE)
-    added, taken = _take(values, plus), _take(changes.old, minus)
-    rows = {name: pa.concat_arrays([column, taken[name]]) for name, column in added.items()}
+    added, taken = _take(changes.new, plus), _take(changes.old, minus)
+    rows = {
+        # a column that the publisher has not is NULL in its rows
+        name: pa.concat_arrays([column, taken.get(name, pa.nulls(len(minus), column.type))])
+        for name, column in added.items()
+    }
     codes, bound = _dense(_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
     sums = np.bincount(codes[: len(plus)], minlength=bound) - np.bincount(codes[len(plus) :], minlength=bound)
     row_of = np.empty(bound, np.int64)

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, contents, slices
@@ -73,8 +74,8 @@ class Changes:
     """The changes of one relation in order of arrival.  All arrays have one element for each change.
 
     `op` is I, U or D.  `new` holds the new rows, NULL for D, by the target's column names; `unchanged` says, for the columns
-    where it ever happens, which new values were not sent (they are NULL in `new`).  `old_kind` is 'K' or 'O' where there is an
-    old tuple, else 0; `old` holds its columns, NULL where there is none, and may lack a column that nothing asks for.
+    where it ever happens, which new values were sent neither there nor in the old tuple (they are NULL in `new`).  `old_kind` is
+    'K' or 'O' where there is an old tuple, else 0; `old` holds its columns, NULL where there is none, or only those asked for.
     The arrays of `new` and `old` are pyarrow's.
     """
 
@@ -158,7 +159,7 @@ def decode_changes(
     """The changes in `frames` (in order of arrival) as arrays of the targets' types.
 
     `targets` has, for each column of the relation, the pyarrow.Field that it goes to, or None if it is not replicated.  With
-    `key` (names of targets) only those columns of the old tuples are decoded, and those that are unchanged somewhere.
+    `key` (names of targets) only those columns of the old tuples are returned.
     Raises ProtocolViolation for malformed bytes; InvalidField for a value that its target can not hold.
     """
     if len(targets) != len(relation.columns):
@@ -284,19 +285,20 @@ def _decode_piece(
     old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(has_new)
     old_positions = positions[old_rows]
 
-    def read_old(wanted: Collection[str] | None) -> Offsets:
+    def read_old(wanted: Collection[str] | None) -> dict[str, Any]:
+        """The old tuples' columns; moves the positions behind them."""
+        columns = {}
         tuples = _Tuples(data, old_positions, frames.ends[old_rows], width)
         for target in targets:
             kinds, starts, ends = tuples.next()
             if kinds is not None and (kinds == _UNCHANGED).any():
                 raise ProtocolViolation("an old tuple with an unchanged value")
             if target is not None and (wanted is None or target.name in wanted):
-                old[target.name] = _column(frames, relation, target, old_rows, kinds, starts, ends)
-        return tuples.positions
+                columns[target.name] = _column(frames, relation, target, old_rows, kinds, starts, ends)
+        positions[old_rows] = tuples.positions
+        return columns
 
-    old: dict[str, Any] = {}
-    if len(old_rows):
-        positions[old_rows] = read_old(key)
+    old = read_old(key) if len(old_rows) else {}
     new: dict[str, Any] = {}
     unchanged: dict[str, Mask] = {}
     if len(new_rows):
@@ -318,8 +320,15 @@ def _decode_piece(
         raise ProtocolViolation("a row change with trailing bytes")
     if any((mask & (op == INSERT)).any() for mask in unchanged.values()):
         raise ProtocolViolation("an INSERT with an unchanged value")
-    if unchanged.keys() - old.keys() and (mark[old_rows] == OLD_ROW).any():
-        read_old(unchanged.keys() - old.keys())
+    whole = has_old & (mark == OLD_ROW)
+    unread = [name for name, mask in unchanged.items() if name not in old and (mask & whole).any()]
+    known = old | read_old(unread) if unread else old
+    for name in unchanged.keys() & known.keys():
+        # a key's tuple has NULL for what it does not hold
+        sent = whole | (has_old & known[name].is_valid().to_numpy(zero_copy_only=False))
+        new[name] = pc.if_else(pa.array(unchanged[name] & sent), known[name], new[name])
+        unchanged[name] &= ~sent
+    unchanged = {name: mask for name, mask in unchanged.items() if mask.any()}
     return Changes(frames.seq, op, new, unchanged, np.where(has_old, mark, np.uint8(0)), old)
 
 

@@ -173,18 +173,21 @@ def test_keys_too_wide_for_one_number() -> None:
     assert folded.deleted_keys.num_rows == 4
 
 
-def test_full_identity_with_a_key_completes_unsent_values() -> None:
+def test_a_column_that_only_the_target_has() -> None:
+    """It is not in old tuples, and an UPDATE keeps what the target holds."""
     sent = Changes(
-        np.arange(1),
-        np.frombuffer(b"U", np.uint8),
-        {"k": pa.array([2]), "v": pa.array([None], pa.string())},
-        {"v": np.array([True])},
-        np.frombuffer(b"O", np.uint8),
-        {"k": pa.array([1]), "v": pa.array(["whole"])},
+        np.arange(2),
+        np.frombuffer(b"UD", np.uint8),
+        {"k": pa.array([2, None]), "extra": pa.nulls(2, pa.string())},
+        {"extra": np.array([True, False])},
+        np.frombuffer(b"OO", np.uint8),
+        {"k": pa.array([1, 3])},
     )
     folded = fold(sent, ["k"], full=False)
-    assert rows(folded.images) == [(2, "whole")]
-    assert deleted(folded) == [1, 2]
+    assert rows(folded.masked) == [(2, None, True, 1)]
+    assert deleted(folded) == [1, 2, 3]
+    net = fold(sent, None, full=True)
+    assert (rows(net.images), rows(net.removed)) == ([(2, None)], [(1, None, 1), (3, None, 1)])
 
 
 def test_a_change_that_does_not_say_which_row() -> None:

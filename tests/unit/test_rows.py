@@ -94,9 +94,20 @@ def test_only_the_key_of_old_tuples_is_read_when_asked() -> None:
     changes = decode([block(*ALL)], key=["id"])
     assert lists(changes.old)["id"] == [None, None, 1, 2, 3, 4]
     assert "note" not in changes.old
-    unchanged = Update(T, "O", (b"3", b"old", b"BIG"), (b"3", b"new", UNCHANGED))
-    changes = decode([block(*ALL, unchanged)], key=["id"])
-    assert lists(changes.old)["big"] == [None, None, None, None, "BIG", "BIG", "BIG"]
+
+
+def test_unchanged_values_come_from_an_old_tuple_that_holds_them() -> None:
+    """Under REPLICA IDENTITY FULL it holds all, else the key's."""
+    full = Update(T, "O", (b"3", None, b"BIG"), (b"4", UNCHANGED, UNCHANGED))
+    key = Update(T, "K", (b"3", None, None), (UNCHANGED, UNCHANGED, b"b"))
+    for options in ({}, {"key": ["id"]}):
+        changes = decode([block(*ALL, full, key)], **options)
+        assert lists(changes.new)["id"][-2:] == [4, 3]
+        assert lists(changes.new)["note"][-2:] == [None, None]
+        assert lists(changes.new)["big"][-2:] == ["BIG", "b"]
+        assert "id" not in changes.unchanged
+        assert changes.unchanged["note"].tolist() == [False] * 7 + [True]
+        assert ("big" in changes.old) == (not options)
 
 
 def test_numbering_goes_over_frames_that_are_no_row_changes() -> None:
