@@ -57,7 +57,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._writer = engine.execution_options(**{_WRITE: True})
+        self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
         self._keeper = _keep_open(engine.url)
 
@@ -142,6 +142,11 @@ def _engine(location: str | Path) -> AsyncEngine:
 _URL_HINT: Final = 'Use "sqlite:////path/to/catalog.db" or "postgresql://user@host/database".'
 
 
+def _writing(engine: AsyncEngine) -> dict[str, Any]:
+    """What a write transaction needs: on PostgreSQL it waits for another's rows instead of failing on them."""
+    return {_WRITE: True} | ({"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {})
+
+
 def _make_private(path: Path) -> None:
     """The file before SQLite makes it, so that it is never open to others; its -wal and -shm take its mode."""
     try:
@@ -175,7 +180,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 async def _prepare(engine: AsyncEngine) -> None:
     version = select(schema.node.c.schema_version)
-    async with engine.execution_options(**{_WRITE: True}).begin() as connection:
+    async with engine.execution_options(**_writing(engine)).begin() as connection:
         if engine.dialect.name == "postgresql":
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
         if not await connection.run_sync(lambda sync: engine.dialect.has_table(sync, schema.node.name)):

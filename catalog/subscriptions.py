@@ -120,7 +120,9 @@ class Subscriptions(Database):
         o = schema.origin
         here = (o.c.subid == subid) & (o.c.relid == (relid or 0))
         async with self._write(bump=False) as connection:
-            stands = (await connection.execute(select(o.c.remote_lsn).where(here))).scalar_one_or_none()
+            stands = (
+                await connection.execute(select(o.c.remote_lsn).where(here).with_for_update())
+            ).scalar_one_or_none()
             if stands is None:
                 if relid is None:
                     raise _undefined(subid)
