@@ -69,6 +69,8 @@ class ApplyWorker:
                 f'subscription "{subscription.name}" has no replication slot',
                 hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
             )
+        # What a killed daemon's JVM may still commit is committed before versions are read.
+        await self._engine.fence()
         async with await Connection.connect(
             subscription.conninfo, replication=True, application_name=subscription.slot_name
         ) as connection:

@@ -77,6 +77,7 @@ class SyncWorker:
     async def run(self) -> None:
         """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
         relation = self._relation
+        await self._engine.fence()
         if relation.state in (RelState.SYNCDONE, RelState.READY):
             # The worker that stored s may have failed before it could say so.
             self._handover.synced(relation.relid)

@@ -43,6 +43,10 @@ class Engine:
             if not self._spark.alive():
                 await asyncio.to_thread(self._restart)
 
+    async def fence(self) -> None:
+        """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse."""
+        await asyncio.to_thread(self._spark.fence)
+
     async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(session, …)` in one of Spark's threads.
 

@@ -82,6 +82,7 @@ class Spark:
         self._session: Any = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._fence: int | None = None
 
     @property
     def session(self) -> Any:
@@ -105,27 +106,40 @@ class Spark:
         if session is not None and self.alive():
             session.sparkContext.cancelJobGroup(group)
 
-    def start(self, *, timeout: float = 60.0) -> None:
-        """Wait until no earlier JVM of this node lives (`timeout` seconds), then start one.
+    def fence(self, *, timeout: float = 60.0) -> None:
+        """Wait until no earlier JVM of this node lives, `timeout` seconds at most: from then on versions may be read.
 
-        Raises ObjectInUse when an earlier JVM does not end, PubsubError when Java is missing or Spark does not start.
+        Raises ObjectInUse when an earlier JVM does not end.
         """
         with self._lock:
-            if self._session is not None and self.alive():
+            if self._fence is None and not self.alive():
+                self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
+
+    def start(self) -> None:
+        """Start the JVM behind the fence, if it does not run.
+
+        Raises what `fence` raises, and PubsubError when Java is missing or Spark does not start.
+        """
+        jars.require_java()
+        self.fence()
+        with self._lock:
+            if self._fence is None:
                 return
-            jars.require_java()
-            descriptor = _acquire_fence(self._home / "jvm.lock", timeout)
+            # The JVM has its own copy of the descriptor: with ours closed, the lock is held as long as the JVM lives.
             try:
-                self._launch(descriptor)
+                self._launch(self._fence)
             finally:
-                # The JVM has its own copy of the descriptor: the lock is now its own.
-                os.close(descriptor)
+                os.close(self._fence)
+                self._fence = None
 
     def stop(self, *, timeout: float = 20.0) -> None:
         """End the session and the JVM; kills it when it takes longer than `timeout` seconds."""
         with self._lock:
             session, process = self._session, self._process
             self._session = self._process = None
+            if self._fence is not None:
+                os.close(self._fence)
+                self._fence = None
             if process is None:
                 return
             gateway = session._sc._gateway if session is not None else None
