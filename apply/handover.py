@@ -78,6 +78,7 @@ class Handover:
     def new_copy(self, relid: int) -> None:
         """The table is copied from a new snapshot: an earlier promise no longer holds."""
         self._waiting.pop(relid, None)
+        self._event(relid).clear()
         if self._promised.pop(relid, None) is not None and self._applying is not None:
             self._applying.start_again()
 
@@ -88,14 +89,15 @@ class Handover:
             self._applying.tables_changed()
 
     async def wait_synced(self, relid: int) -> None:
-        """Returns when the table's sync worker has stored s."""
+        """Returns when the table's sync worker has stored s, or the table is forgotten."""
         await self._event(relid).wait()
 
     def forget(self, relid: int) -> None:
         """The table is ready, or no longer in the subscription."""
         self._waiting.pop(relid, None)
         self._promised.pop(relid, None)
-        self._synced.pop(relid, None)
+        self._event(relid).set()
+        del self._synced[relid]
 
     def _event(self, relid: int) -> asyncio.Event:
         return self._synced.setdefault(relid, asyncio.Event())

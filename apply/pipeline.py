@@ -61,8 +61,8 @@ class Tables(Protocol):
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing."""
 
-    async def may_write(self, relid: int) -> None:
-        """Returns when this worker may commit to the table."""
+    async def may_write(self, relid: int) -> bool:
+        """Waits until this worker may commit to the table; False when it has left the subscription meanwhile."""
 
     def version(self, relid: int) -> Lsn:
         """The end LSN of the last transaction in the table (0: none)."""
@@ -106,13 +106,15 @@ class Pipeline:
         self._stop_at = stop_at
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
-        self._staged: asyncio.Queue[tuple[Batch, list[PreparedTable]] | None] = asyncio.Queue(1)
+        self._staged: asyncio.Queue[tuple[Batch, Sequence[PreparedTable]] | None] = asyncio.Queue(1)
         self._staging = asyncio.Semaphore(1)
         self._committing = False
         self._in_flight = 0
         self._draining = False
         self._stored = start
         self._left: Sequence[bytes] = ()
+        # When reading began, or went on after a wait for room: the publisher's silence before that is our own.
+        self._reading_since = time.monotonic()
 
     async def run(self) -> None:
         """Until `stop_at` or `drain`; everything received as committed is then durable and reported."""
@@ -150,8 +152,12 @@ class Pipeline:
             if self._full():
                 self._room.clear()
                 await self._room.wait()
+                self._reading_since = time.monotonic()
                 continue
             frames = self._left or await self._next_frames()
+            if self._draining:
+                # What would come after the last batch may have been closed already.
+                return
             if frames:
                 self._take(frames)
             if self.dispatcher.reply_requested:
@@ -167,7 +173,7 @@ class Pipeline:
             async with asyncio.timeout(1.0):
                 return await self._stream.receive()
         except TimeoutError:
-            silence = time.monotonic() - self._stream.last_receive
+            silence = time.monotonic() - max(self._stream.last_receive, self._reading_since)
             limit = self._limits.receiver_timeout
             if limit and silence > limit:
                 raise ConnectionFailure(
@@ -198,6 +204,7 @@ class Pipeline:
         figures.last_msg_send_time = pg_time_to_datetime(sent)
         figures.last_msg_receipt_time = datetime.now(UTC)
         figures.bytes_received += sum(map(len, frames))
+        figures.caught_up = self._caught_up()
 
     def _reached_stop(self) -> bool:
         return self._stop_at is not None and self.dispatcher.position >= self._stop_at
@@ -220,9 +227,23 @@ class Pipeline:
                 await self._staged.put(None)
                 return
             destinations = await self._tables.destinations(batch)
-            prepared = await asyncio.to_thread(prepare, batch, destinations, self._stage, self._tables.origin)
+            prepared = await self._prepare(batch, destinations)
             batch.log.clear()
             await self._staged.put((batch, prepared))
+
+    async def _prepare(
+        self, batch: Batch, destinations: Mapping[tuple[str, str], Destination]
+    ) -> Sequence[PreparedTable]:
+        """Stage the batch in a thread.  Cancelled, it waits for the thread: what that has staged would stay on disk."""
+        staging = asyncio.create_task(asyncio.to_thread(prepare, batch, destinations, self._stage, self._tables.origin))
+        try:
+            return await asyncio.shield(staging)
+        except asyncio.CancelledError:
+            await asyncio.wait({staging})
+            if not staging.cancelled() and staging.exception() is None:
+                for prepared in staging.result():
+                    discard(prepared.staged)
+            raise
 
     async def _due_batch(self) -> Batch | None:
         """The open batch as soon as it is due; None when the intake has ended and nothing is left."""
@@ -281,7 +302,8 @@ class Pipeline:
 
     async def _commit(self, prepared: PreparedTable) -> None:
         destination = prepared.destination
-        await self._tables.may_write(destination.relid)
+        if not await self._tables.may_write(destination.relid):
+            return
         await commit_table(self._engine, prepared, self._tables.version(destination.relid))
         self._tables.committed(destination.relid, prepared.commit.last)
 
@@ -308,16 +330,21 @@ class Pipeline:
 
     async def _advance(self, *, idle: bool = False) -> None:
         """With nothing pending, everything received is durable: a quiet table must not hold the publisher's WAL back."""
-        self.figures.caught_up = self.dispatcher.idle and self._in_flight == 0
+        self.figures.caught_up = self._caught_up()
         if self.figures.caught_up and (idle or not self._draining):
             position = self.dispatcher.position
             self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
             await self._store()
 
+    def _caught_up(self) -> bool:
+        return self.dispatcher.idle and self._in_flight == 0
+
     async def _store(self) -> None:
-        if self.flushed > self._stored:
-            await self._tables.durable(self.flushed)
-            self._stored = self.flushed
+        # `flushed` may move while it is stored; what is reported is what was stored, never more.
+        flushed = self.flushed
+        if flushed > self._stored:
+            await self._tables.durable(flushed)
+            self._stored = max(self._stored, flushed)
         self.figures.flush_lsn = self._stored
 
     async def _send_status(self, *, reply: bool = False) -> None:
@@ -329,4 +356,5 @@ class Pipeline:
         interval = self._limits.status_interval or 10.0
         while True:
             await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
+            await self._advance()
             await self._send_status()

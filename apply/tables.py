@@ -21,6 +21,7 @@ from apply.prepare import Destination
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
+from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 log = structlog.get_logger()
@@ -52,6 +53,8 @@ class ApplyTables:
         self._entries: dict[int, _Entry] = {}
         self._by_name: dict[tuple[str, str], _Entry] = {}
         self._loading = asyncio.Lock()
+        # Answered with C since the catalog was read: the copy, its generation and definition are newer than what we know.
+        self._unread: set[int] = set()
         self._durable = INVALID_LSN
 
     async def load(self) -> None:
@@ -60,6 +63,8 @@ class ApplyTables:
             await self._load()
 
     async def _load(self) -> None:
+        answered = set(self._unread)
+        self._durable = max(self._durable, await self._catalog.origin(self._subid))
         relations = {r.relid: r for r in await self._catalog.relations(self._subid)}
         for relid in self._entries.keys() - relations.keys():
             self._handover.forget(relid)
@@ -74,6 +79,7 @@ class ApplyTables:
             if relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
                 await self._take_over(entry)
         self._by_name = {(e.relation.schema, e.relation.name): e for e in self._entries.values()}
+        self._unread -= answered
 
     async def _take_over(self, entry: _Entry) -> None:
         """The table is in s or r: what it holds is read from the table itself."""
@@ -91,9 +97,16 @@ class ApplyTables:
         """Where a batch that was cut short by a crash ended, in the table that got furthest (0: none)."""
         return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
 
+    def keep_promises(self) -> None:
+        """What holds between the load and the worker's being attached: a new copy breaks a promise without a word then."""
+        for relid, entry in self._entries.items():
+            if not entry.own:
+                entry.after = self._handover.promised.get(relid)
+
     def promise(self, relid: int, at: Lsn, decided: Lsn) -> Lsn:
         """State w at `at` is answered with C; see handover.py."""
         catchup = max(at, decided)
+        self._unread.add(relid)
         entry = self._entries.get(relid)
         if entry is not None:
             entry.after = catchup
@@ -104,7 +117,10 @@ class ApplyTables:
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
         found: dict[tuple[str, str], Destination] = {}
+        if self._unread:
+            await self.load()
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
+        self._refuse_renamed(batch)
         for name in names:
             entry = self._by_name.get(name)
             if entry is None or entry.after is None:
@@ -117,11 +133,25 @@ class ApplyTables:
             found[name] = Destination(entry.relation.relid, entry.target, entry.app_id, entry.after)
         return found
 
-    async def may_write(self, relid: int) -> None:
-        """Returns once the sync worker has stored s; then what the table holds is known."""
-        if not self._entries[relid].own:
+    def _refuse_renamed(self, batch: Batch) -> None:
+        """Without the table's old name its changes would find no destination, and be lost."""
+        for oid, messages in batch.relations.items():
+            entry = self._entries.get(oid)
+            namespace, name = messages[-1][1].namespace, messages[-1][1].name
+            if entry is not None and entry.after is not None and (namespace, name) not in self._by_name:
+                raise NotInPrerequisiteState(
+                    f'logical replication target relation "{namespace}.{name}" does not exist',
+                    detail=f'The publisher has renamed "{entry.relation.qualified_name}".',
+                    hint="Rename it back; a rename is not followed.",
+                )
+
+    async def may_write(self, relid: int) -> bool:
+        """True once the sync worker has stored s; then what the table holds is known."""
+        entry = self._entries.get(relid)
+        if entry is not None and not entry.own:
             await self._handover.wait_synced(relid)
             await self.load()
+        return entry is not None and self._entries.get(relid) is entry
 
     def version(self, relid: int) -> Lsn:
         """See pipeline.Tables."""
@@ -129,9 +159,10 @@ class ApplyTables:
 
     def committed(self, relid: int, lsn: Lsn) -> None:
         """See pipeline.Tables."""
-        entry = self._entries[relid]
-        entry.version = lsn
-        entry.after = max(lsn, entry.after or INVALID_LSN)
+        entry = self._entries.get(relid)
+        if entry is not None:
+            entry.version = lsn
+            entry.after = max(lsn, entry.after or INVALID_LSN)
 
     async def durable(self, lsn: Lsn) -> None:
         """See pipeline.Tables: stores the origin."""

@@ -1,0 +1,201 @@
+"""A Delta that lives in memory, with the writer's contract: what stands between the pipeline and Spark in tests.
+
+A commit is taken once per (application id, version), as Delta takes it; it can be told to fail, to succeed and then fail, or to
+take its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import apply.delta.table
+import apply.pipeline
+import apply.prepare
+from apply.delta import writer
+from apply.delta.table import TargetTable
+from apply.delta.writer import Commit, Staged
+from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+
+Row = tuple[Any, ...]
+
+
+def target(path: str, *fields: pa.Field, key: tuple[str, ...] = ("id",), relation: str | None = None) -> TargetTable:
+    """A target table; without fields (id bigint, v text)."""
+    schema = pa.schema(fields or (pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())))
+    return TargetTable(path, schema, key, relation or path)
+
+
+@dataclass
+class MemoryTable:
+    """`rows` with their counts; `versions` by application id; `log` of (application id, first, last) as committed."""
+
+    rows: Counter[Row] = field(default_factory=Counter)
+    versions: dict[str, Lsn] = field(default_factory=dict)
+    log: list[Commit] = field(default_factory=list)
+
+
+class MemoryDelta:
+    """Tables by path, and what was staged for them and not discarded."""
+
+    def __init__(self, *targets: TargetTable) -> None:
+        self.targets = {target.path: target for target in targets}
+        self.tables: dict[str, MemoryTable] = {target.path: MemoryTable() for target in targets}
+        self.staged: dict[Path, tuple[TargetTable, Folded, bool]] = {}
+        self._numbers = itertools.count()
+
+    def rows(self, path: str) -> list[Row]:
+        return sorted(self.tables[path].rows.elements(), key=repr)
+
+    # writer.Stage
+
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+        directory = Path(f"/nonexistent/{next(self._numbers)}")
+        self.staged[directory] = (table, folded, replace_all)
+        return Staged(table, directory, None, None, None, None, replace_all, None, 0)
+
+    def discard(self, staged: Staged) -> None:
+        self.staged.pop(staged.directory, None)
+
+    # writer.commit
+
+    def commit(self, staged: Staged, record: Commit) -> None:
+        table, folded, replace_all = self.staged[staged.directory]
+        held = self.tables[table.path]
+        if held.versions.get(record.app_id, INVALID_LSN) >= record.last:
+            return
+        held.rows = apply_folded(table, folded, replace_all, held.rows)
+        held.versions[record.app_id] = record.last
+        held.log.append(record)
+
+    # apply.delta.table
+
+    def committed_lsn(self, path: str, app_id: str) -> Lsn | None:
+        return self.tables[path].versions.get(app_id)
+
+    def load(self, path: str, relation: str, definition: str | None) -> TargetTable:
+        return self.targets[path]
+
+    @contextmanager
+    def installed(self) -> Iterator[MemoryDelta]:
+        """In place of apply.delta for the code under test."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(apply.delta.table, "committed_lsn", self.committed_lsn)
+            patch.setattr(apply.delta.table, "load", self.load)
+            patch.setattr(apply.pipeline, "discard", self.discard)
+            patch.setattr(apply.prepare, "discard", self.discard)
+            yield self
+
+
+def apply_folded(table: TargetTable, folded: Folded, replace_all: bool, rows: Counter[Row]) -> Counter[Row]:
+    """The table's rows as the writer makes them."""
+    names = table.schema.names
+    width = [names.index(name) for name in table.key]
+    by_key = {tuple(row[i] for i in width): row for row in rows} if table.key else {}
+    result = Counter() if replace_all else Counter(rows)
+    for key in folded.deleted_keys.to_pylist():
+        row = by_key.get(tuple(key[name] for name in table.key))
+        if row is not None:
+            result.pop(row, None)
+    for removed in folded.removed.to_pylist():
+        row = tuple(removed[name] for name in names)
+        result[row] = max(0, result[row] - removed[COUNT_COLUMN])
+    for image in folded.images.to_pylist():
+        result[tuple(image[name] for name in names)] += 1
+    for image in folded.masked.to_pylist():
+        base = by_key.get(tuple(image[f"{BASE_PREFIX}{j}"] for j in range(len(table.key))))
+        if base is not None:
+            hidden = [image.get(f"{UNCHANGED_PREFIX}{i}", False) for i in range(len(names))]
+            result[tuple(base[i] if hidden[i] else image[name] for i, name in enumerate(names))] += 1
+    return +result
+
+
+Outcome = Callable[[Callable[[], None]], Awaitable[None]]
+
+
+async def succeeds(commit: Callable[[], None]) -> None:
+    await asyncio.sleep(0)
+    commit()
+
+
+async def fails(commit: Callable[[], None]) -> None:
+    await asyncio.sleep(0)
+    raise RuntimeError("disk on fire\nat somewhere")
+
+
+async def commits_then_raises(commit: Callable[[], None]) -> None:
+    await asyncio.sleep(0)
+    commit()
+    raise RuntimeError("connection to the JVM lost")
+
+
+async def conflicts(commit: Callable[[], None]) -> None:
+    raise RuntimeError("io.delta.exceptions.ConcurrentAppendException: files were added")
+
+
+class MemoryEngine:
+    """engine.Engine: `outcomes` say what becomes of the next commits to a path; then they succeed."""
+
+    def __init__(self, delta: MemoryDelta) -> None:
+        self.delta = delta
+        self.outcomes: dict[str, list[Outcome]] = {}
+        self.running = 0
+
+    async def run(self, work: Any, staged: Staged, record: Commit) -> None:
+        assert work is writer.commit
+        outcomes = self.outcomes.get(staged.table.path, [])
+        outcome = outcomes.pop(0) if outcomes else succeeds
+        self.running += 1
+        try:
+            await outcome(lambda: self.delta.commit(staged, record))
+        finally:
+            self.running -= 1
+
+
+class MemoryStream:
+    """replication.ReplicationStream: gives out what is sent, in reads of `limit` frames; remembers status updates."""
+
+    def __init__(self, frames: list[bytes] | None = None, *, limit: int = 1_000_000) -> None:
+        self.statuses: list[tuple[Lsn, Lsn, Lsn, bool]] = []
+        self.last_receive = 0.0
+        self.closed = False
+        self.failure: Exception | None = None
+        self.answers_pings = True
+        self._limit = limit
+        self._frames = list(frames or ())
+        self._there = asyncio.Event()
+
+    def send(self, frames: list[bytes]) -> None:
+        self._frames += frames
+        self._there.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+        self._there.set()
+
+    async def receive(self, max_bytes: int = 0) -> list[bytes]:
+        while not self._frames:
+            if self.failure is not None:
+                raise self.failure
+            self._there.clear()
+            await self._there.wait()
+        await asyncio.sleep(0)
+        taken, self._frames = self._frames[: self._limit], self._frames[self._limit :]
+        self.last_receive = asyncio.get_running_loop().time()
+        return taken
+
+    async def send_status(self, written: Lsn, flushed: Lsn, applied: Lsn, *, reply: bool = False) -> None:
+        self.statuses.append((written, flushed, applied, reply))
+
+    async def close(self, timeout: float = 5.0) -> None:
+        self.closed = True
