@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -108,9 +108,8 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def _no_real_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply.pipeline, "pg_now", lambda: 1_000_000)
-    yield
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -126,7 +125,7 @@ def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 async def until(condition: Callable[[], object], seconds: float = 1000.0) -> None:
     """Wait in virtual time."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
