@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 # A demo on a database of your own: make demo PG="host=… dbname=…"
 export PUBSUB_DEMO_PG := $(PG)
 # Property tests: how many times the usual number of examples.
-FUZZ ?= 50
+FUZZ ?= 20
 
 .DEFAULT_GOAL := help
 .PHONY: help setup base demo test soak lint bench fuzz lock clean distclean
@@ -30,7 +30,7 @@ test: setup ## every test, with real servers and a real Spark
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak
 
-fuzz: setup ## property tests with FUZZ (50) times the usual number of examples
+fuzz: setup ## property tests with FUZZ (20) times the usual number of examples
 	@PUBSUB_FUZZ=$(FUZZ) exec $(PYTEST) tests/property
 
 bench: setup ## speed beside PostgreSQL's own subscriber and pg_recvlogical

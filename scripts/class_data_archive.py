@@ -20,7 +20,9 @@ from pubsub import jars
 def exercise(session: Any, table: Path) -> None:
     """What the first minute of a subscription asks of Spark."""
     path = str(table)
-    rows = session.range(1000).selectExpr("id", "cast(id as string) t", "cast(id as decimal(12,2)) n", "current_timestamp() ts")
+    rows = session.range(1000).selectExpr(
+        "id", "cast(id as string) t", "cast(id as decimal(12,2)) n", "current_timestamp() ts"
+    )
     session.sql(
         f"CREATE TABLE delta.`{path}` (id BIGINT NOT NULL, t STRING, n DECIMAL(12,2), ts TIMESTAMP) USING delta "
         "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -57,7 +59,9 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="pubsub-classes-"))
     made = archive.with_name(f".{archive.name}.new")
     try:
-        spark = Spark(scratch, conf={"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={made} -XX:TieredStopAtLevel=1"})
+        spark = Spark(
+            scratch, conf={"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={made} -XX:TieredStopAtLevel=1"}
+        )
         spark.start()
         try:
             exercise(spark.session, scratch / "table")
@@ -67,7 +71,10 @@ def main() -> int:
             spark.stop(timeout=120)
         made.replace(archive)
     except Exception as error:  # a convenience: Spark starts without it
-        print(f"No archive of Java's classes ({type(error).__name__}: {error}); Spark starts a little slower.", file=sys.stderr)
+        print(
+            f"No archive of Java's classes ({type(error).__name__}: {error}); Spark starts a little slower.",
+            file=sys.stderr,
+        )
         return 1
     finally:
         made.unlink(missing_ok=True)

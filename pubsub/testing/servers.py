@@ -192,10 +192,10 @@ class EmbeddedPostgres:
 
     def conninfo(self, dbname: str = "postgres", **more: str | int) -> str:
         """A libpq connection string; `more` goes over it, as host=str(server.socket_dir) for the Unix socket."""
-        password = {"password": self.password} if self.password is not None else {}
-        return libpq_conninfo.make_conninfo(
-            **{"user": self.user, "dbname": dbname, "host": self.host, "port": self.port, **password, **more}
-        )
+        words: dict[str, Any] = {"user": self.user, "dbname": dbname, "host": self.host, "port": self.port}
+        if self.password is not None:
+            words["password"] = self.password
+        return libpq_conninfo.make_conninfo(**(words | more))
 
     def connect(self, dbname: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
         """A connection in autocommit mode."""
@@ -214,7 +214,7 @@ class EmbeddedPostgres:
     def create_database(self, name: str, options: str = "") -> str:
         """Create a database and return its connection string; `options` as in "TEMPLATE template0 ENCODING 'LATIN1'"."""
         with self.connect() as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {} " + options).format(sql.Identifier(name)))  # type: ignore[arg-type]
+            connection.execute(f"CREATE DATABASE {sql.Identifier(name).as_string(connection)} {options}".encode())
         return self.conninfo(name)
 
     def drop_database(self, name: str) -> None:

@@ -50,7 +50,7 @@ def main(argument: str) -> int:
             stdout=log,
             stderr=log,
             env=config["environment"],
-            preexec_fn=before_exec,
+            preexec_fn=before_exec,  # noqa: PLW1509 (one thread only)
             user=config["uid"],
             group=config["gid"],
             extra_groups=[] if config["uid"] is not None else None,

@@ -1,0 +1,133 @@
+"""pytest fixtures: servers shared by a whole run, a database for each test, one Spark for the process.
+
+Import the names that a conftest.py wants:
+
+    from pubsub.testing.fixtures import database, publisher  # noqa: F401
+
+Servers start when the first test asks for them.  A test gets a database of its own, dropped with its slots when it ends; one
+that restarts or kills a server, or changes its settings, starts its own EmbeddedPostgres.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from apply.delta.session import Spark
+from pubsub.testing.binaries import ARCHIVES
+from pubsub.testing.servers import EmbeddedPostgres
+
+VERSIONS: Final = tuple(ARCHIVES)
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database of a shared server."""
+
+    server: EmbeddedPostgres
+    name: str
+
+    @property
+    def conninfo(self) -> str:
+        """A libpq connection string."""
+        return self.server.conninfo(self.name)
+
+    def execute(self, statements: str) -> None:
+        """Run statements, several of them as one transaction."""
+        self.server.execute(statements, self.name)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return self.server.query(statement, self.name)
+
+
+class Servers:
+    """The shared servers of a test run, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, EmbeddedPostgres] = {}
+
+    def __getitem__(self, version: str) -> EmbeddedPostgres:
+        if version not in self._running:
+            self._running[version] = EmbeddedPostgres(version).start()
+        return self._running[version]
+
+    def close(self) -> None:
+        """End them all."""
+        for server in self._running.values():
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """PostgreSQL by major version: `servers["17"]`."""
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
+def publisher(servers: Servers) -> EmbeddedPostgres:
+    """PostgreSQL 18."""
+    return servers["18"]
+
+
+@pytest.fixture(scope="session")
+def publisher15(servers: Servers) -> EmbeddedPostgres:
+    """PostgreSQL 15."""
+    return servers["15"]
+
+
+@pytest.fixture(scope="session")
+def publisher16(servers: Servers) -> EmbeddedPostgres:
+    """PostgreSQL 16."""
+    return servers["16"]
+
+
+@pytest.fixture(scope="session")
+def publisher17(servers: Servers) -> EmbeddedPostgres:
+    """PostgreSQL 17."""
+    return servers["17"]
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def any_publisher(request: pytest.FixtureRequest, servers: Servers) -> EmbeddedPostgres:
+    """Each version in turn."""
+    return servers[request.param]
+
+
+@pytest.fixture
+def database(publisher: EmbeddedPostgres) -> Iterator[Database]:
+    """An empty database on PostgreSQL 18."""
+    yield from _fresh(publisher)
+
+
+@pytest.fixture
+def any_database(any_publisher: EmbeddedPostgres) -> Iterator[Database]:
+    """An empty database on each version in turn."""
+    yield from _fresh(any_publisher)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Spark]:
+    """The one Spark of the test process, compiled quickly rather than well."""
+    with tempfile.TemporaryDirectory(prefix="pubsub-spark-") as home:
+        spark = Spark(Path(home), conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+        spark.start()
+        yield spark
+        spark.stop()
+
+
+def _fresh(server: EmbeddedPostgres) -> Iterator[Database]:
+    name = f"test_{next(_numbers)}"
+    server.create_database(name)
+    yield Database(server, name)
+    server.drop_database(name)
