@@ -161,6 +161,9 @@ class Runner:
     async def _report(self, error: BaseException, relation: SubscriptionRel | None) -> None:
         """A worker failed: logged, counted, and kept for status."""
         known = typed(error)
+        if self._ending.is_set():
+            log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
+            return
         unexpected = not isinstance(cause_of(error), PubsubError)
         catalog, subscription = self._around.catalog, self.subscription
         log.error(
