@@ -200,11 +200,17 @@ def _as_in_target(changes: rows.Changes, relation: pgoutput.Relation, table: Tar
 
 
 def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:
-    """The error with PostgreSQL's context (worker.c: apply_error_callback)."""
-    seq = getattr(error, "seq", None)
-    where = f'processing remote data for replication origin "{origin}" for replication target relation '
-    where += f'"{relation.namespace}.{relation.name}"'
-    if seq is not None:
-        transaction = batch.transaction_of(seq)
-        where += f" in transaction {transaction.xid}, finished at {transaction.final_lsn}"
-    return InvalidValue(error.message, sqlstate=error.sqlstate, detail=error.detail, hint=error.hint, context=where)
+    """The error with table, column and transaction; the context is PostgreSQL's (worker.c: apply_error_callback)."""
+    qualified = f"{relation.namespace}.{relation.name}"
+    where = f'processing remote data for replication origin "{origin}" for replication target relation "{qualified}"'
+    if not isinstance(error, rows.InvalidField):
+        return InvalidValue(error.message, sqlstate=error.sqlstate, hint=error.hint, context=where)
+    transaction = batch.transaction_of(error.seq)
+    where += f' column "{error.column}" in transaction {transaction.xid}, finished at {transaction.final_lsn}'
+    return InvalidValue(
+        f'column "{error.column}" of table "{qualified}": {error.message}',
+        sqlstate=error.sqlstate,
+        detail=f"The transaction finished at {transaction.final_lsn}; nothing of its batch has been applied.",
+        hint="Take the column out by a column list, or the table out of the publication, and copy the table anew.",
+        context=where,
+    )
