@@ -14,6 +14,7 @@ import structlog
 
 from catalog.daemon import DaemonLock
 from catalog.store import Catalog
+from pubsub import jars
 from pubsub.errors import FeatureNotSupported
 from pubsub.settings import Settings
 
@@ -41,10 +42,11 @@ class Service:
     async def start(cls, settings: Settings, catalog: Catalog) -> Self:
         """Take the lock and start the launcher; Spark starts in the background if a subscription will need it.
 
-        Raises ObjectInUse when another process is the node's daemon.
+        Raises ObjectInUse when another process is the node's daemon, and what is missing to run Spark.
         """
         if settings.spark.remote is not None:
             raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
             await asyncio.to_thread(_empty, settings.spill_directory)
@@ -103,6 +105,12 @@ class Service:
         except Exception as error:
             # Each worker that needs it starts it again, and reports what it then says.
             log.warning("Spark did not start", reason=str(error))
+
+
+def _require_spark() -> None:
+    """A worker would find out too, and again every few seconds."""
+    jars.require_java()
+    jars.class_path()
 
 
 def _empty(directory: Path) -> None:

@@ -18,13 +18,13 @@ from pubsub.publisher.replication import drop_slot
 
 def slot_names(relations: Iterable[SubscriptionRel], node_id: str) -> list[str]:
     """The slots that these tables may have, each once."""
-    from tablesync.worker import sync_slot_name
-
     names: dict[str, None] = {}
     for relation in relations:
         if relation.sync_slot is not None:
             names[relation.sync_slot] = None
         if relation.state not in (RelState.READY, RelState.SYNCDONE):
+            from tablesync.worker import sync_slot_name  # Arrow and all: most commands do without
+
             names[sync_slot_name(relation.subid, relation.relid, node_id)] = None
     return list(names)
 

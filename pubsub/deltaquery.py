@@ -37,6 +37,7 @@ def select(state: State, sql: str) -> Rows:
     """Run one query.  Blocks.  Raises SqlSyntaxError, UndefinedTable and others, in PostgreSQL's words."""
     tree = parse_query(sql)
     places = _bind(tree, state)
+    names = _name_columns(tree)
     from deltalake import DeltaTable, QueryBuilder
 
     builder = QueryBuilder()
@@ -52,7 +53,7 @@ def select(state: State, sql: str) -> Rows:
         result = builder.execute(tree.sql("postgres")).read_all()
     except Exception as error:
         raise _typed(error) from error
-    return _python(result)
+    return _python(result, names)
 
 
 def find_relation(state: State, schema: str, name: str, target: str | None = None) -> SubscriptionRel:
@@ -92,7 +93,11 @@ def _bind(tree: exp.Query, state: State) -> dict[str, SubscriptionRel]:
             raise FeatureNotSupported(
                 "a query on both views and replicated tables is not supported", hint="Ask for them in two queries."
             )
-        relation = find_relation(state, schema or "public", name, _fold(table.args.get("catalog")))
+        try:
+            relation = find_relation(state, schema or "public", name, _fold(table.args.get("catalog")))
+        except UndefinedTable:
+            shown = name if schema is None else f"{schema}.{name}"
+            raise UndefinedTable(f'relation "{shown}" does not exist') from None
         key = (relation.subid, relation.relid)
         registered = by_relation.setdefault(key, f"pubsub_{len(by_relation)}")
         places[registered] = relation
@@ -114,12 +119,49 @@ def _fold(identifier: Any) -> str | None:
     return name if identifier.args.get("quoted") else name.lower()
 
 
-def _python(result: Any) -> Rows:
+def _name_columns(tree: exp.Query) -> dict[str, str]:
+    """Give the columns without a name one of ours: by it, the name that PostgreSQL would give (FigureColname).
+
+    DataFusion names a column after its whole expression, and refuses two of one name.
+    """
+    first: Any = tree
+    while isinstance(first, exp.SetOperation):
+        first = first.left
+    names: dict[str, str] = {}
+    if isinstance(first, exp.Select):
+        for column in first.expressions:
+            if isinstance(column, exp.Alias | exp.Star) or (isinstance(column, exp.Column) and not column.is_star):
+                continue
+            if not column.is_star:
+                ours = f"pubsub_column_{len(names)}"
+                names[ours] = _figure_name(column)
+                column.replace(exp.alias_(column.copy(), ours, quoted=True))
+    return names
+
+
+def _figure_name(column: exp.Expression) -> str:
+    match column:
+        case exp.Cast() | exp.Paren() | exp.Window() | exp.Filter():
+            return _figure_name(column.this)
+        case exp.Column():
+            return column.name
+        case exp.Case():
+            return "case"
+        case exp.Anonymous():
+            return str(column.this).lower()
+        case exp.Func() if not isinstance(column, exp.Connector):
+            return column.sql_name().lower()
+        case _:
+            return "?column?"
+
+
+def _python(result: Any, names: dict[str, str]) -> Rows:
     import pyarrow as pa
 
     table = pa.table(result)
     columns = [column.to_pylist() for column in table.columns]
-    return Rows(tuple(table.column_names), list(zip(*columns, strict=True)) if columns else [()] * table.num_rows)
+    shown = tuple(names.get(name, name) for name in table.column_names)
+    return Rows(shown, list(zip(*columns, strict=True)) if columns else [()] * table.num_rows)
 
 
 def _typed(error: Exception) -> PubsubError:

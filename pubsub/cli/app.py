@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -45,16 +46,26 @@ def run() -> None:
 
 
 def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> None:
-    """Run a command to its end: its exit code, or 1 and the error on standard error."""
+    """Run a command to its end: its exit code, or 1 and the error on standard error.
+
+    SIGINT and SIGTERM cancel it, and it takes away what it has half made.
+    """
     try:
-        code = asyncio.run(work)
+        code = asyncio.run(_until_terminated(work))
     except PubsubError as error:
         print(error.report(verbose=common.verbose), file=sys.stderr)
         code = FAILED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("ERROR:  canceling statement due to user request", file=sys.stderr)
         code = INTERRUPTED
     raise typer.Exit(code or 0)
+
+
+async def _until_terminated(work: Coroutine[object, object, int | None]) -> int | None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
 
 
 def _version(wanted: bool) -> None:
