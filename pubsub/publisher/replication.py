@@ -176,9 +176,11 @@ class ReplicationStream:
     async def send_status(self, written: int, flushed: int, applied: int, *, reply: bool = False) -> None:
         """Tell the publisher how far this side is (LSNs, exclusive); with `reply` it answers with a keepalive.
 
-        Raises ConnectionFailure.
+        Raises ConnectionFailure.  Once the stream has ended nothing is sent: why it ended, `receive` tells.
         """
         self._connection.check_open()
+        if self._ended:
+            return
         status = StatusUpdate(Lsn(written), Lsn(flushed), Lsn(applied), pg_now(), reply)
         try:
             self._pgconn.put_copy_data(write_client_message(status))

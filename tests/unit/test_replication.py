@@ -235,6 +235,15 @@ async def test_status(streaming: Any) -> None:
     assert (status.written, status.flushed, status.applied, status.reply_requested) == (3, 2, 1, True)
 
 
+async def test_no_status_hides_why_the_stream_ended(streaming: Any) -> None:
+    stream, libpq = streaming([b"w1", b""])
+    await stream.receive()
+    await stream.send_status(1, 1, 1)
+    assert libpq.sent == []
+    with pytest.raises(StreamEnded):
+        await stream.receive()
+
+
 async def test_close_drops_what_still_comes_and_leaves_the_connection(streaming: Any) -> None:
     stream, libpq = streaming([b"w1"], [], [b"w2", b""])
     await stream.close()
