@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
+from pubsub import faults
 from pubsub.protocol.lsn import Lsn
 
 
@@ -69,6 +70,7 @@ class Handover:
     async def catchup_lsn(self, relid: int, at: Lsn) -> Lsn:
         """The sync worker is at `at` (state w): waits for C >= `at` (state c)."""
         self._waiting[relid] = at
+        await faults.reached(f"sync wait {relid}")
         while relid not in self._promised:
             await self._attached.wait()
             if self._applying is not None:

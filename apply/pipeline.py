@@ -30,6 +30,7 @@ from apply.delta.writer import Stage, discard
 from apply.dispatch import Dispatcher
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare
+from pubsub import faults
 from pubsub.errors import ConnectionFailure
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
@@ -292,6 +293,7 @@ class Pipeline:
             for failure in results:
                 if failure is not None:
                     raise failure
+            await faults.reached("batch committed")
             self._count(batch, prepared)
             self._in_flight -= 1
             self.flushed = max(self.flushed, batch.last_lsn)
@@ -304,7 +306,9 @@ class Pipeline:
         destination = prepared.destination
         if not await self._tables.may_write(destination.relid):
             return
+        await faults.reached(f"commit {destination.table.relation}")
         await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+        await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination.relid, prepared.commit.last)
 
     def _count(self, batch: Batch, prepared: Sequence[PreparedTable]) -> None:

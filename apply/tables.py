@@ -21,6 +21,7 @@ from apply.prepare import Destination
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
+from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
@@ -173,7 +174,9 @@ class ApplyTables:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""
         for relid, entry in list(self._entries.items()):
             if entry.sync_lsn is not None and self._durable >= entry.sync_lsn:
+                await faults.reached(f"synced {entry.relation.qualified_name}")
                 await self._catalog.set_relation_state(self._subid, relid, RelState.READY, entry.sync_lsn)
+                await faults.reached(f"ready {entry.relation.qualified_name}")
                 log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(entry.sync_lsn))
                 entry.sync_lsn = None
                 self._handover.forget(relid)

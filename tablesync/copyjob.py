@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from apply.delta.table import TargetTable
 from apply.delta.writer import Commit, quote
+from pubsub import faults
 from pubsub.protocol import types
 from pubsub.publisher.connection import session_settings_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal
@@ -141,7 +142,9 @@ def read_range(
         connection.execute(session_settings_sql(connection.info.server_version).encode())
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        yield from _batches(connection.pgconn, statement(source, block_range), schema, parse_copy)
+        for rows in _batches(connection.pgconn, statement(source, block_range), schema, parse_copy):
+            yield rows
+            faults.point(f"copying {source.schema}.{source.name}")
         connection.execute("COMMIT")
 
 

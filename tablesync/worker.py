@@ -29,6 +29,7 @@ from apply.worker import check_publisher, limits, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
+from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions, replication
@@ -115,12 +116,15 @@ class SyncWorker:
         async with await self._connect(replication=True) as exporter:
             await check_publisher(exporter, subscription)
             await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
+            await faults.reached(f"init {relation.qualified_name}")
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
+            await faults.reached(f"datasync {relation.qualified_name}")
             created = await replication.create_slot(
                 exporter, self._slot, snapshot="export", failover=subscription.options.failover
             )
             assert created.snapshot_name is not None
+            await faults.reached(f"slot created {relation.qualified_name}")
             source, target, rows = await self._source(created.snapshot_name)
             await self._prepare_target(target)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, definition_json(target), rows)
@@ -129,9 +133,11 @@ class SyncWorker:
             log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))
             async with follow_progress(self._catalog, subscription, relation, rows, self._slot, self._engine) as done:
                 await self._engine.run(copyjob.copy, source, target, record, done)
+        await faults.reached(f"copy committed {relation.qualified_name}")
         await self._catalog.set_relation_state(
             subscription.oid, relation.relid, RelState.FINISHEDCOPY, created.consistent_point
         )
+        await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(created.consistent_point))
 
     async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, int]:
@@ -204,9 +210,12 @@ class SyncWorker:
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
         at = max(held, relation.lsn)
         catchup = await self._handover.catchup_lsn(relation.relid, at)
+        await faults.reached(f"catchup {relation.qualified_name}")
         if catchup > at and not await self._follow(relation, app_id, at, held, catchup):
             return False
+        await faults.reached(f"caught up {relation.qualified_name}")
         await self._catalog.set_relation_state(subscription.oid, relation.relid, RelState.SYNCDONE, catchup)
+        await faults.reached(f"sync done {relation.qualified_name}")
         self._handover.synced(relation.relid)
         log.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
         return True
