@@ -160,7 +160,9 @@ class ReplicationStream:
         the publisher's CopyDone, PublisherError for its error, ConnectionFailure when the connection broke; each only
         when all frames before it were handed out.
         """
-        frames, size = self._take(max_bytes)
+        frames: list[bytes] = []
+        if not self._ended:
+            frames, _ = self._take(max_bytes)
         if not frames and not self._ended:
             await self._hold_back()
             frames, size = self._read(max_bytes)

@@ -61,7 +61,9 @@ class Libpq:
                 self.over = True
                 return -1, b""
             return len(frame), memoryview(frame)  # type: ignore[return-value]
-        return (-1 if self.over else 0), b""
+        if self.over:
+            raise psycopg.OperationalError("no COPY in progress")
+        return 0, b""
 
     def consume_input(self) -> None:
         self.consumed += 1
