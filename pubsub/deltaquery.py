@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 #: DataFusion's complaints and PostgreSQL's words for them.
 _COMPLAINTS: Final = (
-    (re.compile(r"No field named (\S+?)\.( |$)"), "column {} does not exist", "42703"),
+    (re.compile(r"No field named (\S+?)\.(?:\s|$)"), "column {} does not exist", "42703"),
     (re.compile(r"Invalid function '([^']+)'"), "function {} does not exist", "42883"),
     (re.compile(r"Ambiguous reference to unqualified field (\S+)"), "column reference {} is ambiguous", "42702"),
 )

@@ -124,7 +124,7 @@ def commits(relation: SubscriptionRel) -> list[tuple[int, tuple[Lsn, Lsn] | None
     """The versions in the Delta log, oldest first, with the range that each commit holds.  Blocks."""
     from deltalake import DeltaTable
 
-    history = DeltaTable(relation.path, without_files=True).history()
+    history = DeltaTable(relation.path).history()
     log = [(int(entry["version"]), _range(entry.get("userMetadata"))) for entry in history]
     log.sort()
     if log and relation.copy_generation == 0:
