@@ -9,8 +9,10 @@ what=${1:-all}
 venv=.venv
 python=$venv/bin/python
 
-say() { printf '%s\n' "$*" >&2; }
+say() { printf '%s\n' "$@" >&2; }
 fail() { say "$@"; exit 1; }
+
+pip() { "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps "$@"; }
 
 # True when $1 is a Python that the project runs on.
 fits() { "$1" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -58,15 +60,20 @@ stamp java "${JAVA_HOME:-}:$(command -v java || true)"
 
 packages=$(digest requirements.lock)
 if ! done_with packages "$packages"; then
-    say "Installing the packages of requirements.lock (a minute or two the first time)"
-    "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
-        --requirement requirements.lock
+    say "Installing the packages of requirements.lock (half a minute; more where pip must do it)"
+    # uv takes a fifth of pip's time, but knows nothing of pip's own settings: where it fails, pip does it all.
+    uv=$(mktemp)
+    awk '/^[a-z]/ { wanted = /^uv==/ } wanted' requirements.lock > "$uv"
+    pip --require-hashes --requirement "$uv"
+    rm -f "$uv"
+    "$venv/bin/uv" pip install --quiet --python "$python" --no-deps --require-hashes --requirement requirements.lock ||
+        pip --require-hashes --requirement requirements.lock
     stamp packages "$packages"
 fi
 
 project="$packages $(digest pyproject.toml) $(pwd)"
 if ! done_with project "$project"; then
-    "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation --editable .
+    pip --no-build-isolation --editable .
     stamp project "$project"
 fi
 
