@@ -1,0 +1,147 @@
+"""Speed beside PostgreSQL's own, in one run on one machine.
+
+    python -m bench [--only NAME,…] [--rows N] [--runs N] [--quick] [--fsync on|off] [--output FILE]
+
+copy       initial copy of a table                       beside PostgreSQL's tablesync
+inserts    a backlog of as many inserts                  beside a stock subscriber
+updates    … of as many updates, keys in order                     "
+random     … of as many updates, keys at random                    "
+deletes    … of half as many deletes                               "
+pgbench    … of a tenth as many pgbench transactions               "
+lag        from commit to visible, at 1,000 transactions a second  "
+receive    receiving alone                               beside pg_recvlogical
+
+The publisher and the stock subscriber are two PostgreSQL servers of one version with the same settings, PostgreSQL's own
+but for those below; the stock subscriber's apply worker runs with synchronous_commit = off, the subscription's default.
+Ours is `pubsub daemon` in a process of its own, with Spark started and warmed up.  A backlog is written while nobody listens;
+the clock starts at ALTER SUBSCRIPTION … ENABLE (for a copy: at CREATE SUBSCRIPTION) and ends when the subscription's
+origin has passed the last transaction (when the table's state is s or r).  The sides run one after the other.  After each
+run all rows and columns are compared with the publisher's.
+
+Exit code 1 when something failed or differed; a goal that was missed is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from bench import machine, report
+from bench.results import Results
+from bench.scenarios import ALL, Bench, Plan
+from bench.subscribers import Ours, Stock
+from pubsub.errors import PubsubError
+from pubsub.testing.servers import EmbeddedPostgres
+
+_RESULTS: Final = Path(__file__).parent / "results"
+_WIDTH: Final = 132
+
+#: Over PostgreSQL's defaults, at both servers.  VACUUM and checkpoints are done between the runs, not in them.
+_SERVER: Final = {
+    "shared_buffers": "128MB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+}
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=_names, default=ALL, metavar="NAME,…", help="scenarios, of those above")
+    parser.add_argument("--rows", type=_positive, help="rows of the table (1,000,000; with --quick 100,000)")
+    parser.add_argument("--runs", type=_positive, help="runs of each scenario and side (2; with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="small and once: whether it works, not how fast")
+    parser.add_argument("--fsync", choices=("on", "off"), default="on", help="of both servers (on)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON goes (bench/results/<time>.json)")
+    return parser.parse_args(arguments)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(ALL)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    number = int(text.replace(",", "").replace("_", ""))
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    options = _arguments(arguments)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    plan = Plan(
+        only=options.only,
+        rows=options.rows or (100_000 if options.quick else 1_000_000),
+        runs=options.runs or (1 if options.quick else 2),
+        lag_seconds=5 if options.quick else 20,
+        warm_rounds=1 if options.quick else 5,
+    )
+    began = datetime.now(UTC)
+    clock = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[{time.monotonic() - clock:6.1f}] {text}", markup=False)
+
+    facts = machine.facts()
+    try:
+        results, servers = _measure(plan, options.fsync, say)
+    except PubsubError as error:
+        console.print(error.report(), markup=False, style="red")
+        return 1
+    facts["postgresql"] = servers.pop("version")
+    document: dict[str, Any] = {
+        "began": began.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - clock, 1),
+        "rows": plan.rows,
+        "runs": plan.runs,
+        "machine": facts,
+        "servers": servers,
+        **results.document(),
+    }
+    path = options.output or _RESULTS / f"{began:%Y-%m-%dT%H-%M-%S}.json"
+    report.write(path, document)
+    report.show(Console(width=_WIDTH, highlight=False), results, facts)
+    say(f"written to {path}")
+    return 1 if results.failures else 0
+
+
+def _measure(plan: Plan, fsync: str, say: Any) -> tuple[Results, dict[str, Any]]:
+    settings = {**_SERVER, "fsync": fsync}
+    with ExitStack() as stack:
+        say("starting the servers and the daemon")
+        publisher = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
+        stock = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="pubsub-bench-"))
+        ours = stack.enter_context(Ours(publisher, Path(home) / "node"))
+        changed = publisher.query(
+            "SELECT name, current_setting(name) FROM pg_settings WHERE source = 'command line' AND name NOT IN"
+            " ('port', 'listen_addresses', 'unix_socket_directories', 'log_line_prefix') ORDER BY name"
+        )
+        ((version,),) = publisher.query("SELECT split_part(version(), ' on ', 1)")
+        bench = Bench(plan, publisher, Stock(publisher, stock), ours, say)
+        bench.run()
+        return bench.results, {"version": version, "settings": dict(changed)}
+
+
+if __name__ == "__main__":
+    # The servers' programs and pg_recvlogical read PG… variables of whoever starts this.
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What a run of the benchmarks finds: every single measurement, and what is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+THEIRS: Final = "theirs"
+"""The side that is compared with: the stock subscriber, or pg_recvlogical."""
+OURS: Final = "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement of one side; `cpu` holds processor seconds by process, memory is the peak in bytes."""
+
+    side: str
+    seconds: float
+    cpu: dict[str, float] = field(default_factory=dict)
+    daemon_memory: int | None = None
+    jvm_memory: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same work done by both sides; `changes` rows of it, `goal` the rate that is aimed at as a share of theirs."""
+
+    name: str
+    title: str
+    changes: int
+    goal: float | None
+    runs: Sequence[Run]
+
+    def seconds(self, side: str) -> float:
+        """The median of a side's runs."""
+        return statistics.median(run.seconds for run in self.runs if run.side == side)
+
+    def rate(self, side: str) -> float:
+        """Changes a second."""
+        return self.changes / self.seconds(side)
+
+    @property
+    def ratio(self) -> float:
+        """Our rate as a share of theirs."""
+        return self.rate(OURS) / self.rate(THEIRS)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None without one."""
+        return None if self.goal is None else self.ratio >= self.goal
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "changes": self.changes,
+            "theirs_seconds": self.seconds(THEIRS),
+            "ours_seconds": self.seconds(OURS),
+            "theirs_changes_per_second": self.rate(THEIRS),
+            "ours_changes_per_second": self.rate(OURS),
+            "ratio": self.ratio,
+            "goal": self.goal,
+            "met": self.met,
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A figure of ours that is to stay below `goal`; `theirs` is the stock subscriber's, where it has one."""
+
+    name: str
+    title: str
+    unit: str
+    ours: float
+    theirs: float | None = None
+    goal: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None without one."""
+        return None if self.goal is None else self.ours < self.goal
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "met": self.met}
+
+
+@dataclass(slots=True)
+class Results:
+    """All of it; `failures` are the scenarios that could not be measured, or whose tables were wrong afterwards."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "comparisons": [comparison.document() for comparison in self.comparisons],
+            "limits": [limit.document() for limit in self.limits],
+            "failures": self.failures,
+        }

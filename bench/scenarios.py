@@ -1,0 +1,427 @@
+"""The measurements.  Each side runs alone, in turn first and second; after each run its tables are compared with the
+publisher's, so that speed without correctness fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from psycopg import sql
+
+from bench import machine
+from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
+from bench.subscribers import Failed, Ours, Stock, Subscriber
+from bench.workload import Dataset, Orders, Pgbench, rate_of
+from pubsub.protocol import commands
+from pubsub.protocol.copyboth import pg_time_to_datetime
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Commit, read_message
+from pubsub.testing import binaries
+from pubsub.testing.servers import EmbeddedPostgres
+
+_POLL: Final = 0.02
+_TIMEOUT: Final = 600.0
+_WARM_ROWS: Final = 20_000
+_LAG_RATE: Final = 1000
+
+#: The goals: our rate as a share of the other side's; seconds; bytes.
+_GOALS: Final = {"copy": 1.0, "inserts": 0.8, "updates": 1.0, "random": 1.0, "pgbench": 1.0, "receive": 0.9}
+_LAG_GOAL: Final = 5.0
+_MEMORY_GOAL: Final = 600 << 20
+
+ORDERS: Final = ("copy", "inserts", "updates", "random", "deletes")
+PGBENCH: Final = ("pgbench", "lag")
+RECEIVE: Final = ("receive",)
+ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured: `rows` of the table, `runs` of each scenario and side, seconds of load for the lag."""
+
+    only: Sequence[str]
+    rows: int
+    runs: int
+    lag_seconds: int
+    warm_rounds: int
+
+
+class Bench:
+    """The servers, and what was found so far.  `say` is told what is going on."""
+
+    def __init__(
+        self, plan: Plan, publisher: EmbeddedPostgres, stock: Stock, ours: Ours, say: Callable[[str], None]
+    ) -> None:
+        self.results = Results()
+        self._plan = plan
+        self._publisher = publisher
+        self._stock = stock
+        self._ours = ours
+        self._say = say
+        self._daemon_peak = 0
+        self._jvm_peak = 0
+        self._doing = ""
+
+    def run(self) -> None:
+        """All that was asked for.  A scenario that fails ends those after it on the same data, not the others."""
+        groups = [(RECEIVE, self._receive_group), (ORDERS, self._orders_group), (PGBENCH, self._pgbench_group)]
+        workers_peak = 0
+        with machine.MemoryWatch(self._ours.pid) as watch:
+            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH)):
+                self._guard("warm-up", self._warm_up)
+            for names, group in groups:
+                wanted = [name for name in names if name in self._plan.only]
+                if wanted:
+                    self._guard(wanted[0], partial(group, wanted))
+            workers_peak = watch.workers_peak
+        self._note_peaks()
+        if self._jvm_peak:
+            self.results.limits += [
+                Limit("daemon_memory", "memory of the Python process", "bytes", self._daemon_peak, goal=_MEMORY_GOAL),
+                Limit("jvm_memory", "memory of the JVM", "bytes", self._jvm_peak),
+                Limit("copy_memory", "memory of a copy's Python workers, sampled", "bytes", workers_peak),
+            ]
+
+    def _guard(self, name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Failed as error:
+            self.results.failures.append(f"{self._doing or name}: {error}")
+            self._say(f"FAILED: {error}")
+
+    def _begin(self, name: str, what: str) -> None:
+        self._doing = name
+        self._say(what)
+
+    # Groups of scenarios, one for each dataset
+
+    def _warm_up(self) -> None:
+        """Spark compiles what it runs often; a daemon has long done so when a backlog comes."""
+        data = Orders("warm", min(self._plan.rows, _WARM_ROWS))
+        self._begin(
+            "warm-up", f"starting Spark and warming it up with {self._plan.warm_rounds} rounds of small batches"
+        )
+        began = time.monotonic()
+        data.load(self._publisher)
+        self._ours.prepare(data)
+        self._ours.create(data)
+        self._ours.wait_until_ready(data, _TIMEOUT)
+        self._say(f"  Spark started and the first copy made: {time.monotonic() - began:.1f} s")
+        part = max(1, data.rows // 4)
+        for number in range(self._plan.warm_rounds):
+            first = data.rows + 1 + number * part
+            self._follow(self._ours, data, data.insert(self._publisher, first, part))
+            self._follow(self._ours, data, data.update_in_order(self._publisher, part))
+            self._follow(self._ours, data, data.update_at_random(self._publisher, part))
+            self._follow(self._ours, data, data.delete(self._publisher, first, part))
+        self._check(self._ours, data)
+        self._ours.drop(data)
+        self._publisher.drop_database(data.database)
+
+    def _orders_group(self, wanted: Sequence[str]) -> None:
+        plan = self._plan
+        data = Orders("orders", plan.rows)
+        self._begin("copy", f"making a table of {plan.rows:,} rows")
+        data.load(self._publisher)
+        self._stock.prepare(data)
+        self._copy(data, plan.runs if "copy" in wanted else 0)
+        found: dict[str, list[Run]] = {name: [] for name in wanted if name != "copy"}
+        half = max(1, plan.rows // 2)
+        for number in range(plan.runs):
+            # Each round adds as many keys as it had, and takes half of these away.
+            first = plan.rows * (number + 1) + 1
+            writers = {
+                "inserts": partial(data.insert, self._publisher, first, plan.rows),
+                "updates": partial(data.update_in_order, self._publisher, plan.rows),
+                "random": partial(data.update_at_random, self._publisher, plan.rows),
+                "deletes": partial(self._deletes, data, first, half, written="inserts" in wanted),
+            }
+            for name, runs in found.items():
+                self._begin(name, f"{name}, run {number + 1}: writing the backlog")
+                runs += self._backlog(data, writers[name], number)
+        changes = {"deletes": half}
+        titles = {
+            "inserts": "backlog of inserts",
+            "updates": "backlog of updates, keys in order",
+            "random": "backlog of updates, keys at random",
+            "deletes": "backlog of deletes",
+        }
+        self._add(found, titles, changes)
+        self._drop(data)
+
+    def _deletes(self, data: Orders, first: int, count: int, *, written: bool) -> Lsn:
+        """Delete keys that no update will miss; those of this round's inserts, or made here when there were none."""
+        if not written:
+            lsn = data.insert(self._publisher, first, count)
+            for subscriber in (self._stock, self._ours):
+                subscriber.enable(data)
+                self._follow(subscriber, data, lsn)
+                subscriber.disable(data)
+        return data.delete(self._publisher, first, count)
+
+    def _pgbench_group(self, wanted: Sequence[str]) -> None:
+        plan = self._plan
+        data = Pgbench("pgbench", max(1, plan.rows // 100_000))
+        count = max(1, plan.rows // 10)
+        self._begin("pgbench", f"making pgbench's tables at scale {data.scale}")
+        data.load(self._publisher)
+        self._stock.prepare(data)
+        self._copy(data, 0)
+        found: dict[str, list[Run]] = {}
+        if "pgbench" in wanted:
+            found["pgbench"] = []
+            for number in range(plan.runs):
+                self._begin("pgbench", f"pgbench, run {number + 1}: writing {count:,} transactions")
+                found["pgbench"] += self._backlog(data, partial(data.transactions, self._publisher, count), number)
+        # Each transaction changes three rows and adds one.
+        self._add(found, {"pgbench": f"backlog of {count:,} pgbench transactions"}, {"pgbench": count * 4})
+        if "lag" in wanted:
+            self._lag(data)
+        self._drop(data)
+
+    # The initial copy
+
+    def _copy(self, data: Dataset, runs: int) -> None:
+        """Measure it `runs` times; then both subscriptions are there, ready and disabled."""
+        found: list[Run] = []
+        for number in range(runs):
+            for subscriber in self._in_turn(number):
+                self._begin("copy", f"copy, run {number + 1}: {subscriber.name}")
+                self._settle()
+
+                def work(subscriber: Subscriber = subscriber) -> None:
+                    subscriber.create(data)
+                    subscriber.wait_until_copied(data, _TIMEOUT)
+
+                found.append(self._measure(subscriber, work))
+                subscriber.wait_until_ready(data, _TIMEOUT)
+                self._check(subscriber, data)
+                if number < runs - 1:
+                    subscriber.drop(data)
+                else:
+                    subscriber.disable(data)
+        if not runs:
+            for subscriber in (self._stock, self._ours):
+                subscriber.create(data)
+                subscriber.wait_until_ready(data, _TIMEOUT)
+                subscriber.disable(data)
+        self._add({"copy": found} if found else {}, {"copy": "initial copy"}, {})
+
+    # A backlog
+
+    def _backlog(self, data: Dataset, write: Callable[[], Lsn], number: int) -> list[Run]:
+        """Write it while nobody listens; then each side applies it, from its ALTER SUBSCRIPTION … ENABLE on."""
+        lsn = write()
+        found = []
+        for subscriber in self._in_turn(number):
+            self._settle()
+
+            def work(subscriber: Subscriber = subscriber) -> None:
+                subscriber.enable(data)
+                self._follow(subscriber, data, lsn)
+
+            found.append(self._measure(subscriber, work))
+            self._check(subscriber, data)
+            subscriber.disable(data)
+        return found
+
+    # Lag
+
+    def _lag(self, data: Pgbench) -> None:
+        """From a transaction's commit to the moment when its subscriber's origin is seen to have passed its end."""
+        seconds = self._plan.lag_seconds
+        found: dict[str, tuple[float, ...]] = {}
+        for subscriber in (self._stock, self._ours):
+            self._begin("lag", f"lag at {_LAG_RATE:,} transactions a second: {subscriber.name}")
+            self._settle()
+            subscriber.enable(data)
+            self._follow(subscriber, data, data.mark(self._publisher))
+            slot = "bench_lag"
+            self._publisher.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')", data.database)
+            seen: list[tuple[Lsn, float]] = []
+            load = data.start_at_rate(self._publisher, _LAG_RATE, seconds)
+            while load.poll() is None:
+                _look(subscriber, data, seen)
+                time.sleep(_POLL)
+            assert load.stdout is not None
+            rate = rate_of(load.stdout.read())
+            self._follow(subscriber, data, data.mark(self._publisher), seen)
+            lags = self._lags(data, slot, seen)
+            self._publisher.drop_slot(slot)
+            found[subscriber.name] = tuple(float(np.percentile(lags, p)) for p in (50, 95, 100))
+            shown = " / ".join(f"{lag:.2f}" for lag in found[subscriber.name])
+            self._say(f"  {rate:,.0f} transactions a second; p50 / p95 / greatest lag: {shown} s")
+            self._check(subscriber, data)
+            subscriber.disable(data)
+        stock, ours = found[self._stock.name], found[self._ours.name]
+        for index, (name, goal) in enumerate((("p50", None), ("p95", _LAG_GOAL), ("max", None))):
+            title = f"lag at {_LAG_RATE:,} transactions/s, {name}"
+            self.results.limits.append(Limit(f"lag_{name}", title, "seconds", ours[index], stock[index], goal))
+
+    def _lags(self, data: Pgbench, slot: str, seen: Sequence[tuple[Lsn, float]]) -> Any:
+        """Seconds for each transaction that the slot holds; the mark's included."""
+        options = commands.pgoutput_options(180000, [data.publication])
+        words = ", ".join(sql.Literal(word).as_string(None) for pair in options.items() for word in pair)
+        rows = self._publisher.query(
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{slot}', NULL, NULL, {words})"
+            " WHERE get_byte(data, 0) = ascii('C')",
+            data.database,
+        )
+        commits = [one for (frame,) in rows if isinstance(one := read_message(bytes(frame)), Commit)]
+        ends = np.array([int(commit.end_lsn) for commit in commits], np.uint64)
+        times = np.array([pg_time_to_datetime(commit.commit_time).timestamp() for commit in commits])
+        positions = np.array([int(lsn) for lsn, _ in seen], np.uint64)
+        moments = np.array([moment for _, moment in seen])
+        # The last commit may lie beyond the mark's LSN, which is taken inside it; it was seen with it.
+        first = np.minimum(np.searchsorted(positions, ends), len(positions) - 1)
+        return moments[first] - times
+
+    # Receiving
+
+    def _receive_group(self, wanted: Sequence[str]) -> None:
+        rows = self._plan.rows
+        data = Orders("receive", 1)
+        self._begin(wanted[0], f"receiving: writing {rows:,} inserts")
+        data.load(self._publisher)
+        self._publisher.query("SELECT pg_create_logical_replication_slot('bench_receive', 'pgoutput')", data.database)
+        end = data.insert(self._publisher, 2, rows)
+        found = []
+        for number in range(self._plan.runs + 1):
+            sides = (THEIRS, OURS) if number % 2 == 0 else (OURS, THEIRS)
+            for side in sides:
+                self._settle()
+                # Whoever receives confirms, and the slot forgets: each has a copy of its own.
+                self._publisher.query(
+                    "SELECT pg_copy_logical_replication_slot('bench_receive', 'bench_receiver')", data.database
+                )
+                found.append(self._receive(side, data, end))
+                self._publisher.drop_slot("bench_receiver")
+        self._add({"receive": found}, {"receive": "receiving alone (theirs: pg_recvlogical)"}, {})
+        self._publisher.drop_database(data.database)
+
+    def _receive(self, side: str, data: Orders, end: Lsn) -> Run:
+        conninfo = self._publisher.conninfo(data.database)
+        if side == OURS:
+            command = [sys.executable, "-m", "bench.receive", conninfo, "bench_receiver", data.publication, str(end)]
+        else:
+            options = commands.pgoutput_options(180000, [data.publication])
+            command = [
+                str(binaries.program("pg_recvlogical")),
+                f"--dbname={conninfo}",
+                "--slot=bench_receiver",
+                "--start",
+                f"--endpos={end}",
+                "--file=/dev/null",
+                *(f"--option={name}={value}" for name, value in options.items()),
+            ]
+        before = machine.MachineTime.now()
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        output, errors = process.communicate()
+        seconds = time.monotonic() - began
+        if process.returncode != 0:
+            raise Failed(f"{Path(command[0]).name}: {errors.strip()[-2000:]}")
+        details: dict[str, Any] = {}
+        if side == OURS:
+            details = json.loads(output)
+            # Without the start of Python, which a daemon does once.
+            seconds = details.pop("seconds")
+        after = machine.MachineTime.now()
+        cpu = {"machine": after.busy - before.busy, "stolen": after.stolen - before.stolen}
+        self._say(f"  {side}: {seconds:.2f} s")
+        return Run(side, seconds, cpu, details=details)
+
+    # What they share
+
+    def _measure(self, subscriber: Subscriber, work: Callable[[], None]) -> Run:
+        ours = subscriber is self._ours
+        jvm = self._note_peaks() if ours else None
+        load = os.getloadavg()[0]
+        before, times = subscriber.cpu(), machine.MachineTime.now()
+        began = time.monotonic()
+        work()
+        seconds = time.monotonic() - began
+        after, later = subscriber.cpu(), machine.MachineTime.now()
+        cpu = {name: after[name] - before[name] for name in after}
+        cpu |= {"machine": later.busy - times.busy, "stolen": later.stolen - times.stolen}
+        shown = ", ".join(f"{name} {spent:.1f}" for name, spent in cpu.items())
+        self._say(f"  {subscriber.name}: {seconds:.2f} s (processor seconds: {shown})")
+        details = {"load_average": load}
+        if not ours:
+            return Run(THEIRS, seconds, cpu, details=details)
+        return Run(
+            OURS,
+            seconds,
+            cpu,
+            machine.peak_memory(self._ours.pid),
+            machine.peak_memory(jvm) if jvm is not None else None,
+            details,
+        )
+
+    def _note_peaks(self) -> int | None:
+        """Keep the greatest memory so far and let it be counted anew; returns the JVM's process."""
+        jvm = self._ours.jvm_pid()
+        self._daemon_peak = max(self._daemon_peak, machine.peak_memory(self._ours.pid))
+        machine.forget_peak(self._ours.pid)
+        if jvm is not None:
+            self._jvm_peak = max(self._jvm_peak, machine.peak_memory(jvm))
+            machine.forget_peak(jvm)
+        return jvm
+
+    def _follow(
+        self, subscriber: Subscriber, data: Dataset, until: Lsn, seen: list[tuple[Lsn, float]] | None = None
+    ) -> None:
+        """Look until the origin has passed `until`, which lies inside the last transaction."""
+        seen = [] if seen is None else seen
+        deadline = time.monotonic() + _TIMEOUT
+        while _look(subscriber, data, seen) <= until:
+            if time.monotonic() > deadline:
+                raise Failed(f"{subscriber.name} is not at {until} after {_TIMEOUT:.0f} s\n{subscriber.failure()}")
+            time.sleep(_POLL)
+
+    def _check(self, subscriber: Subscriber, data: Dataset) -> None:
+        difference = subscriber.difference(data)
+        if difference is not None:
+            raise Failed(f"the tables of {subscriber.name} are not the publisher's\n{difference}")
+
+    def _settle(self) -> None:
+        """Work left over from what came before is done outside of what is measured."""
+        for server in (self._publisher, self._stock.server):
+            for (database,) in server.query("SELECT datname FROM pg_database WHERE NOT datistemplate"):
+                server.execute("VACUUM", database)
+            server.execute("CHECKPOINT")
+
+    def _in_turn(self, number: int) -> Sequence[Subscriber]:
+        """Who comes first changes from run to run."""
+        return (self._stock, self._ours) if number % 2 == 0 else (self._ours, self._stock)
+
+    def _drop(self, data: Dataset) -> None:
+        for subscriber in (self._stock, self._ours):
+            subscriber.drop(data)
+        self._publisher.drop_database(data.database)
+
+    def _add(self, found: dict[str, list[Run]], titles: dict[str, str], changes: dict[str, int]) -> None:
+        for name, runs in found.items():
+            self.results.comparisons.append(
+                Comparison(name, titles[name], changes.get(name, self._plan.rows), _GOALS.get(name), runs)
+            )
+
+
+def _look(subscriber: Subscriber, data: Dataset, seen: list[tuple[Lsn, float]]) -> Lsn:
+    """Where the origin is now; noted with the time when it has moved."""
+    lsn = subscriber.applied(data)
+    if not seen or lsn > seen[-1][0]:
+        seen.append((lsn, time.time()))
+    return lsn

@@ -1,0 +1,368 @@
+"""The two subscribers that are measured, behind one interface: PostgreSQL's own, and a node's daemon in a process of its own.
+
+Both follow the same publisher.  What they have applied is asked in the same words: remote_lsn of the subscription's origin,
+which each moves when a transaction is visible in its tables (ours: and durable).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from bench import machine
+from bench.workload import Dataset
+from catalog.daemon import running_daemon
+from pubsub.errors import PubsubError
+from pubsub.node import Node
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.settings import FILE_NAME
+from pubsub.testing import watcher
+from pubsub.testing.compare import compare_tables
+from pubsub.testing.servers import EmbeddedPostgres
+
+_T = TypeVar("_T")
+
+_POLL: Final = 0.02
+_PATIENCE: Final = 60.0
+# A command of another process reaches the daemon at its next look at the catalog: kept short, as it is no part of a rate.
+_SETTINGS: Final = 'catalog_poll_interval = "100ms"\n'
+
+
+class Failed(Exception):
+    """A scenario that can not be measured: what a subscriber did instead."""
+
+
+class Subscriber(Protocol):
+    """A subscriber of the publisher, with at most one subscription for each dataset."""
+
+    name: str
+
+    def prepare(self, data: Dataset) -> None:
+        """What must be there before CREATE SUBSCRIPTION: no table, or empty ones."""
+
+    def create(self, data: Dataset) -> None:
+        """CREATE SUBSCRIPTION with the initial copy."""
+
+    def drop(self, data: Dataset) -> None:
+        """DROP SUBSCRIPTION, and the tables' contents."""
+
+    def enable(self, data: Dataset) -> None:
+        """ALTER SUBSCRIPTION … ENABLE."""
+
+    def disable(self, data: Dataset) -> None:
+        """ALTER SUBSCRIPTION … DISABLE, and wait until it has ended."""
+
+    def wait_until_copied(self, data: Dataset, timeout: float) -> None:
+        """Until every table's state is s or r."""
+
+    def wait_until_ready(self, data: Dataset, timeout: float) -> None:
+        """Until every table's state is r."""
+
+    def applied(self, data: Dataset) -> Lsn:
+        """The origin: the end of the last transaction that is visible in the tables."""
+
+    def difference(self, data: Dataset) -> str | None:
+        """How the tables differ from the publisher's, which stand still; None when they are equal."""
+
+    def cpu(self) -> dict[str, float]:
+        """Processor seconds so far, by process."""
+
+    def failure(self) -> str:
+        """What it says of a subscription that does not come forward."""
+
+
+class Stock:
+    """A PostgreSQL server of the publisher's version and settings."""
+
+    name = "stock"
+
+    def __init__(self, publisher: EmbeddedPostgres, server: EmbeddedPostgres) -> None:
+        self._publisher = publisher
+        self.server = server
+        self._connections: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
+
+    def prepare(self, data: Dataset) -> None:
+        if not self.server.query(f"SELECT 1 FROM pg_database WHERE datname = '{data.database}'"):
+            self.server.create_database(data.database)
+        data.create_tables(self.server)
+
+    def create(self, data: Dataset) -> None:
+        conninfo = sql.Literal(self._publisher.conninfo(data.database)).as_string(None)
+        self._execute(
+            data, f"CREATE SUBSCRIPTION {self._subscription(data)} CONNECTION {conninfo} PUBLICATION {data.publication}"
+        )
+
+    def drop(self, data: Dataset) -> None:
+        self._execute(data, f"DROP SUBSCRIPTION {self._subscription(data)}")
+        self._execute(data, f"TRUNCATE {', '.join(data.tables)}")
+
+    def enable(self, data: Dataset) -> None:
+        self._execute(data, f"ALTER SUBSCRIPTION {self._subscription(data)} ENABLE")
+
+    def disable(self, data: Dataset) -> None:
+        self._execute(data, f"ALTER SUBSCRIPTION {self._subscription(data)} DISABLE")
+        _wait(
+            lambda: (
+                not self.server.query(
+                    f"SELECT 1 FROM pg_stat_subscription WHERE subname = '{self._subscription(data)}' AND pid IS NOT NULL",
+                    data.database,
+                )
+            ),
+            _PATIENCE,
+            "the stock subscriber's workers did not end",
+        )
+
+    def wait_until_copied(self, data: Dataset, timeout: float) -> None:
+        self._wait_for_states(data, "'s', 'r'", timeout)
+
+    def wait_until_ready(self, data: Dataset, timeout: float) -> None:
+        self._wait_for_states(data, "'r'", timeout)
+
+    def applied(self, data: Dataset) -> Lsn:
+        if data.database not in self._connections:
+            self._connections[data.database] = self.server.connect(data.database)
+        # What is applied, flushed or not: that is when other sessions see it.
+        row = (
+            self._connections[data.database]
+            .execute(
+                "SELECT pg_replication_origin_progress('pg_' || oid, false) FROM pg_subscription WHERE subname = %s",
+                [self._subscription(data)],
+            )
+            .fetchone()
+        )
+        return Lsn.parse(row[0]) if row is not None and row[0] is not None else INVALID_LSN
+
+    def difference(self, data: Dataset) -> str | None:
+        for table in data.tables:
+            sums = [_checksum(server, data.database, table) for server in (self._publisher, self.server)]
+            if sums[0] != sums[1]:
+                return f"{table}: {sums[0][0]} rows at the publisher, {sums[1][0]} at the subscriber, sums differ"
+        return None
+
+    def cpu(self) -> dict[str, float]:
+        # The workers are children of the postmaster, which counts them only when they have ended.
+        below = machine.descendants(self.server.pid)
+        return {"server": sum(map(machine.cpu_seconds, [self.server.pid, *below]))}
+
+    def failure(self) -> str:
+        return self.server.read_log()[-2000:]
+
+    def _subscription(self, data: Dataset) -> str:
+        return f"{self.name}_{data.database}"
+
+    def _execute(self, data: Dataset, statement: str) -> None:
+        self.server.execute(statement, data.database)
+
+    def _wait_for_states(self, data: Dataset, states: str, timeout: float) -> None:
+        with self.server.connect(data.database) as connection:
+
+            def done() -> bool:
+                row = connection.execute(
+                    f"SELECT count(*), count(*) FILTER (WHERE srsubstate IN ({states})) FROM pg_subscription_rel".encode()
+                ).fetchone()
+                return row is not None and row[0] == row[1] == len(data.tables)
+
+            _wait(done, timeout, "the stock subscriber's tables are not ready", self.failure)
+
+
+class Ours:
+    """`pubsub daemon` in a directory of its own, spoken to through the node's catalog as the command line does."""
+
+    name = "pubsub"
+
+    def __init__(self, publisher: EmbeddedPostgres, home: Path) -> None:
+        self._publisher = publisher
+        self.home = home
+        self._watcher: subprocess.Popen[str] | None = None
+        self._runner = asyncio.Runner()
+        self._node: Node | None = None
+        self._oids: dict[str, int] = {}
+        self.pid = 0
+
+    def __enter__(self) -> Self:
+        self.home.mkdir(mode=0o700, exist_ok=True)
+        (self.home / FILE_NAME).write_text(_SETTINGS)
+        self._start_daemon()
+        try:
+            self._node = self._run(Node(self.home, workers=False).__aenter__())
+        except BaseException:
+            self._stop_daemon()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._node is not None:
+                self._run(self._node.__aexit__(None, None, None))
+        finally:
+            self._stop_daemon()
+            self._runner.close()
+
+    def read_log(self) -> str:
+        """What the daemon has logged."""
+        path = self.home / "daemon.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def jvm_pid(self) -> int | None:
+        """Spark's JVM, when it runs."""
+        return next((pid for pid, name in machine.descendants(self.pid).items() if name == "java"), None)
+
+    def prepare(self, data: Dataset) -> None:
+        """Delta tables are made by the subscription."""
+
+    def create(self, data: Dataset) -> None:
+        conninfo = sql.Literal(self._publisher.conninfo(data.database)).as_string(None)
+        self._execute(
+            f"CREATE SUBSCRIPTION {self._subscription(data)} CONNECTION {conninfo} PUBLICATION {data.publication}"
+        )
+
+    def drop(self, data: Dataset) -> None:
+        paths = [relation.path for relation in self._relations(data)]
+        self._execute(f"DROP SUBSCRIPTION {self._subscription(data)}")
+        self._oids.pop(data.database, None)
+        for path in paths:
+            shutil.rmtree(path)
+
+    def enable(self, data: Dataset) -> None:
+        self._execute(f"ALTER SUBSCRIPTION {self._subscription(data)} ENABLE")
+
+    def disable(self, data: Dataset) -> None:
+        self._execute(f"ALTER SUBSCRIPTION {self._subscription(data)} DISABLE")
+
+    def wait_until_copied(self, data: Dataset, timeout: float) -> None:
+        self._wait_for_states(data, "sr", timeout)
+
+    def wait_until_ready(self, data: Dataset, timeout: float) -> None:
+        self._wait_for_states(data, "r", timeout)
+
+    def applied(self, data: Dataset) -> Lsn:
+        async def read() -> Lsn:
+            catalog = self._open.catalog
+            if data.database not in self._oids:
+                self._oids[data.database] = (await catalog.subscription(self._subscription(data))).oid
+            return await catalog.origin(self._oids[data.database])
+
+        return self._run(read())
+
+    def difference(self, data: Dataset) -> str | None:
+        for relation in self._relations(data):
+            found = compare_tables(self._publisher.conninfo(data.database), relation.qualified_name, relation.path)
+            if found is not None:
+                return str(found)
+        return None
+
+    def cpu(self) -> dict[str, float]:
+        jvm = self.jvm_pid()
+        return {"daemon": machine.cpu_seconds(self.pid), "jvm": machine.cpu_seconds(jvm) if jvm is not None else 0.0}
+
+    @property
+    def _open(self) -> Node:
+        assert self._node is not None
+        return self._node
+
+    def _subscription(self, data: Dataset) -> str:
+        return f"{self.name}_{data.database}"
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._runner.run(work)
+
+    def _execute(self, statement: str) -> None:
+        try:
+            self._run(self._open.execute(statement))
+        except PubsubError as error:
+            raise Failed(f"{error.report()}\nSTATEMENT:  {statement}") from error
+
+    def _relations(self, data: Dataset) -> list[Any]:
+        async def read() -> list[Any]:
+            catalog = self._open.catalog
+            return list(await catalog.relations((await catalog.subscription(self._subscription(data))).oid))
+
+        return self._run(read())
+
+    def _wait_for_states(self, data: Dataset, states: str, timeout: float) -> None:
+        def done() -> bool:
+            return all(relation.state.value in states for relation in self._relations(data))
+
+        _wait(done, timeout, "the node's tables are not ready", self.failure)
+
+    def failure(self) -> str:
+        try:
+            rows = self._run(self._open.fetch("SELECT subname, error, hint FROM pg_stat_subscription"))
+            shown = [json.dumps(row, default=str) for row in rows]
+        except PubsubError as error:
+            shown = [error.report()]
+        return "\n".join([*shown, self.read_log()[-4000:]])
+
+    def _start_daemon(self) -> None:
+        config = {
+            "command": [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "daemon"],
+            "cwd": str(Path(__file__).parent.parent),
+            "environment": dict(os.environ),
+            "log": str(self.home / "daemon.log"),
+            "uid": None,
+            "gid": None,
+            "remove": None,
+        }
+        # Through the watcher, so that no daemon outlives a benchmark that was killed.
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", watcher.__file__, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._watcher.stdout is not None
+        self.pid = int(self._watcher.stdout.readline())
+        watching = self._watcher
+
+        def started() -> bool:
+            if watching.poll() is not None:
+                raise Failed(f"the daemon ended\n{self.read_log()[-4000:]}")
+            return running_daemon(self.home) == self.pid
+
+        _wait(started, _PATIENCE, "the daemon did not start", self.read_log)
+
+    def _stop_daemon(self) -> None:
+        if self._watcher is None:
+            return
+        if self._watcher.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
+        try:
+            self._watcher.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.kill(self.pid, signal.SIGKILL)
+            self._watcher.wait()
+        for pipe in (self._watcher.stdin, self._watcher.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _checksum(server: EmbeddedPostgres, database: str, table: str) -> tuple[Any, ...]:
+    """A table's rows, and a sum over their texts that does not depend on their order."""
+    return server.query(
+        f"SELECT count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} t",
+        database,
+    )[0]
+
+
+def _wait(done: Callable[[], bool], timeout: float, what: str, why: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > deadline:
+            raise Failed(f"{what} after {timeout:.0f} s\n{why()}")
+        time.sleep(_POLL)
