@@ -33,9 +33,10 @@ from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.arrays import Mask
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
-UNCHANGED_PREFIX: Final = "__unchanged_"
-BASE_PREFIX: Final = "__base_"
-COUNT_COLUMN: Final = "__count"
+# Longer than a column's name in PostgreSQL can be: no table has them.
+UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
+BASE_PREFIX: Final = "__base_".ljust(64, "_")
+COUNT_COLUMN: Final = "__count".ljust(64, "_")
 
 _CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
 
@@ -47,10 +48,10 @@ class Folded:
     """What becomes of the table.  All tables are pyarrow's; columns are named and ordered as in the changes.
 
     `images`: complete rows to insert.  `masked`: rows to insert of which some values must come from the table as it was before
-    the batch: bool `__unchanged_<i>` says where column i (its place among the columns) is meant, only for columns where that
-    happens; `__base_<j>` is the j-th key column of the row in the table.  `deleted_keys`: distinct keys whose rows leave the
+    the batch: bool UNCHANGED_PREFIX<i> says where column i (its place among the columns) is meant, only for columns where that
+    happens; BASE_PREFIX<j> is the j-th key column of the row in the table.  `deleted_keys`: distinct keys whose rows leave the
     table before anything is inserted, those of images among them unless the batch began with their INSERT.  `removed`, without
-    a key: distinct rows, and in `__count` how many copies of each leave.
+    a key: distinct rows, and in COUNT_COLUMN how many copies of each leave.
 
     `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
     `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.

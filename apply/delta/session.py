@@ -180,10 +180,17 @@ class Spark:
             conf.set(name, value)
         with open(self._home / "spark.log", "ab") as log:
             gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})
+        try:
+            context = SparkContext(conf=conf, gateway=gateway)
+            context.setLogLevel("ERROR")
+            self._session = SparkSession(context)
+        except BaseException:
+            # A JVM without a session would be taken for a running Spark for ever.
+            gateway.proc.kill()
+            gateway.proc.wait()
+            _forget_gateway()
+            raise
         self._process = gateway.proc
-        context = SparkContext(conf=conf, gateway=gateway)
-        context.setLogLevel("ERROR")
-        self._session = SparkSession(context)
 
     def _settings(self, log4j: Path) -> dict[str, str]:
         java = f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"

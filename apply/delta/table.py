@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import types
 from pubsub.protocol.lsn import Lsn
 
@@ -51,7 +51,7 @@ def committed_lsn(path: str, app_id: str) -> Lsn | None:
 
     if not exists(path):
         return None
-    version = DeltaTable(path, without_files=True).transaction_version(app_id)
+    version = DeltaTable(path).transaction_version(app_id)
     return None if version is None else Lsn(version)
 
 
@@ -61,7 +61,7 @@ def properties(path: str) -> Mapping[str, str]:
 
     if not exists(path):
         raise UndefinedTable(f'Delta table "{path}" does not exist')
-    return {k: v or "" for k, v in DeltaTable(path, without_files=True).metadata().configuration.items()}
+    return {k: v or "" for k, v in DeltaTable(path).metadata().configuration.items()}
 
 
 def row_count(path: str) -> int:
@@ -92,8 +92,9 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
         "delta.enableDeletionVectors": "true",
     }
-    if table.key:
-        settings["delta.dataSkippingStatsColumns"] = ",".join(f"`{name.replace('`', '``')}`" for name in table.key)
+    ordered = [name for name in table.key if _has_statistics(table.schema.field(name).type)]
+    if ordered:
+        settings["delta.dataSkippingStatsColumns"] = ",".join(map(quote, ordered))
     if any(_UNSAFE_NAME & set(field.name) for field in table.schema):
         settings["delta.columnMapping.mode"] = "name"
     for name, value in settings.items():
@@ -101,12 +102,42 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
     builder.execute()
 
 
+def _has_statistics(data_type: Any) -> bool:
+    """Whether Delta keeps a least and a greatest value of such a column (SkippingEligibleDataType); others it refuses."""
+    return not (pa.types.is_boolean(data_type) or pa.types.is_binary(data_type))
+
+
 def read_schema(path: str) -> pa.Schema:
     """The schema of the Delta table at `path` in Arrow's types, as `types.delta_type` gives them."""
     from deltalake import DeltaTable
 
-    arrow = pa.schema(DeltaTable(path, without_files=True).schema().to_arrow())
+    arrow = pa.schema(DeltaTable(path).schema().to_arrow())
     return pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
+
+
+def spark_ddl(data_type: Any) -> str:
+    """A column's type in Spark's DDL: a replicated one's, or that of a column which only the target has.
+
+    Raises FeatureNotSupported for a type that neither can be.
+    """
+    kinds = pa.types
+    if kinds.is_list(data_type):
+        return f"ARRAY<{spark_ddl(data_type.value_type)}>"
+    if kinds.is_map(data_type):
+        return f"MAP<{spark_ddl(data_type.key_type)}, {spark_ddl(data_type.item_type)}>"
+    if kinds.is_struct(data_type):
+        return f"STRUCT<{', '.join(f'{quote(field.name)}: {spark_ddl(field.type)}' for field in data_type)}>"
+    if kinds.is_int8(data_type):
+        return "TINYINT"
+    try:
+        return types.spark_ddl(data_type)
+    except KeyError:
+        raise FeatureNotSupported(f"a Delta table with a column of type {data_type} can not be replicated to") from None
+
+
+def quote(name: str) -> str:
+    """An identifier as Spark SQL reads it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def load(path: str, relation: str, definition: str | None) -> TargetTable:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -21,15 +22,17 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apply.delta.table import TargetTable
-from apply.fold import Folded
-from pubsub.protocol import types
+from apply.delta.table import TargetTable, quote, spark_ddl
+from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.protocol.lsn import Lsn
 
 _ROW_GROUP: Final = 128 * 1024
-# Aliases that no column of a user's table can be mistaken for: `t.x` would be taken as a field of a column named t.
-_TARGET: Final = "__pubsub_target"
-_SOURCE: Final = "__pubsub_source"
+# Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
+_TARGET: Final = "__pubsub_target".ljust(64, "_")
+_SOURCE: Final = "__pubsub_source".ljust(64, "_")
+_ROW: Final = "__row".ljust(64, "_")
+_IMAGE: Final = "__image".ljust(64, "_")
+_HAVE: Final = "__have".ljust(64, "_")
 _view_numbers = itertools.count(1)
 
 
@@ -152,10 +155,10 @@ def _complete(spark: Any, staged: Staged, view: Any) -> Any:
     assert staged.masked is not None
     masked_schema = pq.read_schema(staged.masked)
     source = view(_read(spark, staged.masked, masked_schema))
-    on = " AND ".join(f"{_SOURCE}.`__base_{i}` = {_TARGET}.{quote(name)}" for i, name in enumerate(table.key))
+    on = " AND ".join(f"{_SOURCE}.{BASE_PREFIX}{i} = {_TARGET}.{quote(name)}" for i, name in enumerate(table.key))
     columns = []
     for index, name in enumerate(names):
-        flag = f"__unchanged_{index}"
+        flag = f"{UNCHANGED_PREFIX}{index}"
         if flag in masked_schema.names:
             columns.append(
                 f"IF({_SOURCE}.{quote(flag)}, {_TARGET}.{quote(name)}, {_SOURCE}.{quote(name)}) AS {quote(name)}"
@@ -201,14 +204,14 @@ def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit,
     names = [field.name for field in table.schema]
     assert staged.removed is not None
     removed = _read(spark, staged.removed, pq.read_schema(staged.removed))
-    changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS `__row`", "`__count`"))
+    changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS {_ROW}", COUNT_COLUMN))
     values = ", ".join(quote(name) for name in names)
     remaining = spark.sql(
-        f"SELECT inline(array_repeat(h.`__image`, CAST(greatest(h.`__have` - c.`__count`, 0) AS INT))) FROM "
-        f"(SELECT {_row_text('', table.schema)} AS `__row`, first(struct({values})) AS `__image`, count(*) AS `__have` "
-        f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.`__row` = c.`__row`"
+        f"SELECT inline(array_repeat(h.{_IMAGE}, CAST(greatest(h.{_HAVE} - c.{COUNT_COLUMN}, 0) AS INT))) FROM "
+        f"(SELECT {_row_text('', table.schema)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
+        f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.{_ROW} = c.{_ROW}"
     )
-    condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT `__row` FROM {changed})"
+    condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT {_ROW} FROM {changed})"
     _save(images.unionByName(remaining), "overwrite", table, record, replace_on=condition)
 
 
@@ -225,10 +228,15 @@ def _row_text(prefix: str, schema: pa.Schema) -> str:
 def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
     """The staged file as a DataFrame with exactly `schema`; without a file, no rows of it."""
     if path is None:
-        columns = ", ".join(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
+        columns = ", ".join(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
         return spark.sql(f"SELECT {columns} WHERE false")
-    ddl = ", ".join(f"{quote(f.name)} {types.spark_ddl(f.type)}" for f in schema)
-    return spark.read.schema(ddl).parquet(path.as_uri())
+    ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
+    return spark.read.schema(ddl).parquet(_hadoop_path(path))
+
+
+def _hadoop_path(path: Path) -> str:
+    """A file's path as Spark reads one: not a URI, so nothing is decoded; but a pattern, so its marks are escaped."""
+    return "file://" + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
 def _write(path: Path, table: pa.Table | None) -> Path | None:
@@ -260,8 +268,3 @@ def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
 
     bounds = pc.min_max(keys.column(0)).as_py()
     return keys.schema.field(0).name, str(bounds["min"]), str(bounds["max"])
-
-
-def quote(name: str) -> str:
-    """An identifier as Spark SQL reads it."""
-    return "`" + name.replace("`", "``") + "`"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apply.fold import Folded, fold
+from apply.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded, fold
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.rows import Changes
 
@@ -82,7 +82,7 @@ def test_delete_and_insert_of_one_key() -> None:
 def test_swapped_keys_keep_their_unsent_values() -> None:
     folded = keyed(("U", 3, UNSENT, 1), ("U", 1, UNSENT, 2), ("U", 2, UNSENT, 3))
     assert folded.images.num_rows == 0
-    assert folded.masked.column_names == ["k", "v", "__unchanged_1", "__base_0"]
+    assert folded.masked.column_names == ["k", "v", f"{UNCHANGED_PREFIX}1", f"{BASE_PREFIX}0"]
     assert sorted(rows(folded.masked)) == [(1, None, True, 2), (2, None, True, 1)]
     assert deleted(folded) == [1, 2, 3]
 
@@ -96,7 +96,7 @@ def test_unsent_values_come_from_the_batch_where_it_has_them() -> None:
 def test_masks_are_there_only_for_what_misses() -> None:
     folded = keyed(("I", 1, "a"), ("U", 1, UNSENT))
     assert rows(folded.images) == [(1, "a")]
-    assert folded.masked.column_names == ["k", "v", "__base_0"]
+    assert folded.masked.column_names == ["k", "v", f"{BASE_PREFIX}0"]
     assert folded.masked.num_rows == 0
 
 

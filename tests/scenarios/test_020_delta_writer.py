@@ -1,0 +1,447 @@
+"""The Delta writer on a real Spark and Delta: every statement that commits a batch, on every kind of table.
+
+Frames go in as a publisher sends them; what comes out is read by deltalake's own engine, not by Spark.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from apply.batch import Batch
+from apply.delta import table as delta
+from apply.delta import writer
+from apply.delta.session import Spark
+from apply.delta.table import TargetTable
+from apply.dispatch import Dispatcher
+from apply.prepare import Destination, prepare
+from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol import types
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
+from tests.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
+
+OID = 16384
+FLOAT8 = types.FLOAT8OID
+_typmods = {types.NUMERICOID: (38 << 16 | 18) + 4}
+
+
+def plain(value: Any) -> Any:
+    """UTC is UTC, whichever object stands for it."""
+    return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+
+
+class Replica:
+    """One table, and what is sent for it: each `send` is one batch, and one commit."""
+
+    def __init__(
+        self, spark: Spark, path: Path, sent: Relation, *, key: Sequence[str] = ("id",), extra: str = ""
+    ) -> None:
+        self.session = spark.session
+        self.relation = sent
+        fields = [
+            pa.field(c.name, types.delta_type(c.type_oid, _typmods.get(c.type_oid, -1)), c.name not in key)
+            for c in sent.columns
+        ]
+        self.table = TargetTable(str(path / "t"), pa.schema(fields), tuple(key), f"public.{sent.name}")
+        delta.create(self.session, self.table, {"pubsub.node": "1"})
+        if extra:
+            self.session.sql(f"ALTER TABLE delta.{writer.quote(self.table.path)} ADD COLUMNS ({extra})")
+        self.table = delta.load(self.table.path, self.table.relation, None)
+        self.stage = writer.Stage(path / "a stage [of] {odd} *name% ä")
+        self.lsn = 0
+        self._dispatcher = Dispatcher(INVALID_LSN)
+
+    def batch(self, *messages: Message) -> Batch:
+        self.lsn += 100
+        self._dispatcher.feed(transaction(self.lsn, self.relation, *messages), 0.0)
+        return self._dispatcher.take()
+
+    def send(self, *messages: Message) -> int:
+        """Commit one batch; returns how many Delta versions it made."""
+        return self.commit(self.batch(*messages))
+
+    def commit(self, batch: Batch) -> int:
+        before = self.version
+        destination = Destination(OID, self.table, "app", INVALID_LSN)
+        (prepared,) = prepare(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")  # type: ignore[misc]
+        writer.commit(self.session, prepared.staged, prepared.commit)
+        writer.discard(prepared.staged)
+        assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
+        return self.version - before
+
+    @property
+    def version(self) -> int:
+        return DeltaTable(self.table.path).version()
+
+    def rows(self, *, by: int | None = 0) -> list[tuple[Any, ...]]:
+        """Every row, as deltalake reads it; sorted by a column, or by everything where NULLs are."""
+        found = QueryBuilder().register("t", DeltaTable(self.table.path)).execute("SELECT * FROM t").read_all()
+        columns = [column.to_pylist() for column in pa.table(found).columns]
+        rows = [tuple(map(plain, row)) for row in zip(*columns, strict=True)]
+        return sorted(rows, key=lambda row: row[by]) if by is not None else sorted(rows, key=repr)
+
+    def operations(self) -> list[str]:
+        return [entry["operation"] for entry in DeltaTable(self.table.path).history()]
+
+
+@pytest.fixture
+def made(spark: Spark, tmp_path: Path) -> Any:
+    numbers = itertools.count()
+
+    def make(columns: Sequence[tuple[str, int]] = (("id", INT8), ("v", TEXT)), **options: Any) -> Replica:
+        key = options.pop("key", ("id",))
+        sent = relation(OID, "t", columns, key=key, identity=options.pop("identity", "d"))
+        path = tmp_path / str(next(numbers))
+        path.mkdir()
+        return Replica(spark, path, sent, key=key, **options)
+
+    return make
+
+
+def test_the_life_of_a_table(made: Any) -> None:
+    """One commit for each batch, by the cheapest statement that does it."""
+    r = made()
+    assert r.send(*(insert(OID, i, f"row {i}") for i in range(1, 7))) == 1
+    assert r.operations()[0] == "WRITE"
+    assert r.rows() == [(i, f"row {i}") for i in range(1, 7)]
+    # Updates, a delete, an insert, a key change, a swap of two keys.
+    assert (
+        r.send(
+            update(OID, 1, "one"),
+            delete(OID, 2, None),
+            insert(OID, 7, None),
+            update(OID, 30, "thirty", old=(3, None)),
+            update(OID, -4, "row 4", old=(4, None)),
+            update(OID, 4, "row 5", old=(5, None)),
+            update(OID, 5, "row 4", old=(-4, None)),
+        )
+        == 1
+    )
+    assert r.rows() == [(1, "one"), (4, "row 5"), (5, "row 4"), (6, "row 6"), (7, None), (30, "thirty")]
+    # Deletes alone, of a key that is not there too.
+    assert r.send(delete(OID, 1, None), delete(OID, 99, None)) == 1
+    assert [row[0] for row in r.rows()] == [4, 5, 6, 7, 30]
+    # What matches nothing, and what comes and goes, records its version all the same.
+    assert r.send(delete(OID, 99, None)) == 1
+    assert r.send(insert(OID, 50, "x"), delete(OID, 50, None)) == 1
+    assert r.send(update(OID, 98, "no such row")) == 1
+    rows = r.rows()
+    assert (98, "no such row") in rows or len(rows) == 5
+    # TRUNCATE, with rows after it and without.
+    assert r.send(insert(OID, 60, "gone"), truncate(OID), insert(OID, 61, "there")) == 1
+    assert r.rows() == [(61, "there")]
+    assert r.send(truncate(OID)) == 1
+    assert r.rows() == []
+    assert delta.properties(r.table.path)["pubsub.relation"] == "public.t"
+
+
+def test_a_batch_is_held_once(made: Any) -> None:
+    """Each statement, sent again under a version that the table has, does nothing at all."""
+    r = made()
+    r.send(*(insert(OID, i, "x") for i in range(4)))
+    batches = [
+        (insert(OID, 10, "a"),),
+        (update(OID, 0, "b"), insert(OID, 11, "c")),
+        (update(OID, 1, UNCHANGED),),
+        (delete(OID, 2, None),),
+        (truncate(OID), insert(OID, 1, "z")),
+    ]
+    for messages in batches:
+        batch = r.batch(*messages)
+        destination = Destination(OID, r.table, "app", INVALID_LSN)
+        for expected in (1, 0):
+            before = r.version
+            (prepared,) = prepare(batch, {("public", "t"): destination}, r.stage, "pg_1")
+            writer.commit(r.session, prepared.staged, prepared.commit)
+            assert r.version - before == expected
+    assert r.rows() == [(1, "z")]
+
+
+def test_the_commit_says_which_transactions_it_holds(made: Any) -> None:
+    r = made()
+    for messages in ((insert(OID, 1, "x"),), (update(OID, 1, "y"),), (delete(OID, 1, None),), (truncate(OID),)):
+        r.send(*messages)
+        newest = DeltaTable(r.table.path).history(1)[0]
+        assert newest["userMetadata"] == f'{{"first": "{Lsn(r.lsn)}", "last": "{Lsn(r.lsn)}"}}'
+
+
+def test_unchanged_values_come_from_the_table(made: Any) -> None:
+    """Along with changed keys, chains in one batch, rows that are not there, and rows inserted in the same batch."""
+    r = made((("id", INT8), ("v", TEXT), ("w", TEXT)))
+    big = "TOAST " * 2000
+    r.send(*(insert(OID, i, big + str(i), big) for i in range(1, 7)), insert(OID, 7, None, None))
+    r.send(
+        update(OID, 1, UNCHANGED, "w1"),
+        update(OID, 20, UNCHANGED, UNCHANGED, old=(2, None, None)),
+        update(OID, 3, UNCHANGED, "w3"),
+        update(OID, 30, "v30", UNCHANGED, old=(3, None, None)),
+        update(OID, 31, UNCHANGED, UNCHANGED, old=(30, None, None)),
+        insert(OID, 8, "new", "new"),
+        update(OID, 8, UNCHANGED, "newer"),
+        update(OID, 99, UNCHANGED, "not there"),
+        update(OID, 7, UNCHANGED, "seven"),
+        delete(OID, 4, None, None),
+        update(OID, 4, UNCHANGED, "five", old=(5, None, None)),
+    )
+    assert r.rows() == [
+        (1, big + "1", "w1"),
+        (4, big + "5", "five"),
+        (6, big + "6", big),
+        (7, None, "seven"),
+        (8, "new", "newer"),
+        (20, big + "2", big),
+        (31, "v30", "w3"),
+    ]
+
+
+KEYS: dict[str, tuple[int, list[Any]]] = {
+    "decimal": (
+        types.NUMERICOID,
+        ["0.000000000000000001", "-99999999999999999999.999999999999999999", "1.500000000000000000"],
+    ),
+    "timestamp": (
+        types.TIMESTAMPOID,
+        ["0001-01-01 00:00:00", "1582-10-10 12:00:00.000001", "9999-12-31 23:59:59.999999"],
+    ),
+    "timestamptz": (
+        types.TIMESTAMPTZOID,
+        ["1969-12-31 23:59:59.999999+00", "2024-03-31 01:30:00+00", "2024-03-31 01:30:00.000001+00"],
+    ),
+    "text": (TEXT, ["", 'it\'s "so" \\ `x`', "zwölf 🐘\n\t%_"]),
+    "bytea": (types.BYTEAOID, ["\\x", "\\x00ff27", "\\x00ff2700"]),
+    "date": (types.DATEOID, ["0001-01-01", "1582-10-04", "9999-12-31"]),
+    "bool": (types.BOOLOID, ["t", "f"]),
+    "bigint": (INT8, ["-9223372036854775808", "0", "9223372036854775807"]),
+    "smallint": (types.INT2OID, ["-32768", "0", "32767"]),
+    "double": (FLOAT8, ["-Infinity", "1e-300", "NaN"]),
+}
+
+
+def value(kind: str, text: str) -> Any:
+    """The Python value that deltalake gives for a key's text."""
+    oid = KEYS[kind][0]
+    arrow = types.delta_type(oid, _typmods.get(oid, -1))
+    found = types.from_text(pa.array([text.encode()]), arrow)[0].as_py()
+    return repr(plain(found))
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_key_types(made: Any, kind: str) -> None:
+    """Found, masked, moved and deleted by every type of key."""
+    oid, keys = KEYS[kind]
+    r = made((("id", oid), ("v", TEXT), ("w", INT8)))
+    r.send(*(insert(OID, key, f"v{i}", i) for i, key in enumerate(keys)))
+    # A masked row; an update; the rest leave and come back, and one stays away.
+    last = [delete(OID, keys[2], None, None)] if len(keys) > 2 else []
+    r.send(
+        update(OID, keys[0], UNCHANGED, 10),
+        delete(OID, keys[1], None, None),
+        insert(OID, keys[1], "back", 11),
+        update(OID, keys[1], UNCHANGED, 12),
+        *last,
+    )
+    expected = sorted([(value(kind, keys[0]), "v0", 10), (value(kind, keys[1]), "back", 12)])
+    assert sorted((repr(k), v, w) for k, v, w in r.rows(by=None)) == expected
+    assert r.send(delete(OID, keys[1], None, None)) == 1
+    assert [(repr(k), v, w) for k, v, w in r.rows()] == [(value(kind, keys[0]), "v0", 10)]
+
+
+def test_a_composite_key(made: Any) -> None:
+    r = made((("v", TEXT), ("a", INT8), ("b", TEXT), ("c", types.DATEOID)), key=("b", "a", "c"))
+    r.send(*(insert(OID, f"{a}{b}", a, b, "2024-01-01") for a in (1, 2) for b in ("x", "y")))
+    r.send(
+        update(OID, "new", 1, "x", "2024-01-01"),
+        update(OID, UNCHANGED, 2, "z", "2024-01-01", old=(None, 2, "y", "2024-01-01")),
+        delete(OID, None, 1, "y", "2024-01-01"),
+        delete(OID, None, 2, "x", "2024-01-02"),
+    )
+    assert r.rows(by=None) == [
+        ("2x", 2, "x", date(2024, 1, 1)),
+        ("2y", 2, "z", date(2024, 1, 1)),
+        ("new", 1, "x", date(2024, 1, 1)),
+    ]
+    r.send(delete(OID, None, 2, "z", "2024-01-01"))
+    assert len(r.rows()) == 2
+
+
+NAMES = [
+    "t",
+    "s",
+    "id ",
+    "a.b",
+    "a`b",
+    'quo"te',
+    "com,ma;{}()=",
+    "new\nline\ttab",
+    "ünïcode",
+    "select",
+    "*",
+    "__pubsub_target",
+    "x" * 63,
+]
+
+
+@pytest.mark.parametrize("key", [NAMES[1:], NAMES[:1]], ids=["most", "one"])
+def test_odd_names(made: Any, key: list[str]) -> None:
+    """As key and as value, in every statement; with column mapping where Parquet would not take them."""
+    r = made([(name, INT8) for name in NAMES], key=tuple(key))
+    width, places = len(NAMES), [NAMES.index(name) for name in key]
+
+    def row(number: int, other: Any) -> list[Any]:
+        return [number if i in places else other for i in range(width)]
+
+    r.send(*(insert(OID, *row(n, 0)) for n in range(1, 5)))
+    r.send(update(OID, *row(1, UNCHANGED)), update(OID, *row(2, 5)), update(OID, *row(30, UNCHANGED), old=row(3, None)))
+    r.send(delete(OID, *row(4, None)))
+    assert [tuple(row(*expected)) for expected in ((1, 0), (2, 5), (30, 0))] == r.rows(by=places[0])
+    assert DeltaTable(r.table.path).schema().to_arrow() is not None
+    assert list(delta.read_schema(r.table.path).names) == NAMES
+
+
+def test_odd_names_without_a_key(made: Any) -> None:
+    r = made([(name, INT8) for name in NAMES], key=(), identity="f")
+    rows = [[n] * len(NAMES) for n in range(3)]
+    r.send(*(insert(OID, *row) for row in rows + rows))
+    r.send(delete(OID, *rows[1], kind="O"), update(OID, *rows[0], old=rows[2], kind="O"))
+    assert [row[0] for row in r.rows()] == [0, 0, 0, 1, 2]
+
+
+def test_full_identity_without_a_key(made: Any) -> None:
+    """Of equal rows as many go as were deleted; NULL is a value; microseconds count, and so does the sign of zero."""
+    columns = (
+        ("a", INT8),
+        ("at", types.TIMESTAMPTZOID),
+        ("f", FLOAT8),
+        ("b", types.BYTEAOID),
+        ("s", TEXT),
+        ("n", types.NUMERICOID),
+    )
+    r = made(columns, key=(), identity="f")
+    first = (1, "2024-01-01 00:00:00.000001+00", "0", "\\x00", "x", "1.000000000000000001")
+    second = (1, "2024-01-01 00:00:00.000002+00", "0", "\\x00", "x", "1.000000000000000001")
+    negative = (1, "2024-01-01 00:00:00.000001+00", "-0", "\\x00", "x", "1.000000000000000001")
+    empty = (None,) * 6
+    blank = (None, None, None, None, "", None)
+    assert r.send(*(insert(OID, *row) for row in [first] * 5 + [second, negative] + [empty] * 3 + [blank])) == 1
+    assert r.send(*(delete(OID, *first, kind="O") for _ in range(2)), delete(OID, *empty, kind="O")) == 1
+
+    def counts() -> dict[Any, int]:
+        found: dict[Any, int] = {}
+        for row in r.rows(by=None):
+            found[repr(row)] = found.get(repr(row), 0) + 1
+        return found
+
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    n = Decimal("1.000000000000000001")
+    assert counts() == {
+        repr((1, at.replace(microsecond=1), 0.0, b"\0", "x", n)): 3,
+        repr((1, at.replace(microsecond=2), 0.0, b"\0", "x", n)): 1,
+        repr((1, at.replace(microsecond=1), -0.0, b"\0", "x", n)): 1,
+        repr(empty): 2,
+        repr((None, None, None, None, "", None)): 1,
+    }
+    # Updates: one row becomes another; one becomes a copy of what is there; deletes of a row that is not there.
+    moved = (2, *first[1:])
+    r.send(
+        update(OID, *moved, old=first, kind="O"),
+        update(OID, *blank, old=empty, kind="O"),
+        delete(OID, 77, None, None, None, None, None, kind="O"),
+        update(OID, *second[:4], UNCHANGED, second[5], old=second, kind="O"),
+    )
+    assert counts() == {
+        repr((1, at.replace(microsecond=1), 0.0, b"\0", "x", n)): 2,
+        repr((2, at.replace(microsecond=1), 0.0, b"\0", "x", n)): 1,
+        repr((1, at.replace(microsecond=2), 0.0, b"\0", "x", n)): 1,
+        repr((1, at.replace(microsecond=1), -0.0, b"\0", "x", n)): 1,
+        repr(empty): 1,
+        repr((None, None, None, None, "", None)): 2,
+    }
+    before = r.version
+    assert r.send(truncate(OID), insert(OID, *first), insert(OID, *first), delete(OID, *first, kind="O")) == 1
+    assert r.version == before + 1
+    assert len(r.rows()) == 1
+
+
+def test_full_identity_with_a_key(made: Any) -> None:
+    """Rows go by their key; what an update left unchanged is in its old row."""
+    r = made((("id", INT8), ("v", TEXT)), identity="f")
+    r.send(insert(OID, 1, "big"), insert(OID, 2, "b"))
+    r.send(update(OID, 10, UNCHANGED, old=(1, "big"), kind="O"), delete(OID, 2, "b", kind="O"))
+    assert r.rows() == [(10, "big")]
+
+
+def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
+    """Updates leave them as they are, inserts give NULL; of whatever type they are."""
+    extra = "note STRING, tags ARRAY<STRING>, tiny TINYINT, box STRUCT<x: INT, y: MAP<STRING, DOUBLE>>"
+    r = made(extra=extra)
+    r.send(insert(OID, 1, "a"), insert(OID, 2, "b"), insert(OID, 3, "c"))
+    r.session.sql(
+        f"UPDATE delta.{writer.quote(r.table.path)} SET note = 'kept', tags = array('x'), tiny = 3, "
+        "box = named_struct('x', 1, 'y', map('k', 1.5D)) WHERE id < 3"
+    )
+    kept = ("kept", ["x"], 3, {"x": 1, "y": [("k", 1.5)]})
+    none = (None,) * 4
+    r.send(update(OID, 1, "A"), update(OID, 20, UNCHANGED, old=(2, None)), insert(OID, 4, "d"))
+    assert r.rows() == [(1, "A", *kept), (3, "c", *none), (4, "d", *none), (20, "b", *kept)]
+    r.send(insert(OID, 5, "e"))
+    assert r.rows()[3] == (5, "e", *none)
+
+
+def test_a_target_with_more_columns_under_full_identity(made: Any) -> None:
+    r = made(identity="f", extra="note STRING")
+    r.send(insert(OID, 1, "a"))
+    r.session.sql(f"UPDATE delta.{writer.quote(r.table.path)} SET note = 'kept'")
+    r.send(update(OID, 1, "b", old=(1, "a"), kind="O"))
+    assert r.rows() == [(1, "b", "kept")]
+    # Without a key the column counts as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns).
+    r = made(key=(), identity="f", extra="note STRING")
+    r.send(insert(OID, 1, "a"), insert(OID, 1, "a"))
+    r.send(update(OID, 1, "b", old=(1, "a"), kind="O"))
+    assert r.rows(by=1) == [(1, "a", None), (1, "b", None)]
+
+
+def test_a_value_that_the_table_refuses_leaves_no_commit(made: Any) -> None:
+    r = made()
+    r.send(insert(OID, 1, "a"))
+    r.session.sql(f"ALTER TABLE delta.{writer.quote(r.table.path)} ADD CONSTRAINT short CHECK (length(v) < 3)")
+    before = r.version
+    with pytest.raises(Exception, match=r"(?i)constraint"):
+        r.send(update(OID, 1, "too long"), insert(OID, 2, "b"))
+    assert r.version == before
+    assert delta.committed_lsn(r.table.path, "app") == 100
+    assert r.rows() == [(1, "a")]
+
+
+def test_many_rows_in_many_files(made: Any) -> None:
+    """Batches above a row group, keys scattered and close; compared with a dict."""
+    r = made()
+    model: dict[int, str] = {}
+    for first in range(0, 6000, 2000):
+        r.send(*(insert(OID, key, f"v{key}") for key in range(first, first + 2000)))
+        model |= {key: f"v{key}" for key in range(first, first + 2000)}
+    scattered = [key * 7 % 6000 for key in range(500)]
+    r.send(*(update(OID, key, f"u{key}") for key in scattered), *(delete(OID, key, None) for key in range(5000, 5100)))
+    model |= {key: f"u{key}" for key in scattered}
+    model = {key: v for key, v in model.items() if not 5000 <= key < 5100}
+    assert r.rows() == sorted(model.items())
+    assert delta.row_count(r.table.path) == len(model)
+
+
+def test_create_takes_a_table_that_fits_and_refuses_one_that_does_not(made: Any) -> None:
+    r = made()
+    delta.create(r.session, r.table, {})
+    fields = [pa.field("id", pa.int64(), False), pa.field("v", pa.int32())]
+    with pytest.raises(NotInPrerequisiteState, match=r'column "v".*has type string'):
+        delta.create(r.session, TargetTable(r.table.path, pa.schema(fields), ("id",), "public.t"), {})
+    fields = [pa.field("id", pa.int64(), False), pa.field("w", pa.string())]
+    with pytest.raises(NotInPrerequisiteState, match='missing replicated columns: "w"'):
+        delta.create(r.session, TargetTable(r.table.path, pa.schema(fields), ("id",), "public.t"), {})
