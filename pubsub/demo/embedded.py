@@ -1,0 +1,199 @@
+"""The demo on a server of its own: two databases copied and followed under write load, then compared.
+
+server starts ─► orders is filled ─► CREATE SUBSCRIPTION orders ─► Spark starts ─► copies
+            └──► pgbench -i ─────────────────────────► CREATE SUBSCRIPTION pgbench ─► copies
+writers: gently while tables are copied ─► at full rate for some time ─► stop ─► caught up ─► compared
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pubsub.demo import falsify, figures, reading
+from pubsub.demo.comparison import Source, compare, told_equal
+from pubsub.demo.databases import PUBLICATION, PgbenchTables, Sizes, make_orders
+from pubsub.demo.interruption import Interruption
+from pubsub.demo.load import Load, Rates
+from pubsub.demo.node import DemoNode
+from pubsub.demo.progress import Waiter
+from pubsub.demo.report import Figures, report
+from pubsub.demo.screen import Screen
+from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import table_path
+from pubsub.testing.servers import EmbeddedPostgres
+
+_NAMES: Final = ("orders", "pgbench")
+#: The writers of the copy's time end by themselves after this at the latest.
+_LONGEST_COPY_SECONDS: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`seconds` of full load; `falsify` changes one value in Delta before the comparison."""
+
+    home: Path
+    seconds: int
+    scale: int
+    rates: Rates
+    falsify: bool
+
+
+class EmbeddedDemo:
+    """One run."""
+
+    def __init__(self, options: Options, interruption: Interruption, screen: Screen) -> None:
+        self._options = options
+        self._sizes = Sizes(options.scale)
+        self._interruption = interruption
+        self._screen = screen
+        self._node = DemoNode(options.home, interruption, screen.say)
+        self._waiter = Waiter(self._node, interruption, screen)
+        self._stack = ExitStack()
+
+    def run(self) -> bool:
+        """The whole of it: true when every value is equal.  Raises Interrupted and PubsubError; nothing is left running."""
+        screen, node = self._screen, self._node
+        node.make_fresh()
+        with self._stack as stack:
+            # In the reverse order at the end: writers and workers go before the server.
+            server = EmbeddedPostgres("18", wheel=True)
+            stack.callback(server.close)
+            stack.callback(node.stop, drain=False)
+            stack.callback(screen.end_live)
+            screen.step(f"PostgreSQL 18 starts, and the node's daemon in {node.shown_home}")
+            node.start_daemon()
+            server.start()
+            self._subscribe(server)
+            measured = self._follow(server)
+            if self._options.falsify:
+                key = falsify.falsify(self._path("orders", "customers"), "id", "name")
+                screen.step(f"One value is falsified in Delta: the name of customer {key}")
+            equal = self._compare(server)
+            screen.say(report(measured))
+            node.stop(drain=True)
+        if equal:
+            self._tell_where()
+        return equal
+
+    def _subscribe(self, server: EmbeddedPostgres) -> None:
+        """Fill both databases side by side, and subscribe to each as soon as it is there."""
+        sizes = self._sizes
+        self._screen.step(f"Databases are filled: orders ({sizes.orders:,} orders), pgbench (scale {sizes.scale})")
+        pgbench = PgbenchTables(server, sizes, self._interruption)
+        self._stack.callback(pgbench.kill)
+        self._interruption.run(lambda: make_orders(server, sizes))
+        # Spark starts with the first subscription, while pgbench is at its tables.
+        self._create_subscription(server, "orders")
+        pgbench.finish()
+        self._create_subscription(server, "pgbench")
+
+    def _create_subscription(self, server: EmbeddedPostgres, name: str) -> None:
+        self._screen.step(f"The database {name} is subscribed to")
+        self._node.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{server.conninfo(name)}' PUBLICATION {PUBLICATION}")
+
+    def _follow(self, server: EmbeddedPostgres) -> Figures:
+        """Copy under a gentle load, follow under the full one, catch up."""
+        node, screen, waiter, options = self._node, self._screen, self._waiter, self._options
+        clock = figures.WalClock(server.conninfo("orders"))
+        self._stack.callback(clock.stop)
+        assert node.daemon_pid is not None
+        memory = figures.Memory(node.daemon_pid)
+        self._stack.callback(memory.stop)
+        load = Load(server, self._sizes, node.home / "load", self._interruption)
+        self._stack.callback(load.kill)
+
+        screen.step("Tables are copied, while a few writers go on")
+        load.start(options.rates.gentle(), _LONGEST_COPY_SECONDS)
+        waiter.until(lambda: waiter.ready(_NAMES), "tables are copied, while a few writers go on")
+        load.stop()
+
+        screen.end_live()
+        screen.step(f"All tables are ready; writers for {options.seconds} s: {options.rates.shown}")
+        before, began = self._applied(), time.time()
+        load.transactions.clear()
+        load.start(options.rates, options.seconds)
+        waiter.until(lambda: not load.running, "tables are followed")
+        load.stop()
+        end = _wal_end(server)
+        screen.end_live()
+        screen.step("Writers have stopped; waiting until everything is in Delta")
+        waiter.until(lambda: waiter.caught_up(_NAMES, end), "catching up")
+        ended = time.time()
+        screen.end_live()
+        clock.stop()
+        memory.stop()
+        return Figures(
+            copies=self._copies(),
+            applied={name: count - before[name] for name, count in self._applied().items()},
+            fastest={name: rate.fastest for name, rate in screen.reader.applied.items()},
+            seconds=ended - began,
+            lags=sorted(lag for name in _NAMES for lag in self._lags(name, clock, began)),
+            transactions=sum(load.transactions.values()),
+            python=memory.python,
+            jvm=memory.jvm,
+            workers=memory.workers,
+        )
+
+    def _applied(self) -> dict[str, int]:
+        return {name: int((self._node.subscription(name) or {}).get("rows_applied") or 0) for name in _NAMES}
+
+    def _copies(self) -> list[tuple[figures.Copy, int]]:
+        rows = {
+            table["name"]: int(table["rows_copied"] or 0)
+            for name in _NAMES
+            for table in (self._node.subscription(name) or {"tables": []})["tables"]
+        }
+        return [(copy, rows.get(copy.relation, 0)) for copy in figures.copies(self._node.events())]
+
+    def _lags(self, name: str, clock: figures.WalClock, since: float) -> list[float]:
+        tables = self._path(name, "orders").parent.iterdir()
+        return figures.lags(clock.times, clock.lsns, figures.batches(tables), since)
+
+    def _compare(self, server: EmbeddedPostgres) -> bool:
+        """Nobody writes any more: each database is what it was when the last writer ended."""
+        screen = self._screen
+        screen.step("Every row and every column is compared with PostgreSQL")
+        at = _wal_end(server)
+        waiter = self._waiter
+        waiter.until(lambda: waiter.caught_up(_NAMES, at), "catching up")
+        screen.end_live()
+        found = []
+        for name in _NAMES:
+            tables = server.query("SELECT schemaname, tablename FROM pg_publication_tables ORDER BY 1, 2", name)
+            source = Source(name, server.conninfo(name), tuple((str(schema), str(table)) for schema, table in tables))
+            found.append(compare(self._node, source, at, self._interruption, lambda text: screen.say(f"  {text}")))
+        return told_equal(found, screen)
+
+    def _path(self, database: str, table: str) -> Path:
+        return Path(table_path(str(self._options.home.absolute() / "warehouse"), database, "public", table))
+
+    def _tell_where(self) -> None:
+        node, screen = self._node, self._screen
+        orders = self._path("orders", "orders")
+        query = "SELECT status, count(*) AS orders, sum(total) AS total FROM {t} GROUP BY status ORDER BY status"
+        screen.say(
+            "\n".join(
+                [
+                    "",
+                    f"The tables lie in {node.shown_home}/warehouse, as <database>/<schema>/<table>; the server is gone, they stay",
+                    "until the next demo.  To read them, paste one of these:",
+                    "",
+                    "Python (deltalake):",
+                    "  " + reading.with_python(orders, query.format(t="t")),
+                    "DuckDB:",
+                    "  " + reading.with_duckdb(orders, query.format(t="t")),
+                    "Spark:",
+                    "  " + reading.with_spark(orders, query),
+                    "This project's own command line:",
+                    "  " + node.command("sql", query.format(t="orders.public.orders")),
+                ]
+            )
+        )
+
+
+def _wal_end(server: EmbeddedPostgres) -> Lsn:
+    return Lsn.parse(server.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])

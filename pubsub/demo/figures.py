@@ -1,0 +1,231 @@
+"""The demo's figures, measured from outside: nothing here asks the daemon how it thinks it does.
+
+Lag is from the publisher's commit to visible in Delta.  A thread asks the publisher twenty times a second how far its WAL is
+flushed; every Delta commit says which transactions it holds, and its log entry's time when it could be read.  A transaction
+that lies between two answers counts from the earlier one, so that a lag is rather too long than too short, by 50 ms at most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from pubsub.demo.node import jvm_of
+from pubsub.protocol.lsn import Lsn
+
+_SAMPLE_SECONDS: Final = 0.05
+_MEMORY_SECONDS: Final = 0.5
+
+
+class WalClock:
+    """When the publisher's WAL was where; `conninfo` is its database."""
+
+    def __init__(self, conninfo: str) -> None:
+        self.times: list[float] = []
+        self.lsns: list[Lsn] = []
+        self._conninfo = conninfo
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more samples."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._conninfo, autocommit=True, application_name="pubsub demo") as connection:
+                while not self._stop.wait(_SAMPLE_SECONDS):
+                    # Before the question: what it does not show was committed after this moment.
+                    now = time.time()
+                    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+                    assert row is not None
+                    self.times.append(now)
+                    self.lsns.append(Lsn.parse(row[0]))
+        except psycopg.Error:
+            return  # the publisher was ended; what was seen stands
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Transactions that became visible together: the end LSNs of the first and the last, and the time (Unix) of it."""
+
+    first: Lsn
+    last: Lsn
+    visible_at: float
+
+
+def batches(paths: Iterable[Path]) -> list[Batch]:
+    """The commits of the tables at `paths`, those of one batch as one, visible when the last table has it."""
+    found: dict[Lsn, Batch] = {}
+    for path in paths:
+        for entry in (path / "_delta_log").glob("*.json"):
+            if (held := _range(entry)) is None:
+                continue
+            first, last = held
+            visible_at = entry.stat().st_mtime
+            known = found.get(last)
+            if known is not None:
+                first, visible_at = min(first, known.first), max(visible_at, known.visible_at)
+            found[last] = Batch(first, last, visible_at)
+    return [found[last] for last in sorted(found)]
+
+
+def _range(entry: Path) -> tuple[Lsn, Lsn] | None:
+    if re.fullmatch(r"\d{20}", entry.stem) is None:
+        return None
+    for line in entry.read_text().splitlines():
+        metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
+        if metadata is not None:
+            held = json.loads(metadata)
+            return Lsn.parse(held["first"]), Lsn.parse(held["last"])
+    return None
+
+
+def lags(times: Sequence[float], lsns: Sequence[Lsn], committed: Iterable[Batch], since: float) -> list[float]:
+    """Seconds from commit to visible, sorted: one for each interval between samples in which something was committed.
+
+    Only what was committed after `since` (Unix time) counts.
+    """
+    found = []
+    for batch in committed:
+        # The interval that ends with sample i holds what was flushed after sample i - 1 and up to it.
+        for index in range(max(1, bisect_left(lsns, batch.first)), len(lsns)):
+            if times[index - 1] >= since and lsns[index] > lsns[index - 1]:
+                found.append(max(0.0, batch.visible_at - times[index - 1]))
+            if lsns[index] >= batch.last:
+                break
+    return sorted(found)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Of sorted values; the one that `percent` of them do not exceed."""
+    if not values:
+        return None
+    return values[min(len(values) - 1, max(0, -(-len(values) * percent // 100).__int__() - 1))]
+
+
+class Memory:
+    """The greatest resident sizes, in bytes, of a daemon, its JVM, and the Python processes that Spark starts for copies."""
+
+    def __init__(self, daemon: int) -> None:
+        self.python = 0
+        self.jvm = 0
+        self.workers = 0
+        self._daemon = daemon
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look a last time."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            self._look()
+            if self._stop.wait(_MEMORY_SECONDS):
+                self._look()
+                return
+
+    def _look(self) -> None:
+        self.python = max(self.python, _kilobytes(self._daemon, "VmHWM") << 10)
+        jvm = jvm_of(self._daemon)
+        if jvm is not None:
+            self.jvm = max(self.jvm, _kilobytes(jvm, "VmHWM") << 10)
+            self.workers = max(self.workers, sum(_kilobytes(pid, "VmRSS") << 10 for pid in descendants(jvm)))
+
+
+def _kilobytes(pid: int, name: str) -> int:
+    """proc(5): a line of /proc/PID/status; 0 when the process has gone."""
+    try:
+        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An initial copy, in Unix time."""
+
+    relation: str
+    started: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.started
+
+
+def copies(events: Iterable[Mapping[str, Any]]) -> list[Copy]:
+    """The copies that the daemon's log tells of, the last one of each table."""
+    started: dict[str, float] = {}
+    found: dict[str, Copy] = {}
+    for event in events:
+        relation = event.get("relation")
+        if relation is None:
+            continue
+        if event.get("event") == "copy has started":
+            started[relation] = _time(event)
+        elif event.get("event") == "copy is done" and relation in started:
+            found[relation] = Copy(relation, started[relation], _time(event))
+    return list(found.values())
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
+class Rate:
+    """Something that is counted, and how fast it grows."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._seen: list[tuple[float, int]] = []
+        self.fastest = 0.0
+
+    def add(self, now: float, count: int) -> float:
+        """The count at `now` (seconds); returns how many came a second over the last `seconds`."""
+        if self._seen and count < self._seen[-1][1]:
+            self._seen.clear()  # it counts from the beginning again
+        self._seen.append((now, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - self._seconds:
+            self._seen.pop(0)
+        before, earlier = self._seen[0]
+        if now - before <= 0:
+            return 0.0
+        rate = (count - earlier) / (now - before)
+        if now - before >= self._seconds * 0.9:
+            self.fastest = max(self.fastest, rate)
+        return rate

@@ -1,0 +1,310 @@
+"""The demo's node: its directory, its daemon, and the command line, each as a user would have it.
+
+The daemon runs under the watcher of pubsub.testing: it ends when this process does, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from catalog.daemon import running_daemon
+from pubsub.demo.interruption import Interrupted, Interruption
+from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.testing import watcher
+
+MARKER: Final = ".pubsub-demo"
+"""The file that says that a directory was made by a demo, and may be removed by the next one."""
+
+_CLI: Final = (sys.executable, "-m", "pubsub.cli")
+_STATEMENT_SECONDS: Final = 120.0
+_DRAIN_SECONDS: Final = 60.0
+_LOG_LINES: Final = 15
+
+Status = dict[str, Any]
+
+
+class DemoFailed(PubsubError):
+    """The demo can not go on, or found a difference."""
+
+    default_sqlstate = "58000"
+
+
+class DemoNode:
+    """A fresh node in `home`.  `show` is told each statement and what came of it."""
+
+    def __init__(self, home: Path, interruption: Interruption, show: Callable[[str], None]) -> None:
+        self.home = home
+        self._interruption = interruption
+        self._show = show
+        self._watcher: subprocess.Popen[str] | None = None
+        self._watching: subprocess.Popen[str] | None = None
+        self._daemon_pid: int | None = None
+        self._status: Status | None = None
+
+    @property
+    def log(self) -> Path:
+        """The daemon's standard error: JSON lines."""
+        return self.home / "daemon.log"
+
+    @property
+    def shown_home(self) -> str:
+        """The directory as one would type it here."""
+        return _short(self.home)
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """The daemon's process id, None before it was started and after it was stopped."""
+        return self._daemon_pid
+
+    def make_fresh(self) -> None:
+        """Remove what an earlier demo left, and make the directory.  Raises for one that is not a demo's, or in use."""
+        if self.home.exists() and any(self.home.iterdir()):
+            if not (self.home / MARKER).is_file():
+                raise DemoFailed(
+                    f'directory "{self.home}" exists and was not made by a demo',
+                    hint="Give another one: make demo HOME_DIR=… (python -m pubsub.demo --home …).",
+                )
+            if (pid := running_daemon(self.home)) is not None:
+                raise ObjectInUse(
+                    f'a daemon runs on node "{self.home}"',
+                    detail=f"Its process id is {pid}." if pid else None,
+                    hint="Another demo may be running: wait for it, or give this one another --home.",
+                )
+            shutil.rmtree(self.home)
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.home / MARKER).write_text("Made by make demo, which removes this directory when it runs again.\n")
+
+    # the command line
+
+    def command(self, *arguments: str) -> str:
+        """A command on this node as one would type it in the present directory."""
+        program = Path(sys.executable).with_name("pubsub")
+        typed = [_short(program)] if program.is_file() else [_short(Path(sys.executable)), "-m", "pubsub.cli"]
+        return shlex.join([*typed, "--home", _short(self.home), *arguments])
+
+    def sql(self, statement: str, *, shown: str | None = None, quietly: bool = False) -> str:
+        """Run a statement with `pubsub sql` and return what it printed.  `shown` stands for one that holds a password.
+
+        Raises DemoFailed with what it printed on standard error.  When interrupted it is interrupted too, and waited for.
+        """
+        if not quietly:
+            self._show(f"$ pubsub sql {shlex.quote(shown or statement)}")
+        out, err, code = self._run(["sql", statement])
+        if code:
+            raise DemoFailed(f"the statement failed:\n{err.strip()}", detail=self.log_tail() or None)
+        if not quietly:
+            self._show((err + out).strip())
+        return out
+
+    def snapshot(self, subscription: str) -> dict[str, Any]:
+        """`pubsub snapshot --json`: the LSN that all tables show, and each one's version and path."""
+        out, err, code = self._run(["snapshot", subscription, "--json"])
+        if code:
+            raise DemoFailed(f"pubsub snapshot failed:\n{err.strip()}")
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def drop_subscription(self, name: str) -> str | None:
+        """DROP SUBSCRIPTION IF EXISTS, for the end of a demo: not interruptible.  Returns what went wrong, if anything."""
+        if not self.home.exists():
+            return None
+        ran = subprocess.run(
+            [*_CLI, "--home", str(self.home), "sql", f"DROP SUBSCRIPTION IF EXISTS {name}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        return ran.stderr.strip() or "no reason given" if ran.returncode else None
+
+    def _run(self, arguments: Sequence[str]) -> tuple[str, str, int]:
+        process = subprocess.Popen(
+            [*_CLI, "--home", str(self.home), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Ctrl-C comes to us alone, and we pass it on.
+            start_new_session=True,
+        )
+        reading = self._interruption.start(process.communicate)
+        try:
+            code = self._interruption.wait(process, _STATEMENT_SECONDS)
+            out, err = reading.result()
+        except (Interrupted, TimeoutError) as error:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_DRAIN_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if isinstance(error, TimeoutError):
+                raise DemoFailed(f"pubsub {arguments[0]} did not end within {_STATEMENT_SECONDS:g} seconds") from None
+            raise
+        return out, err, code
+
+    # the daemon
+
+    def start_daemon(self) -> None:
+        """Start `pubsub daemon`, and `pubsub status --watch --json` to look at it with."""
+        config = {
+            "command": [*_CLI, "--home", str(self.home), "daemon"],
+            "cwd": os.getcwd(),
+            "environment": dict(os.environ),
+            "log": str(self.log),
+            "uid": None,
+            "gid": None,
+            "remove": None,
+        }
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", watcher.__file__, json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._watcher.stdout is not None
+        self._daemon_pid = int(self._watcher.stdout.readline() or 0) or None
+        self._watching = subprocess.Popen(
+            [*_CLI, "--home", str(self.home), "status", "--watch", "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._follow, args=(self._watching,), daemon=True).start()
+
+    def _follow(self, watching: subprocess.Popen[str]) -> None:
+        assert watching.stdout is not None
+        for line in watching.stdout:
+            self._status = json.loads(line)
+
+    def check(self) -> None:
+        """Raises DemoFailed with the end of the log when the daemon has ended."""
+        if self._watcher is not None and (code := self._watcher.poll()) is not None:
+            raise DemoFailed(f"the daemon has ended with exit code {code}", detail=self.log_tail() or None)
+
+    @property
+    def status(self) -> Status:
+        """The latest document of `pubsub status --json`; without one, one that says nothing."""
+        return self._status or {"subscriptions": []}
+
+    def subscription(self, name: str) -> Status | None:
+        """What the latest status says of one subscription."""
+        for found in self.status["subscriptions"]:
+            if found["name"] == name:
+                return dict(found)
+        return None
+
+    def stop(self, *, drain: bool) -> None:
+        """End the daemon, Spark with it: after a drain, or at once.  Not interruptible; bounded."""
+        if self._watching is not None:
+            self._watching.kill()
+            self._watching.wait()
+            self._watching = None
+        process, self._watcher = self._watcher, None
+        pid, self._daemon_pid = self._daemon_pid, None
+        if process is None:
+            return
+        if process.poll() is None and pid is not None and drain:
+            os.kill(pid, signal.SIGTERM)
+            try:
+                process.wait(_DRAIN_SECONDS)
+            except subprocess.TimeoutExpired:
+                drain = False
+        java = jvm_of(pid) if pid is not None else None
+        if process.poll() is None:
+            # Its input closed, the watcher ends the daemon.
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+        if java is not None:
+            _await_end(java)
+
+    def log_tail(self, count: int = _LOG_LINES) -> str:
+        """The last lines of the daemon's log, for people."""
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()[-count:]
+        except OSError:
+            return ""
+        return (
+            f"The last lines of {_short(self.log)}:\n" + "\n".join(_readable(line) for line in lines) if lines else ""
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        """The daemon's log as documents; lines that are none are left out."""
+        found = []
+        for line in self.log.read_text(errors="replace").splitlines() if self.log.exists() else ():
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(document, dict):
+                found.append(document)
+        return found
+
+
+def jvm_of(pid: int) -> int | None:
+    """The java process that the process `pid` has started."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = (entry / "stat").read_text()
+        except OSError:
+            continue
+        # proc(5): the name stands in parentheses; the parent is the second field after it.
+        name = status[status.index("(") + 1 : status.rindex(")")]
+        if name == "java" and int(status.rpartition(")")[2].split()[1]) == pid:
+            return int(entry.name)
+    return None
+
+
+def _await_end(pid: int, timeout: float = 20.0) -> None:
+    """A JVM whose daemon is gone ends by itself; one that does not is killed."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return
+        if status.rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _readable(line: str) -> str:
+    """One line of the log without what only machines want."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return "  " + line
+    if not isinstance(document, dict):
+        return "  " + line
+    head = f"{document.pop('timestamp', '')[11:19]} {document.pop('level', ''):7} {document.pop('event', '')}"
+    rest = "  ".join(f"{name}={value}" for name, value in document.items() if value is not None)
+    return f"  {head}  {rest}".rstrip()
+
+
+def _short(path: Path) -> str:
+    """Relative to the present directory where it lies in it."""
+    # Not resolved: a virtual environment's python is a link.
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
