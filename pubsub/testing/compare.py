@@ -83,14 +83,15 @@ def compare_tables(
     columns: Sequence[str] | None = None,
     where: str | None = None,
     version: int | None = None,
+    snapshot: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     sample: int = 5,
 ) -> Difference | None:
     """Compare the publisher's `table`, named as regclass reads it, with the Delta table at `path`; None when they are equal.
 
     `columns` is a publication's column list (default: all that are published), `where` its row filter in the publisher's SQL.
-    `version` pins the Delta version (default: the newest).  Columns that Delta alone has are not looked at.  Neither side
-    may change during it: the publisher is read in one snapshot.  Raises UndefinedTable when one of them is not there.
+    `version` pins the Delta version (default: the newest), `snapshot` names an exported snapshot of the publisher (default:
+    one of its own).  Columns that Delta alone has are not looked at.  Raises UndefinedTable when one of them is not there.
     """
     import deltalake
     from deltalake.exceptions import TableNotFoundError
@@ -102,12 +103,13 @@ def compare_tables(
     types = {field.name: field.type for field in pa.schema(delta.schema().to_arrow())}
     with psycopg.connect(conninfo, options=_SESSION, client_encoding="UTF8") as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        _import_snapshot(connection, snapshot)
         published, key, source = _describe(connection, table, columns, types)
         absent = [name for name in published if name not in types]
         if absent:
             return Difference(table, tuple(published), key, 0, 0, reason=f"Delta lacks the columns {', '.join(absent)}")
         kinds = [types[name] for name in published]
-        publisher = _Publisher(connection, _copy_statement(source, published, where), kinds)
+        publisher = _Publisher(connection, _copy_statement(source, published, where), kinds, snapshot)
         target = _Delta(delta, published, kinds)
         ours, theirs = publisher.hashes(), target.hashes()
         missing, extra = _multiset_difference(ours, theirs)
@@ -125,6 +127,12 @@ def compare_tables(
             _first(publisher.rows(missing), order, sample),
             _first(target.rows(extra), order, sample),
         )
+
+
+def _import_snapshot(connection: psycopg.Connection[Any], snapshot: str | None) -> None:
+    """The first statement of a transaction that is to see what the snapshot sees."""
+    if snapshot is not None:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
 
 
 def _describe(
@@ -215,9 +223,16 @@ class _Side:
 
 
 class _Publisher(_Side):
-    def __init__(self, connection: psycopg.Connection[Any], statement: bytes, kinds: Sequence[pa.DataType]) -> None:
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        statement: bytes,
+        kinds: Sequence[pa.DataType],
+        snapshot: str | None,
+    ) -> None:
         super().__init__([_from_publisher(kind) for kind in kinds])
         self._connection = connection
+        self._snapshot = snapshot
         self._statement = statement
         self._names = [f"c{index}" for index in range(len(kinds))]
         self._block = _BLOCK_BYTES
@@ -232,6 +247,7 @@ class _Publisher(_Side):
                     raise
                 self._block *= 16
                 self._connection.rollback()
+                _import_snapshot(self._connection, self._snapshot)
 
     @contextmanager
     def _open(self) -> Iterator[pa.RecordBatchReader]:
