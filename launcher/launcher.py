@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import cast
 
 import structlog
@@ -41,6 +42,7 @@ class Launcher:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
+        self._rest_until: dict[int, float] = {}
         self._around = Surroundings(
             node_id, catalog, engine, stage, settings, asyncio.Semaphore(settings.max_logical_replication_workers)
         )
@@ -54,7 +56,7 @@ class Launcher:
             while not self._stopping.is_set():
                 self._wake.clear()
                 counter = await self._catalog.change_counter()
-                if counter != seen:
+                if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
                     seen = counter
                     await self._reconcile()
                     await self._answer_requests()
@@ -80,6 +82,7 @@ class Launcher:
     async def _reconcile(self) -> None:
         """Make the runners what the catalog says."""
         wanted = {s.oid: s for s in await self._catalog.subscriptions() if s.enabled and not s.dropping}
+        self._rest_until = {oid: until for oid, until in self._rest_until.items() if oid in wanted}
         stale = [
             oid
             for oid, runner in self.runners.items()
@@ -91,8 +94,13 @@ class Launcher:
         for oid, subscription in wanted.items():
             if oid in self.runners:
                 self.runners[oid].tables_changed()
-            else:
+            elif self._rest_until.get(oid, -1e9) <= time.monotonic():
+                self._rest_until.pop(oid, None)
                 self._start(subscription)
+
+    def _resting_is_over(self) -> bool:
+        """A subscription whose runner failed may start again."""
+        return any(until <= time.monotonic() for until in self._rest_until.values())
 
     def _start(self, subscription: Subscription) -> None:
         # Promises between apply and sync workers outlive a runner: they hold as long as the process does.
@@ -126,7 +134,7 @@ class Launcher:
         self._counted.pop(oid, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
-            self._wake.set()
+            self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 
     async def _answer_requests(self) -> None:
         """Commands that wait until workers have ended: by now they have (_reconcile)."""
@@ -147,15 +155,21 @@ class Launcher:
     async def _write_statistics(self) -> None:
         while True:
             await asyncio.sleep(_STATISTICS_INTERVAL)
-            await self._put_statistics()
+            try:
+                await self._put_statistics()
+            except PubsubError as error:
+                # They are for people: replication does not end for want of them.
+                log.warning("statistics could not be stored", reason=error.message)
 
     async def _put_statistics(self) -> None:
         workers: list[tuple[int, int | None, WorkerFields]] = []
         counters: list[tuple[int, Counters]] = []
-        for oid, runner in self.runners.items():
-            if runner.apply is not None:
+        # Looking at a publisher takes its time, and runners come and go meanwhile.
+        for oid, runner in list(self.runners.items()):
+            monitor = self._monitors.get(oid)
+            if runner.apply is not None and monitor is not None:
                 figures = runner.apply.figures
-                server = await self._monitors[oid].look()
+                server = await monitor.look()
                 fields = _fields(figures)
                 if server is not None:
                     fields["publisher_lsn"] = max(server.current_lsn, figures.publisher_lsn)
