@@ -45,8 +45,8 @@ lint: base ## ruff, mypy --strict, import-linter
 lock: base ## requirements.lock made again from pyproject.toml, with the newest versions that it allows
 	@scripts/lock.sh
 
-clean: ## caches and builds removed
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+clean: ## caches, builds and the demo's directory removed
+	rm -rf demo-node build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -print | xargs rm -rf
 
 distclean: clean ## clean, and .venv removed: the next make sets up from nothing
