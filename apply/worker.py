@@ -92,6 +92,7 @@ class ApplyWorker:
                 limits(subscription, self._settings),
                 self.figures,
                 align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
+                stop_at=subscription.options.stop_lsn,
             )
             log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
             self._tables.keep_promises()
@@ -107,6 +108,18 @@ class ApplyWorker:
             finally:
                 self._handover.detach()
             await stream.close()
+            await self._disable_at_stop(pipeline.flushed)
+
+    async def _disable_at_stop(self, flushed: Lsn) -> None:
+        """Everything up to stop_lsn is durable: the subscription rests there until it is enabled with another."""
+        stop = self._subscription.options.stop_lsn
+        if stop is not None and flushed >= stop:
+            log.info(
+                "subscription has reached stop_lsn, and is disabled",
+                subscription=self._subscription.name,
+                lsn=str(stop),
+            )
+            await self._catalog.set_enabled(self._subscription.oid, False)
 
     def drain(self) -> None:
         """End after what has been received is committed and reported."""

@@ -186,6 +186,8 @@ def _subscription(row: RowMapping) -> Subscription:
     unknown = stored.keys() - _OPTION_NAMES
     if unknown:
         raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
+    if stored.get("stop_lsn") is not None:
+        stored["stop_lsn"] = Lsn(stored["stop_lsn"])
     options = replace(
         SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
     )

@@ -72,6 +72,7 @@ def _subscription(state: State) -> Iterator[Row]:
             o.synchronous_commit, sub.publications, o.origin,
             sub.owner, sub.target, sub.publisher_system_identifier, sub.publisher_timeline, sub.publisher_database,
             o.create_tables, o.on_table_error, o.schema_changes, o.batch_rows, o.batch_bytes, o.batch_age,
+            _lsn(o.stop_lsn),
         )  # fmt: skip
 
 
@@ -171,7 +172,8 @@ VIEWS: Final = {
                 BOOL create_tables
                 TEXT on_table_error schema_changes
                 BIGINT batch_rows batch_bytes
-                DOUBLE batch_age"""
+                DOUBLE batch_age
+                LSN stop_lsn"""
             ),
             _subscription,
         ),

@@ -45,7 +45,7 @@ class SubscriptionOptions:
     """Every option with its value; `specified` names those that the statement gave (subscriptioncmds.c: SubOpts).
 
     `slot_name` is None for NONE, and also when it was not given: then the subscription's own name is meant.
-    `batch_bytes` is in bytes, `batch_age` in seconds.
+    `batch_bytes` is in bytes, `batch_age` in seconds.  `stop_lsn` is the end of what is applied, inclusive; None: no end.
     """
 
     connect: bool = True
@@ -70,6 +70,7 @@ class SubscriptionOptions:
     batch_rows: int = 500_000
     batch_bytes: int = 256 * 1024 * 1024
     batch_age: float = 1.0
+    stop_lsn: Lsn | None = None
     specified: frozenset[str] = frozenset()
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
@@ -95,6 +96,7 @@ STORED_OPTIONS: Final = (
     "batch_rows",
     "batch_bytes",
     "batch_age",
+    "stop_lsn",
 )
 CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "create_tables", "target", *STORED_OPTIONS)
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
@@ -230,6 +232,11 @@ def _slot_name(option: Option) -> str | None:
     return name
 
 
+def _stop_lsn(option: Option) -> Lsn | None:
+    text = _string(option)
+    return None if text == "none" else Lsn.parse(text)
+
+
 def _synchronous_commit(option: Option) -> str:
     """guc_tables.c: synchronous_commit_options, the hidden spellings included."""
     text = _string(option)
@@ -296,4 +303,5 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "batch_rows": _amount(BATCH_ROWS),
     "batch_bytes": _amount(BATCH_BYTES),
     "batch_age": _batch_age,
+    "stop_lsn": _stop_lsn,
 }

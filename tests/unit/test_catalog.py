@@ -124,9 +124,14 @@ async def test_a_delta_table_has_one_owner(catalog: Catalog) -> None:
 async def test_altering_counts_the_generation(catalog: Catalog) -> None:
     made = await with_table(catalog)
     changed = await catalog.alter_subscription(
-        made.oid, publications=("z",), options=replace(made.options, batch_age=2.5), skip_lsn=BIG, slot_name=None
+        made.oid,
+        publications=("z",),
+        options=replace(made.options, batch_age=2.5, stop_lsn=BIG),
+        skip_lsn=BIG,
+        slot_name=None,
     )
     assert (changed.publications, changed.options.batch_age, changed.skip_lsn) == (("z",), 2.5, BIG)
+    assert (changed.options.stop_lsn, str(changed.options.stop_lsn)) == (BIG, str(BIG))
     assert (changed.slot_name, changed.generation) == (None, 2)
     disabled = await catalog.set_enabled(made.oid, False)
     assert (disabled.enabled, disabled.options.enabled, disabled.generation) == (False, False, 3)

@@ -52,12 +52,14 @@ def test_options_are_read_as_postgresql_reads_them() -> None:
     found = options_of(
         "enabled = Off, \"copy_data\" = 0, slot_name = My_Slot, streaming, synchronous_commit = 'ON', origin = NONE, "
         "batch_rows = 1000, batch_bytes = '64MB', batch_age = 250, target = 'Sales', on_table_error = Isolate, "
-        "failover = 1"
+        "failover = 1, stop_lsn = '0/16B3748'"
     )
     assert (found.enabled, found.copy_data, found.slot_name, found.streaming) == (False, False, "my_slot", "on")
     assert (found.synchronous_commit, found.origin, found.failover) == ("on", "none", True)
     assert (found.batch_rows, found.batch_bytes, found.batch_age) == (1000, 64 << 20, 0.25)
     assert (found.target, found.on_table_error) == ("Sales", "isolate")
+    assert found.stop_lsn == Lsn.parse("0/16B3748")
+    assert options_of("stop_lsn = none").stop_lsn is None
 
 
 def test_connect_false_turns_off_what_needs_the_publisher() -> None:
@@ -115,6 +117,7 @@ def test_slot_name_none_is_not_the_default() -> None:
         ("target = ''", 'invalid value for parameter "target": ""', "22023"),
         ("batch_rows = 0", '0 is outside the valid range for parameter "batch_rows" (1 .. 2147483647)', "22023"),
         ("batch_age = '1 year'", 'invalid value for parameter "batch_age": "1 year"', "22023"),
+        ("stop_lsn = '0/x'", 'invalid input syntax for type pg_lsn: "0/x"', "22P02"),
         ("two_phase = true", "subscription option two_phase = true is not supported", "0A000"),
         ("binary", "subscription option binary = true is not supported", "0A000"),
     ],
