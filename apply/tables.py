@@ -78,7 +78,11 @@ class ApplyTables:
                 entry.after = self._handover.promised.get(relid)
             entry.relation, entry.app_id = relation, app_id
             if relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
-                await self._take_over(entry)
+                if relation.definition is not None:
+                    await self._take_over(entry)
+                else:
+                    # It joined without a copy, and its Delta table is still to be made.
+                    entry.after = relation.lsn or INVALID_LSN
         self._by_name = {(e.relation.schema, e.relation.name): e for e in self._entries.values()}
         self._unread -= answered
 
@@ -101,7 +105,7 @@ class ApplyTables:
     def keep_promises(self) -> None:
         """What holds between the load and the worker's being attached: a new copy breaks a promise without a word then."""
         for relid, entry in self._entries.items():
-            if not entry.own:
+            if not entry.own and entry.relation.definition is not None:
                 entry.after = self._handover.promised.get(relid)
 
     def promise(self, relid: int, at: Lsn, decided: Lsn) -> Lsn:
@@ -126,6 +130,11 @@ class ApplyTables:
             entry = self._by_name.get(name)
             if entry is None or entry.after is None:
                 continue
+            if entry.relation.definition is None:
+                await self._handover.wait_synced(entry.relation.relid)
+                await self.load()
+                if self._by_name.get(name) is not entry:
+                    continue
             if entry.target is None:
                 relation = entry.relation
                 entry.target = await asyncio.to_thread(

@@ -191,8 +191,12 @@ class Runner:
 
 
 def _needs_worker(relation: SubscriptionRel) -> bool:
-    """Not yet synchronized; or synchronized by a worker that was killed before it dropped its slot."""
-    return relation.state not in (RelState.SYNCDONE, RelState.READY) or relation.sync_slot is not None
+    """Not yet synchronized, or by a worker that was killed before it dropped its slot; or without a Delta table yet."""
+    return (
+        relation.state not in (RelState.SYNCDONE, RelState.READY)
+        or relation.sync_slot is not None
+        or relation.definition is None
+    )
 
 
 async def _first(event: Callable[[], Awaitable[object]], seconds: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from catalog.records import NewRelation
@@ -41,9 +41,14 @@ class Plan:
     published: PublishedTable
     definition: TableDefinition
     target: TargetTable
+    exists: bool = False
+    """Whether the Delta table is there."""
 
     def relation(self, *, copy_data: bool, lsn: Lsn | None) -> NewRelation:
-        """The row that joins the subscription: `i`, or without a copy `r`, from `lsn` on."""
+        """The row that joins the subscription: `i`, or without a copy `r`, from `lsn` on.
+
+        Without a definition its sync worker makes the Delta table first: that takes Spark.
+        """
         from tablesync.target import definition_json
 
         return NewRelation(
@@ -53,7 +58,7 @@ class Plan:
             path=self.target.path,
             state=RelState.INIT if copy_data else RelState.READY,
             lsn=None if copy_data else lsn,
-            definition=definition_json(self.target),
+            definition=definition_json(self.target) if copy_data or self.exists else None,
             estimated_rows=max(self.definition.estimated_rows, 0),
         )
 
@@ -111,9 +116,10 @@ async def plan(
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
-    for one in plans:
-        await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables)
-    return plans
+    return [
+        replace(one, exists=await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables))
+        for one in plans
+    ]
 
 
 async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
@@ -164,7 +170,8 @@ async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
     )
 
 
-def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> None:
+def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
+    """Whether the Delta table is there, if it may be, or may be made."""
     from apply.delta import table as delta
 
     if not delta.exists(target.path):
@@ -174,7 +181,7 @@ def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> 
                 detail=f'It should lie at "{target.path}".',
                 hint="Create it, or use WITH (create_tables = true).",
             )
-        return
+        return False
     delta.check_columns(target)
     if copy_data and delta.row_count(target.path) > 0:
         raise NotInPrerequisiteState(
@@ -182,3 +189,4 @@ def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> 
             detail=f'It lies at "{target.path}".',
             hint="Move it away, use WITH (copy_data = false), or choose another target.",
         )
+    return True

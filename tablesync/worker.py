@@ -34,6 +34,7 @@ from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import PublishedTable, TableDefinition
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from tablesync import copyjob
@@ -80,9 +81,12 @@ class SyncWorker:
         relation = self._relation
         await self._engine.fence()
         if relation.state in (RelState.SYNCDONE, RelState.READY):
+            if relation.definition is None:
+                await self._make_target()
             # The worker that stored s may have failed before it could say so.
             self._handover.synced(relation.relid)
-            await self._drop_slot()
+            if relation.sync_slot is not None:
+                await self._drop_slot()
             return
         if relation.state is not RelState.FINISHEDCOPY or not await self._slot_is_there():
             await self._copy()
@@ -93,6 +97,17 @@ class SyncWorker:
         """End soon; what is not done is done by the next worker."""
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    async def _make_target(self) -> None:
+        """The Delta table of a table that joined without a copy."""
+        async with await self._connect(replication=False) as connection:
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            _, definition, target = await self._described(connection)
+            await connection.execute("COMMIT")
+        await self._prepare_target(target)
+        await self._catalog.set_relation_definition(
+            self._subscription.oid, self._relation.relid, definition_json(target), definition.estimated_rows
+        )
 
     async def _connect(self, *, replication: bool) -> Connection:
         return await Connection.connect(
@@ -142,22 +157,12 @@ class SyncWorker:
 
     async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, int]:
         """What to copy and into what, as the snapshot sees the table; and how many rows the publisher expects."""
-        subscription, relation = self._subscription, self._relation
+        subscription = self._subscription
         async with await self._connect(replication=False) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
-            published = {
-                int(p.oid): p for p in await definitions.published_tables(connection, subscription.publications)
-            }
-            found = published.get(relation.relid)
-            if found is None:
-                raise UndefinedTable(
-                    f'table "{relation.qualified_name}" not found on publisher',
-                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
-                )
-            definition = await definitions.table_definition(connection, relation.relid)
+            found, definition, target = await self._described(connection)
             await connection.execute("COMMIT")
-        target = target_table(definition, found.attnames, relation.path)
         plain = definition.kind == "r"
         source = copyjob.CopySource(
             conninfo=subscription.conninfo,
@@ -171,6 +176,19 @@ class SyncWorker:
             only=plain,
         )
         return source, target, definition.estimated_rows
+
+    async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
+        """The table as the connection's transaction sees it published."""
+        relation = self._relation
+        published = await definitions.published_tables(connection, self._subscription.publications)
+        found = next((table for table in published if table.oid == relation.relid), None)
+        if found is None:
+            raise UndefinedTable(
+                f'table "{relation.qualified_name}" not found on publisher',
+                hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
+            )
+        definition = await definitions.table_definition(connection, relation.relid)
+        return found, definition, target_table(definition, found.attnames, relation.path)
 
     async def _prepare_target(self, target: TargetTable) -> None:
         """The Delta table is there, and what it holds may be replaced: nothing, or an unfinished copy of our own."""
