@@ -6,7 +6,12 @@ durable.  The worker starts again after wal_retrieve_retry_interval, unless the 
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from pubsub.errors import PubsubError
+
+_OF_A_TASK: Final = re.compile(r"(?:pubsub|psycopg)\.[\w.]+: (.+)")
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -24,6 +29,7 @@ def typed(error: BaseException) -> PubsubError:
     text = str(cause).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # A Python task's error reaches Spark as a traceback: its last line says what happened.
-    ours = [line for line in lines if line.startswith(("pubsub.errors.", "psycopg."))]
-    message = ours[-1] if ours else (lines[0] if lines else type(cause).__name__)
-    return PubsubError(f"{type(cause).__name__}: {message}" if not ours else message, sqlstate="XX000")
+    ours = [found[1] for line in lines if (found := _OF_A_TASK.match(line))]
+    if ours:
+        return PubsubError(ours[-1], sqlstate="XX000")
+    return PubsubError(f"{type(cause).__name__}: {lines[0] if lines else '(no text)'}", sqlstate="XX000")

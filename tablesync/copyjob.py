@@ -22,6 +22,7 @@ import pyarrow as pa
 from apply.delta.table import TargetTable
 from apply.delta.writer import Commit, quote
 from pubsub import faults
+from pubsub.errors import InvalidValue
 from pubsub.protocol import types
 from pubsub.publisher.connection import session_settings_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal
@@ -134,7 +135,7 @@ def read_range(
     """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold."""
     import psycopg
 
-    from pubsub.protocol.copytext import parse_copy
+    from pubsub.protocol.copytext import InvalidCopiedField, parse_copy
 
     with psycopg.connect(
         source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
@@ -142,9 +143,15 @@ def read_range(
         connection.execute(session_settings_sql(connection.info.server_version).encode())
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        for rows in _batches(connection.pgconn, statement(source, block_range), schema, parse_copy):
-            yield rows
-            faults.point(f"copying {source.schema}.{source.name}")
+        try:
+            for rows in _batches(connection.pgconn, statement(source, block_range), schema, parse_copy):
+                yield rows
+                faults.point(f"copying {source.schema}.{source.name}")
+        except InvalidCopiedField as error:
+            raise InvalidValue(
+                f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message}',
+                sqlstate=error.sqlstate,
+            ) from error
         connection.execute("COMMIT")
 
 
