@@ -1,0 +1,329 @@
+"""A node with its workers beside the test, and one database's way through it: what the scenarios share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from apply.delta import session
+from catalog.records import SubscriptionRel
+from pubsub.node import CatchupTimeoutError, Node
+from pubsub.settings import Settings
+from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
+from pubsub.testing.compare import compare_tables
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+
+T = TypeVar("T")
+
+#: Waits are ended by what they wait for; this is when a test gives up.
+PATIENCE = 180.0
+
+#: Quick to notice and to try again, and small batches; all else as usual.
+SETTINGS: dict[str, Any] = {
+    "wal_retrieve_retry_interval": "300ms",
+    "catalog_poll_interval": "50ms",
+    "max_logical_replication_workers": 10,
+    "max_sync_workers_per_subscription": 3,
+}
+
+
+def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
+    """What `condition` gives as soon as it is true."""
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
+        time.sleep(0.01)
+    return found
+
+
+class BorrowedSpark:
+    """The test process's one Spark in place of a node's own: a process has no second one."""
+
+    def __init__(self, spark: session.Spark) -> None:
+        self._spark = spark
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        return self
+
+    @property
+    def session(self) -> Any:
+        return self._spark.session
+
+    @property
+    def jvm_pid(self) -> int | None:
+        return self._spark.jvm_pid
+
+    def alive(self) -> bool:
+        return self._spark.alive()
+
+    def cancel(self, group: str) -> None:
+        self._spark.cancel(group)
+
+    def fence(self) -> None:
+        """No JVM of an earlier process knows the node's tables."""
+
+    def start(self) -> None:
+        """It runs."""
+
+    def stop(self) -> None:
+        """It is used again."""
+
+
+class RunningNode:
+    """A Node with workers, on an event loop of its own: the test may block as it likes."""
+
+    def __init__(self, home: Path, spark: session.Spark, **settings: Any) -> None:
+        self.home = home
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
+        self._node = Node(home, workers=True, settings=Settings.read({**SETTINGS, **settings}, home))
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(session, "Spark", BorrowedSpark(spark))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self._node.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.run(self._node.__aexit__(kind, error, trace))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._patch.undo()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T], patience: float = PATIENCE + 30) -> T:
+        """The coroutine's result, from the node's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
+
+    def execute(self, sql: str) -> list[Any]:
+        return self.run(self._node.execute(sql))
+
+    def fetch(self, sql: str) -> list[dict[str, Any]]:
+        return self.run(self._node.fetch(sql))
+
+    def wait_for_catchup(self, name: str, timeout: float = PATIENCE) -> None:
+        try:
+            self.run(self._node.wait_for_catchup(name, timeout=timeout))
+        except CatchupTimeoutError as error:
+            pytest.fail(error.report())
+
+    def relations(self, name: str) -> list[SubscriptionRel]:
+        async def read() -> list[SubscriptionRel]:
+            subscription = await self._node.catalog.subscription(name)
+            return await self._node.catalog.relations(subscription.oid)
+
+        return self.run(read())
+
+    def statistics(self, name: str) -> dict[str, Any]:
+        (row,) = self.fetch(f"SELECT * FROM pg_stat_subscription_stats WHERE subname = {quote_literal(name)}")
+        return row
+
+
+_numbers = itertools.count(1)
+
+
+class Replica:
+    """One database, subscribed to by the node: publication `p` unless told otherwise."""
+
+    def __init__(self, node: RunningNode, database: Database) -> None:
+        self.node = node
+        self.database = database
+        self.name = f"s{next(_numbers)}"
+        self.created = False
+
+    @property
+    def conninfo(self) -> str:
+        return self.database.conninfo
+
+    def execute(self, *statements: str) -> None:
+        """At the publisher, each argument a transaction of its own."""
+        for statement in statements:
+            self.database.execute(statement)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.database.query(statement)
+
+    def subscribe(self, publication: str = "p", **options: object) -> None:
+        """CREATE SUBSCRIPTION, with batches that close soon."""
+        given = {"batch_age": "'20ms'", **options}
+        listed = ", ".join(f"{name} = {value}" for name, value in given.items())
+        self.node.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.conninfo)} "
+            f"PUBLICATION {publication} WITH ({listed})"
+        )
+        self.created = True
+
+    def alter(self, action: str) -> None:
+        self.node.execute(f"ALTER SUBSCRIPTION {self.name} {action}")
+
+    def drop(self) -> None:
+        self.node.execute(f"DROP SUBSCRIPTION {self.name}")
+        self.created = False
+
+    def caught_up(self) -> None:
+        self.node.wait_for_catchup(self.name)
+
+    def relation(self, table: str) -> SubscriptionRel:
+        """A table as the catalog has it, named as in SQL."""
+        wanted = parse_qualified_name(table)
+        (found,) = [
+            r for r in self.node.relations(self.name) if (r.schema, r.name) == (wanted.schema or "public", wanted.name)
+        ]
+        return found
+
+    def states(self) -> dict[str, str]:
+        return {r.qualified_name: r.state.value for r in self.node.relations(self.name)}
+
+    def path(self, table: str) -> str:
+        return self.relation(table).path
+
+    def versions(self, table: str) -> int:
+        """The newest version of the Delta table."""
+        from deltalake import DeltaTable
+
+        return int(DeltaTable(self.path(table)).version())
+
+    def rows(self, table: str, what: str = "*") -> list[dict[str, Any]]:
+        """What DataFusion reads in the Delta table, as `delta_t`; `what` may go on with WHERE or ORDER BY."""
+        from deltalake import DeltaTable, QueryBuilder
+
+        what = what if " FROM " in what else f"{what} FROM delta_t"
+        return read(QueryBuilder().register("delta_t", DeltaTable(self.path(table))).execute(f"SELECT {what}"))
+
+    def assert_equal(
+        self, *tables: str, columns: Sequence[str] | None = None, where: str | None = None, caught_up: bool = True
+    ) -> None:
+        """Every row and every column of these tables, once the node has caught up."""
+        if caught_up:
+            self.caught_up()
+        for table in tables:
+            name = parse_qualified_name(table)
+            qualified = quote_qualified(name.schema or "public", name.name)
+            difference = compare_tables(self.conninfo, qualified, self.path(table), columns=columns, where=where)
+            assert difference is None, str(difference)
+
+    def slots(self) -> list[str]:
+        """The replication slots of this database."""
+        return [
+            name
+            for (name,) in self.query(
+                "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+            )
+        ]
+
+    def error(self) -> str:
+        """The text of the last failure of the subscription's workers, as soon as there is one."""
+        return str(wait_until(lambda: self.node.statistics(self.name)["error"], "a worker's failure"))
+
+
+def read(result: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    return list(pa.table(result.read_all()).to_pylist())
+
+
+class Stock:
+    """The same tables under a stock PostgreSQL subscriber on another server."""
+
+    def __init__(self, replica: Replica, server: EmbeddedPostgres, ddl: str) -> None:
+        self.replica = replica
+        self.server = server
+        self.name = replica.database.name
+        server.create_database(self.name)
+        server.execute(ddl, self.name)
+
+    def subscribe(self, publication: str = "p") -> None:
+        self.server.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.replica.conninfo)} "
+            f"PUBLICATION {publication} WITH (slot_name = stock_{self.name})",
+            self.name,
+        )
+
+    def caught_up(self) -> None:
+        (lsn,) = self.replica.query("SELECT pg_current_wal_lsn()")[0]
+        wait_until(
+            lambda: (
+                self.server.query("SELECT 1 FROM pg_subscription_rel HAVING bool_and(srsubstate = 'r')", self.name)
+                and self.replica.query(
+                    f"SELECT 1 FROM pg_replication_slots WHERE slot_name = 'stock_{self.name}' "
+                    f"AND confirmed_flush_lsn >= '{lsn}'"
+                )
+            ),
+            "the stock subscriber's catch-up",
+        )
+
+    def assert_equal(self, *tables: str) -> None:
+        """Delta's tables hold what the stock subscriber's hold."""
+        self.caught_up()
+        self.replica.caught_up()
+        for table in tables:
+            difference = compare_tables(self.server.conninfo(self.name), f"public.{table}", self.replica.path(table))
+            assert difference is None, f"beside a stock subscriber: {difference}"
+
+    def close(self) -> None:
+        self.server.execute(f"ALTER SUBSCRIPTION {self.name} DISABLE", self.name)
+        self.server.execute(f"ALTER SUBSCRIPTION {self.name} SET (slot_name = NONE)", self.name)
+        self.server.execute(f"DROP SUBSCRIPTION {self.name}", self.name)
+        self.server.drop_database(self.name)
+
+
+@contextmanager
+def faults(directory: Path) -> Iterator[Faults]:
+    """Points of pubsub.faults in this process."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PUBSUB_FAULT", str(directory))
+    found = Faults(directory)
+    try:
+        yield found
+    finally:
+        found.clear()
+        patch.undo()
+
+
+class Faults:
+    """The directory of pubsub.faults, as the test sees it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+
+    def arm(self, point: str, what: str = "hold") -> None:
+        (self.directory / f"{point}.reached").unlink(missing_ok=True)
+        new = self.directory / f"{point}.new"
+        new.write_text(what)
+        new.replace(self.directory / point)
+
+    def release(self, point: str) -> None:
+        (self.directory / point).unlink(missing_ok=True)
+
+    def is_reached(self, point: str) -> bool:
+        return (self.directory / f"{point}.reached").exists()
+
+    def wait(self, point: str) -> None:
+        wait_until(lambda: self.is_reached(point), f'the point "{point}"')
+
+    def clear(self) -> None:
+        for path in self.directory.iterdir():
+            path.unlink()

@@ -1,0 +1,63 @@
+"""One node for the tests of a module, a database of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from apply.delta.session import Spark
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import Faults, Replica, RunningNode, Stock, faults
+
+
+@pytest.fixture(scope="module")
+def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    """A node with workers, in the test process."""
+    with RunningNode(tmp_path_factory.mktemp("node"), spark) as node:
+        yield node
+
+
+@pytest.fixture
+def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
+    """An empty database of PostgreSQL 18; its subscription is dropped, and must leave no slot behind."""
+    replica = Replica(node, database)
+    yield replica
+    if replica.created:
+        replica.drop()
+    assert [slot for slot in replica.slots() if not slot.startswith("stock_")] == []
+
+
+@pytest.fixture(scope="session")
+def stock_server() -> Iterator[EmbeddedPostgres]:
+    """A second server, whose own subscriptions follow the same publishers."""
+    settings: dict[str, str | int] = {
+        "wal_retrieve_retry_interval": "100ms",
+        "max_sync_workers_per_subscription": 4,
+        "max_logical_replication_workers": 20,
+        "max_worker_processes": 30,
+    }
+    with EmbeddedPostgres("18", settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+def stock(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[Callable[[str], Stock]]:
+    """Makes a stock subscriber's database with the given tables."""
+    made: list[Stock] = []
+
+    def make(ddl: str) -> Stock:
+        made.append(Stock(replica, stock_server, ddl))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
+    """Points of pubsub.faults in the test process."""
+    with faults(tmp_path_factory.mktemp("faults")) as found:
+        yield found
