@@ -156,7 +156,7 @@ class Pipeline:
                 self._reading_since = time.monotonic()
                 continue
             frames = self._left or await self._next_frames()
-            if self._draining:
+            if self._drained():
                 # What would come after the last batch may have been closed already.
                 return
             if frames:
@@ -206,6 +206,9 @@ class Pipeline:
         figures.last_msg_receipt_time = datetime.now(UTC)
         figures.bytes_received += sum(map(len, frames))
         figures.caught_up = self._caught_up()
+
+    def _drained(self) -> bool:
+        return self._draining
 
     def _reached_stop(self) -> bool:
         return self._stop_at is not None and self.dispatcher.position >= self._stop_at

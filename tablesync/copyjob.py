@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from apply.delta.table import TargetTable
-from apply.delta.writer import Commit, quote
+from apply.delta.table import TargetTable, quote
+from apply.delta.writer import Commit
 from pubsub import faults
 from pubsub.errors import InvalidValue
 from pubsub.protocol import types

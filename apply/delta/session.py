@@ -40,7 +40,7 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
     "spark.sql.caseSensitive": "false",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
@@ -179,7 +179,7 @@ class Spark:
         for name, value in self._settings(log4j).items():
             conf.set(name, value)
         with open(self._home / "spark.log", "ab") as log:
-            gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})
+            gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         try:
             context = SparkContext(conf=conf, gateway=gateway)
             context.setLogLevel("ERROR")
