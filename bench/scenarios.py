@@ -111,12 +111,15 @@ class Bench:
         self._begin(
             "warm-up", f"starting Spark and warming it up with {self._plan.warm_rounds} rounds of small batches"
         )
-        began = time.monotonic()
         data.load(self._publisher)
         self._ours.prepare(data)
+        began = time.monotonic()
         self._ours.create(data)
         self._ours.wait_until_ready(data, _TIMEOUT)
-        self._say(f"  Spark started and the first copy made: {time.monotonic() - began:.1f} s")
+        cold = time.monotonic() - began
+        self.results.limits.append(
+            Limit("cold_copy", "the first copy of a new node, Spark's start in it", "seconds", cold)
+        )
         part = max(1, data.rows // 4)
         for number in range(self._plan.warm_rounds):
             first = data.rows + 1 + number * part
@@ -203,7 +206,7 @@ class Bench:
                     subscriber.create(data)
                     subscriber.wait_until_copied(data, _TIMEOUT)
 
-                found.append(self._measure(subscriber, work))
+                found.append(self._measure(subscriber, data, work))
                 subscriber.wait_until_ready(data, _TIMEOUT)
                 self._check(subscriber, data)
                 if number < runs - 1:
@@ -230,7 +233,7 @@ class Bench:
                 subscriber.enable(data)
                 self._follow(subscriber, data, lsn)
 
-            found.append(self._measure(subscriber, work))
+            found.append(self._measure(subscriber, data, work))
             self._check(subscriber, data)
             subscriber.disable(data)
         return found
@@ -345,20 +348,23 @@ class Bench:
 
     # What they share
 
-    def _measure(self, subscriber: Subscriber, work: Callable[[], None]) -> Run:
+    def _measure(self, subscriber: Subscriber, data: Dataset, work: Callable[[], None]) -> Run:
         ours = subscriber is self._ours
         jvm = self._note_peaks() if ours else None
-        load = os.getloadavg()[0]
+        details: dict[str, Any] = {"load_average": os.getloadavg()[0]}
+        counts = subscriber.details(data)
+        own = time.process_time()
         before, times = subscriber.cpu(), machine.MachineTime.now()
         began = time.monotonic()
         work()
         seconds = time.monotonic() - began
         after, later = subscriber.cpu(), machine.MachineTime.now()
         cpu = {name: after[name] - before[name] for name in after}
+        cpu |= {"bench": time.process_time() - own}
         cpu |= {"machine": later.busy - times.busy, "stolen": later.stolen - times.stolen}
         shown = ", ".join(f"{name} {spent:.1f}" for name, spent in cpu.items())
         self._say(f"  {subscriber.name}: {seconds:.2f} s (processor seconds: {shown})")
-        details = {"load_average": load}
+        details |= {name: count - counts.get(name, 0) for name, count in subscriber.details(data).items()}
         if not ours:
             return Run(THEIRS, seconds, cpu, details=details)
         return Run(

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from psycopg import sql
 
 from bench import machine
 from bench.workload import Dataset
+from catalog import schema
 from catalog.daemon import running_daemon
 from pubsub.errors import PubsubError
 from pubsub.node import Node
@@ -79,6 +81,9 @@ class Subscriber(Protocol):
 
     def cpu(self) -> dict[str, float]:
         """Processor seconds so far, by process."""
+
+    def details(self, data: Dataset) -> dict[str, int]:
+        """What else is worth knowing of a run; counts that only grow."""
 
     def failure(self) -> str:
         """What it says of a subscription that does not come forward."""
@@ -157,6 +162,9 @@ class Stock:
         below = machine.descendants(self.server.pid)
         return {"server": sum(map(machine.cpu_seconds, [self.server.pid, *below]))}
 
+    def details(self, data: Dataset) -> dict[str, int]:
+        return {}
+
     def failure(self) -> str:
         return self.server.read_log()[-2000:]
 
@@ -189,7 +197,9 @@ class Ours:
         self._watcher: subprocess.Popen[str] | None = None
         self._runner = asyncio.Runner()
         self._node: Node | None = None
+        self._reader: sqlite3.Connection | None = None
         self._oids: dict[str, int] = {}
+        self._paths: dict[str, list[Path]] = {}
         self.pid = 0
 
     def __enter__(self) -> Self:
@@ -207,6 +217,8 @@ class Ours:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._reader is not None:
+                self._reader.close()
             if self._node is not None:
                 self._run(self._node.__aexit__(None, None, None))
         finally:
@@ -230,12 +242,12 @@ class Ours:
         self._execute(
             f"CREATE SUBSCRIPTION {self._subscription(data)} CONNECTION {conninfo} PUBLICATION {data.publication}"
         )
+        self._paths[data.database] = [Path(relation.path) for relation in self._relations(data)]
 
     def drop(self, data: Dataset) -> None:
-        paths = [relation.path for relation in self._relations(data)]
         self._execute(f"DROP SUBSCRIPTION {self._subscription(data)}")
         self._oids.pop(data.database, None)
-        for path in paths:
+        for path in self._paths.pop(data.database):
             shutil.rmtree(path)
 
     def enable(self, data: Dataset) -> None:
@@ -251,13 +263,9 @@ class Ours:
         self._wait_for_states(data, "r", timeout)
 
     def applied(self, data: Dataset) -> Lsn:
-        async def read() -> Lsn:
-            catalog = self._open.catalog
-            if data.database not in self._oids:
-                self._oids[data.database] = (await catalog.subscription(self._subscription(data))).oid
-            return await catalog.origin(self._oids[data.database])
-
-        return self._run(read())
+        statement = f"SELECT remote_lsn FROM {schema.origin.name} WHERE subid = ? AND relid = 0"
+        rows = self._catalog_rows(statement, self._oid(data))
+        return Lsn.parse(rows[0][0]) if rows else INVALID_LSN
 
     def difference(self, data: Dataset) -> str | None:
         for relation in self._relations(data):
@@ -269,6 +277,10 @@ class Ours:
     def cpu(self) -> dict[str, float]:
         jvm = self.jvm_pid()
         return {"daemon": machine.cpu_seconds(self.pid), "jvm": machine.cpu_seconds(jvm) if jvm is not None else 0.0}
+
+    def details(self, data: Dataset) -> dict[str, int]:
+        paths = self._paths.get(data.database, [])
+        return {"delta_commits": sum(len(list((path / "_delta_log").glob("*.json"))) for path in paths)}
 
     @property
     def _open(self) -> Node:
@@ -294,9 +306,23 @@ class Ours:
 
         return self._run(read())
 
+    def _oid(self, data: Dataset) -> int:
+        if data.database not in self._oids:
+            subscription = self._run(self._open.catalog.subscription(self._subscription(data)))
+            self._oids[data.database] = subscription.oid
+        return self._oids[data.database]
+
+    def _catalog_rows(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
+        """From the catalog's file: looking often must cost next to nothing, which the async engine does not offer."""
+        if self._reader is None:
+            self._reader = sqlite3.connect(f"file:{self.home}/catalog.db?mode=ro", uri=True, isolation_level=None)
+        return self._reader.execute(statement, values).fetchall()
+
     def _wait_for_states(self, data: Dataset, states: str, timeout: float) -> None:
+        statement = f"SELECT state FROM {schema.relation.name} WHERE subid = ?"
+
         def done() -> bool:
-            return all(relation.state.value in states for relation in self._relations(data))
+            return all(state in states for (state,) in self._catalog_rows(statement, self._oid(data)))
 
         _wait(done, timeout, "the node's tables are not ready", self.failure)
 
@@ -316,7 +342,7 @@ class Ours:
             "log": str(self.home / "daemon.log"),
             "uid": None,
             "gid": None,
-            "remove": None,
+            "remove": str(self.home),
         }
         # Through the watcher, so that no daemon outlives a benchmark that was killed.
         self._watcher = subprocess.Popen(
