@@ -92,6 +92,10 @@ class Task(Generic[_T]):
         """Whether it has ended, well or not."""
         return not self._thread.is_alive()
 
+    def wait(self, timeout: float) -> None:
+        """Wait `timeout` seconds at most, interrupted or not."""
+        self._thread.join(timeout)
+
     def result(self) -> _T:
         """Wait for it.  Raises what it raised, or Interrupted."""
         while not self.done:

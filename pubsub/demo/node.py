@@ -100,7 +100,8 @@ class DemoNode:
         """
         if not quietly:
             self._show(f"$ pubsub sql {shlex.quote(shown or statement)}")
-        out, err, code = self._run(["sql", statement])
+        # By standard input: a command's arguments are for everybody to read.
+        out, err, code = self._run(["sql", "--file", "-"], statement)
         if code:
             raise DemoFailed(f"the statement failed:\n{err.strip()}", detail=self.log_tail() or None)
         if not quietly:
@@ -119,27 +120,31 @@ class DemoNode:
         """DROP SUBSCRIPTION IF EXISTS, for the end of a demo: not interruptible.  Returns what went wrong, if anything."""
         if not self.home.exists():
             return None
-        ran = subprocess.run(
-            [*_CLI, "--home", str(self.home), "sql", f"DROP SUBSCRIPTION IF EXISTS {name}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,
-        )
+        try:
+            ran = subprocess.run(
+                [*_CLI, "--home", str(self.home), "sql", f"DROP SUBSCRIPTION IF EXISTS {name}"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_STATEMENT_SECONDS,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"DROP SUBSCRIPTION did not end within {_STATEMENT_SECONDS:g} seconds"
         return ran.stderr.strip() or "no reason given" if ran.returncode else None
 
-    def _run(self, arguments: Sequence[str]) -> tuple[str, str, int]:
+    def _run(self, arguments: Sequence[str], given: str = "") -> tuple[str, str, int]:
         process = subprocess.Popen(
             [*_CLI, "--home", str(self.home), *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             # Ctrl-C comes to us alone, and we pass it on.
             start_new_session=True,
         )
-        reading = self._interruption.start(process.communicate)
+        reading = self._interruption.start(lambda: process.communicate(given))
         try:
             code = self._interruption.wait(process, _STATEMENT_SECONDS)
             out, err = reading.result()

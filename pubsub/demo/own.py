@@ -1,0 +1,396 @@
+"""The demo on a database of the user's own: copied, followed for a while, compared; nobody there notices.
+
+What is made there has a name of its own, `pubsub_demo_…`, and goes at the end: a publication, a subscription's slots, and for
+the moment of the comparison a temporary slot.  Tables are only read.  A table that has no replica identity is left out:
+published, it would refuse its UPDATEs and DELETEs.
+
+Writers need not stop for the comparison.  The node rests, a temporary slot gives a snapshot of the database and the LSN that it
+shows, the node goes on up to exactly that LSN (stop_lsn) and rests again; then both sides are read as of that LSN.
+
+    writers   ──A──B──────────C──D──E──F──►
+    node      ──A──B── rests   C  D│ rests          compared: the snapshot, which shows A to D,
+    snapshot               made at │                with the tables, which hold A to D
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import conninfo as libpq_conninfo
+from psycopg import sql
+
+from pubsub.demo import figures, reading
+from pubsub.demo.comparison import Source, compare, told_equal
+from pubsub.demo.interruption import Interruption
+from pubsub.demo.node import DemoFailed, DemoNode
+from pubsub.demo.progress import Waiter
+from pubsub.demo.report import Figures, report
+from pubsub.demo.screen import Screen
+from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import quote_literal
+
+_T = TypeVar("_T")
+_CONNECT_SECONDS: Final = 15
+_SNAPSHOT_SECONDS: Final = 120.0
+_SHOWN: Final = 10
+
+# Identities as relcache.c decides them: the key if it is immediate, a named index, or the whole row.  Partitions publish
+# themselves; a partitioned table holds no rows.  What an extension owns is its own business.
+_CANDIDATES: Final = """
+SELECT n.nspname, c.relname, c.reltuples::bigint,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       pg_catalog.pg_has_role(c.relowner, 'USAGE'),
+       c.relpersistence = 'p',
+       CASE c.relreplident
+           WHEN 'f' THEN true
+           WHEN 'd' THEN EXISTS (SELECT FROM pg_catalog.pg_index i
+                                 WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate AND i.indisvalid)
+           WHEN 'i' THEN EXISTS (SELECT FROM pg_catalog.pg_index i
+                                 WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid)
+           ELSE false
+       END
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
+  AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
+                  WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e')
+ORDER BY 1, 2
+"""
+
+
+# A transaction that holds a snapshot is idle for as long as the comparison takes.
+_NO_TIMEOUTS: Final = """
+SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
+WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`conninfo` as libpq takes it; `seconds` to follow; `tables` as regclass reads them, none for all."""
+
+    home: Path
+    conninfo: str
+    seconds: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table of the database, and why it can not be followed (None: it can)."""
+
+    schema: str
+    name: str
+    rows: int
+    reason: str | None
+
+
+class OwnDemo:
+    """One run."""
+
+    def __init__(self, options: Options, interruption: Interruption, screen: Screen) -> None:
+        self._options = options
+        self._interruption = interruption
+        self._screen = screen
+        self._node = DemoNode(options.home, interruption, screen.say)
+        self._waiter = Waiter(self._node, interruption, screen)
+        self._name = f"pubsub_demo_{secrets.token_hex(4)}"
+        self._left_behind: list[str] = []
+
+    def run(self) -> bool:
+        """The whole of it: true when every value is equal and nothing is left behind.  Raises Interrupted and PubsubError."""
+        screen, node = self._screen, self._node
+        tables = self._choose(self._ask(_CANDIDATES))
+        node.make_fresh()
+        place: Path | None = None
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._drop_publication)
+                stack.callback(self._drop_subscription)
+                stack.callback(node.stop, drain=False)
+                stack.callback(screen.end_live)
+                screen.step(f"The node's daemon starts in {node.shown_home}")
+                node.start_daemon()
+                self._publish(tables)
+                measured = self._follow(stack)
+                equal, place = self._compare(tables)
+                screen.say(report(measured))
+                node.stop(drain=True)
+                screen.step(f"What was made in the database is removed: publication and slots {self._name}")
+        finally:
+            for text in self._left_behind:
+                screen.fail(text)
+        if self._left_behind:
+            return False
+        screen.say("          Nothing is left there.")
+        if equal and place is not None:
+            self._tell_where(place)
+        return equal
+
+    # what there is
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self._conninfo(), autocommit=True)
+        connection.execute(_NO_TIMEOUTS)
+        return connection
+
+    def _conninfo(self, **more: str) -> str:
+        given = libpq_conninfo.conninfo_to_dict(self._options.conninfo)
+        ours = {"connect_timeout": given.get("connect_timeout", _CONNECT_SECONDS), "application_name": "pubsub demo"}
+        return libpq_conninfo.make_conninfo("", **(given | ours | more))
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        def ask() -> list[tuple[Any, ...]]:
+            with self._connect() as connection:
+                return connection.execute(statement.encode()).fetchall()
+
+        return self._interruption.run(lambda: _typed(ask))
+
+    def _choose(self, rows: Sequence[tuple[Any, ...]]) -> list[Candidate]:
+        """The tables that are followed; those that can not be are told with the reason."""
+        found = [candidate(row) for row in rows]
+        if self._options.tables:
+            literals = ", ".join(f"{quote_literal(name)}::regclass" for name in self._options.tables)
+            wanted = self._ask(
+                "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+                f"WHERE c.oid IN ({literals})"
+            )
+            found = [one for one in found if (one.schema, one.name) in {tuple(row) for row in wanted}]
+        left_out = [one for one in found if one.reason is not None]
+        for one in left_out[:_SHOWN]:
+            self._screen.say(f"          left out: {one.schema}.{one.name}: {one.reason}")
+        if len(left_out) > _SHOWN:
+            self._screen.say(f"          left out: {len(left_out) - _SHOWN} more")
+        chosen = [one for one in found if one.reason is None]
+        if not chosen:
+            raise DemoFailed(
+                "the database has no table that can be followed",
+                hint="A table needs a primary key or another replica identity, and publishing it needs its owner.",
+            )
+        self._screen.step(
+            f"{len(chosen)} tables, about {sum(one.rows for one in chosen):,} rows, are copied and followed"
+        )
+        return chosen
+
+    # what is made there, and removed
+
+    def _publish(self, tables: Sequence[Candidate]) -> None:
+        names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(one.schema, one.name)) for one in tables)
+        statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(sql.Identifier(self._name), names)
+
+        def publish() -> None:
+            with self._connect() as connection:
+                connection.execute(statement)
+
+        self._screen.say(f"          CREATE PUBLICATION {self._name} FOR TABLE … ({len(tables)} tables)")
+        # Not interruptible: a moment later it is known whether it is there.
+        _typed(publish)
+        conninfo = self._options.conninfo
+        create = "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {}"
+        self._node.sql(
+            create.format(self._name, quote_literal(conninfo), self._name),
+            shown=create.format(self._name, quote_literal(_without_password(conninfo)), self._name),
+        )
+
+    def _drop_subscription(self) -> None:
+        failure = self._node.drop_subscription(self._name)
+        slots = self._slots()
+        if failure is not None or slots:
+            self._left_behind.append(
+                f"Replication slots were left in the database: {failure or ', '.join(slots)}\n"
+                f"HINT:  When it can be reached again: {self._node.command('sql', f'DROP SUBSCRIPTION {self._name}')}\n"
+                "       or: SELECT pg_drop_replication_slot('…') for each of: "
+                f"SELECT slot_name FROM pg_replication_slots WHERE {self._our_slots()}"
+            )
+
+    def _our_slots(self) -> str:
+        """Ours in pg_replication_slots: the subscription's, the temporary one, and those of sync workers of this node."""
+        node = str(self._node.status.get("node") or "none")
+        return f"slot_name LIKE '{self._name}%' OR slot_name LIKE 'pg\\_%\\_sync\\_%\\_{node}'"
+
+    def _slots(self) -> list[str]:
+        try:
+            with self._connect() as connection:
+                statement = f"SELECT slot_name FROM pg_replication_slots WHERE {self._our_slots()}"
+                return [str(row[0]) for row in connection.execute(statement.encode()).fetchall()]
+        except psycopg.Error:
+            return []  # the failure to drop them is told
+
+    def _drop_publication(self) -> None:
+        try:
+            with self._connect() as connection:
+                connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._name)))
+        except psycopg.Error as error:
+            self._left_behind.append(
+                f"The publication {self._name} was left in the database: {_first_line(error)}\n"
+                f"HINT:  DROP PUBLICATION {self._name}"
+            )
+
+    # copy, follow, compare
+
+    def _follow(self, stack: ExitStack) -> Figures:
+        node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
+        clock = figures.WalClock(self._options.conninfo)
+        stack.callback(clock.stop)
+        assert node.daemon_pid is not None
+        memory = figures.Memory(node.daemon_pid)
+        stack.callback(memory.stop)
+        screen.step("Tables are copied")
+        waiter.until(lambda: waiter.ready([name]), "tables are copied")
+        screen.end_live()
+        screen.step(f"All tables are ready; they are followed for {self._options.seconds} s, whatever happens there")
+        before, began = self._applied(), time.time()
+        until = time.monotonic() + self._options.seconds
+        waiter.until(lambda: time.monotonic() >= until, "tables are followed", patience=self._options.seconds + 60.0)
+        screen.end_live()
+        ended = time.time()
+        clock.stop()
+        memory.stop()
+        subscription = node.subscription(name) or {"tables": []}
+        rows = {table["name"]: int(table["rows_copied"] or 0) for table in subscription["tables"]}
+        committed = figures.batches(self._paths())
+        return Figures(
+            copies=[(copy, rows.get(copy.relation, 0)) for copy in figures.copies(node.events())],
+            applied={name: self._applied() - before},
+            fastest={each: rate.fastest for each, rate in screen.reader.applied.items()},
+            seconds=ended - began,
+            lags=figures.lags(clock.times, clock.lsns, committed, began),
+            transactions=None,
+            python=memory.python,
+            jvm=memory.jvm,
+            workers=memory.workers,
+        )
+
+    def _applied(self) -> int:
+        return int((self._node.subscription(self._name) or {}).get("rows_applied") or 0)
+
+    def _paths(self) -> list[Path]:
+        return [Path(place["path"]) for place in self._node.snapshot(self._name)["tables"].values()]
+
+    def _compare(self, tables: Sequence[Candidate]) -> tuple[bool, Path | None]:
+        """As of one LSN, whatever the writers do meanwhile; the second is where the largest table lies."""
+        node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
+        screen.step("The node rests while a snapshot of the database is taken, then goes on up to exactly its LSN")
+        node.sql(f"ALTER SUBSCRIPTION {name} DISABLE")
+        with ExitStack() as stack:
+            at, snapshot = self._snapshot(stack)
+            node.sql(f"ALTER SUBSCRIPTION {name} SET (stop_lsn = '{at}')")
+            node.sql(f"ALTER SUBSCRIPTION {name} ENABLE")
+            waiter.until(lambda: waiter.caught_up([name], at) and self._rests(), f"catching up to {at}")
+            screen.end_live()
+            screen.step(f"Every row and every column is compared with PostgreSQL as of LSN {at}")
+            source = Source(name, self._options.conninfo, tuple((one.schema, one.name) for one in tables))
+            found = compare(
+                node, source, at, self._interruption, lambda text: screen.say(f"  {text}"), snapshot=snapshot
+            )
+            equal = told_equal([found], screen)
+        places = node.snapshot(name)["tables"]
+        largest = max(tables, key=lambda one: one.rows)
+        place = places.get(f"{largest.schema}.{largest.name}")
+        return equal, Path(place["path"]) if place is not None else None
+
+    def _rests(self) -> bool:
+        return (self._node.subscription(self._name) or {}).get("enabled") is False
+
+    def _snapshot(self, stack: ExitStack) -> tuple[Lsn, str]:
+        """An LSN, and the name of a snapshot that shows exactly what was committed up to it; it lives as long as `stack`.
+
+        A slot begins at an LSN and exports what the database is there (snapbuild.c: SnapBuildInitialSnapshot).  It waits for
+        the transactions that are open.
+        """
+        holder = stack.enter_context(_typed(self._connect))
+        walsender = _typed(lambda: psycopg.connect(self._conninfo(replication="database"), autocommit=True))
+        stack.callback(walsender.close)
+        task = self._interruption.start(lambda: _typed(lambda: self._take_snapshot(walsender, holder)))
+        deadline = time.monotonic() + _SNAPSHOT_SECONDS
+        try:
+            while not task.done:
+                if time.monotonic() > deadline:
+                    raise DemoFailed(
+                        f"no snapshot of the database within {_SNAPSHOT_SECONDS:g} seconds",
+                        detail="A snapshot waits until the transactions that write are at their ends.",
+                        hint="Look for old ones in pg_stat_activity, and try again.",
+                    )
+                self._interruption.sleep(0.05)
+        except BaseException:
+            # A server that waits does not see that nobody listens any more: the temporary slot would stay.
+            walsender.cancel()
+            task.wait(5.0)
+            raise
+        return task.result()
+
+    def _take_snapshot(self, walsender: psycopg.Connection[Any], holder: psycopg.Connection[Any]) -> tuple[Lsn, str]:
+        """The slot goes as soon as a plain transaction has its snapshot."""
+        with walsender:
+            slot = f"{self._name}_compare"
+            row = walsender.execute(
+                f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')".encode()
+            ).fetchone()
+            assert row is not None
+            _, consistent_point, exported, _ = row
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            holder.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(exported))
+            again = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+            assert again is not None
+        return Lsn.parse(consistent_point), str(again[0])
+
+    def _tell_where(self, place: Path) -> None:
+        query = "SELECT count(*) AS rows FROM {t}"
+        self._screen.say(
+            "\n".join(
+                [
+                    "",
+                    f"The tables lie in {self._node.shown_home}/warehouse, as <database>/<schema>/<table>, until the next demo.",
+                    "To read one of them, paste one of these:",
+                    "",
+                    "Python (deltalake):",
+                    "  " + reading.with_python(place, query.format(t="t")),
+                    "DuckDB:",
+                    "  " + reading.with_duckdb(place, query.format(t="t")),
+                    "Spark:",
+                    "  " + reading.with_spark(place, query),
+                ]
+            )
+        )
+
+
+def candidate(row: Sequence[Any]) -> Candidate:
+    """From a row of the query above."""
+    schema, name, rows, readable, owned, permanent, identified = row
+    reason = None
+    if not permanent:
+        reason = "an unlogged table is not replicated"
+    elif not owned:
+        reason = "only its owner can publish it"
+    elif not readable:
+        reason = "permission denied (SELECT)"
+    elif not identified:
+        reason = "it has no primary key or other replica identity: published, it would refuse its UPDATEs and DELETEs"
+    return Candidate(schema, name, max(0, int(rows)), reason)
+
+
+def _typed(work: Callable[[], _T]) -> _T:
+    """What psycopg raises as the demo's failure."""
+    try:
+        return work()
+    except psycopg.Error as error:
+        raise DemoFailed(_first_line(error), sqlstate=error.sqlstate or "08006") from error
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return error.diag.message_primary or str(error).strip().replace("\n", "; ")
+
+
+def _without_password(conninfo: str) -> str:
+    parameters = libpq_conninfo.conninfo_to_dict(conninfo)
+    for secret in ("password", "sslpassword"):
+        if parameters.get(secret):
+            parameters[secret] = "********"
+    return libpq_conninfo.make_conninfo("", **parameters)
