@@ -223,7 +223,9 @@ class Node:
         if self._workers is False or (self._workers is None and running_daemon(settings.home) is not None):
             return
         from launcher.service import Service
+        from pubsub import logs
 
+        logs.configure_unless_done()
         try:
             self._service = await Service.start(settings, catalog)
         except ObjectInUse:

@@ -11,13 +11,13 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from catalog.store import Catalog
 from launcher.service import Service
+from pubsub import logs
 from pubsub.errors import PubsubError
 from pubsub.node import make_home
 from pubsub.settings import Settings
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 async def serve(common: Common) -> int:
     """Run until told to stop.  Raises PubsubError: another daemon runs, the settings can not be read, Java is missing."""
-    configure_logging(verbose=common.verbose)
+    logs.configure(logging.DEBUG if common.verbose else logging.INFO)
     make_home(common.home)
     settings = Settings.load(common.home)
     wanted = _Signals()
@@ -102,22 +102,3 @@ class _Signals:
             # The JVM ends with its standard input, which is a pipe of this process.
             os._exit(_AT_ONCE)
         self._drain()
-
-
-def configure_logging(*, verbose: bool) -> None:
-    """Logs go to standard error: for people on a terminal, else one JSON document a line."""
-    renderer: list[structlog.typing.Processor]
-    if sys.stderr.isatty():
-        renderer = [structlog.dev.ConsoleRenderer()]
-    else:
-        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

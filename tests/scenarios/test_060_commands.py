@@ -50,9 +50,10 @@ class Cli:
         return self.run("sql", statement)
 
     def done(self, statement: str) -> str:
-        """It works; what it said on standard error."""
+        """It works, with nothing but command tags on standard output; what it said on standard error."""
         ran = self.sql(statement)
         assert ran.exit_code == 0, ran.stderr
+        assert all(line.endswith(" SUBSCRIPTION") for line in ran.stdout.splitlines()), ran.stdout
         return ran.stderr
 
     def refused(self, statement: str) -> list[str]:
