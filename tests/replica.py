@@ -199,7 +199,7 @@ class Replica:
     def path(self, table: str) -> str:
         return self.relation(table).path
 
-    def versions(self, table: str) -> int:
+    def version(self, table: str) -> int:
         """The newest version of the Delta table."""
         from deltalake import DeltaTable
 
