@@ -167,6 +167,8 @@ class WorkerFields(TypedDict, total=False):
     flush_lsn: Lsn | None
     lag_seconds: float | None
     retained_wal_bytes: int | None
+    sync_state: str | None
+    sync_lsn: Lsn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,9 @@ class WorkerStats:
     flush_lsn: Lsn | None = None
     lag_seconds: float | None = None
     retained_wal_bytes: int | None = None
+    sync_state: str | None = None
+    """w or c, which no table's row holds, with its LSN; None when the worker is in neither."""
+    sync_lsn: Lsn | None = None
 
     @property
     def lag_bytes(self) -> int | None:

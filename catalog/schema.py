@@ -167,6 +167,8 @@ worker: Final = Table(
     Column("flush_lsn", LsnType),
     Column("lag_seconds", Float),
     Column("retained_wal_bytes", BigInteger),
+    Column("sync_state", String(1)),
+    Column("sync_lsn", LsnType),
 )
 
 copy: Final = Table(

@@ -97,10 +97,10 @@ def _stat_subscription(state: State) -> Iterator[Row]:
                 sub.oid, sub.name, w.worker_type, w.pid, w.relid, w.leader_pid, _lsn(w.received_lsn),
                 w.last_msg_send_time, w.last_msg_receipt_time, _lsn(w.latest_end_lsn), w.latest_end_time,
                 _name(relation) if relation else None, _lsn(w.flush_lsn), _lsn(w.publisher_lsn), w.lag_bytes,
-                w.lag_seconds, w.retained_wal_bytes, error, hint,
+                w.lag_seconds, w.retained_wal_bytes, w.sync_state, error, hint,
             )  # fmt: skip
         if not workers:
-            yield (sub.oid, sub.name, *[None] * 15, error, hint)
+            yield (sub.oid, sub.name, *[None] * 16, error, hint)
 
 
 def _stat_subscription_stats(state: State) -> Iterator[Row]:
@@ -207,6 +207,7 @@ VIEWS: Final = {
                 BIGINT lag_bytes
                 DOUBLE lag_seconds
                 BIGINT retained_wal_bytes
+                TEXT sync_state
                 TEXT error error_hint"""
             ),
             _stat_subscription,

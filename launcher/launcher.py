@@ -178,11 +178,14 @@ class Launcher:
                 counters.append((oid, self._new_counts(oid, figures)))
                 if figures.caught_up or figures.batches:
                     await self._clear_error(oid, runner)
-            workers += [(oid, relid, _fields(worker.figures)) for relid, worker in runner.syncing.items()]
+            for relid, worker in runner.syncing.items():
+                fields = _fields(worker.figures)
+                fields["sync_state"], fields["sync_lsn"] = runner.handover.state(relid) or (None, None)
+                workers.append((oid, relid, fields))
         await self._catalog.put_statistics(workers=workers, counters=counters)
 
     async def _clear_error(self, oid: int, runner: Runner) -> None:
-        if not runner.error_cleared:
+        if not runner.error_cleared and not runner.failing:
             runner.error_cleared = True
             await self._catalog.clear_subscription_error(oid)
 

@@ -57,6 +57,11 @@ class Runner:
         self._failed_at: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
+    @property
+    def failing(self) -> bool:
+        """Whether a sync worker failed and has not got further since."""
+        return bool(self._failed_at)
+
     async def run(self) -> None:
         """Until `drain`, or until disable_on_error has disabled the subscription."""
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from catalog.daemon import running_daemon
 from catalog.records import CopyProgress, State, Subscription, SubscriptionRel, SubscriptionStats, WorkerStats
+from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.settings import Settings
@@ -89,6 +90,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
     apply = next((w for w in workers if w.relid is None), WorkerStats(oid, None))
     statistics = next((s for s in state.statistics if s.subid == oid), SubscriptionStats(oid))
     origin = next((o.remote_lsn for o in state.origins if o.subid == oid and o.relid is None), INVALID_LSN)
+    syncing = {w.relid: w for w in workers if w.relid is not None}
     copies = {c.relid: c for c in state.copies if c.subid == oid}
     return SubscriptionStatus(
         name=subscription.name,
@@ -104,16 +106,20 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         hint=statistics.error_hint,
         workers=len(workers),
         rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
-        tables=tuple(_table(r, copies.get(r.relid)) for r in state.relations if r.subid == oid),
+        tables=tuple(_table(r, copies.get(r.relid), syncing.get(r.relid)) for r in state.relations if r.subid == oid),
     )
 
 
-def _table(relation: SubscriptionRel, copy: CopyProgress | None) -> TableStatus:
+def _table(relation: SubscriptionRel, copy: CopyProgress | None, worker: WorkerStats | None) -> TableStatus:
+    """A table's stored state, or the w or c that its sync worker is in while f is stored."""
+    table_state, lsn = relation.state.value, relation.lsn
+    if worker is not None and worker.sync_state is not None and relation.state is RelState.FINISHEDCOPY:
+        table_state, lsn = worker.sync_state, worker.sync_lsn
     estimated = copy.tuples_total if copy is not None and copy.tuples_total is not None else relation.estimated_rows
     return TableStatus(
         name=relation.qualified_name,
-        state=relation.state.value,
-        lsn=relation.lsn,
+        state=table_state,
+        lsn=lsn,
         rows_copied=copy.tuples_processed if copy is not None else None,
         rows_estimated=estimated,
         error=relation.error,
