@@ -175,24 +175,12 @@ class EmbeddedDemo:
         node, screen = self._node, self._screen
         orders = self._path("orders", "orders")
         query = "SELECT status, count(*) AS orders, sum(total) AS total FROM {t} GROUP BY status ORDER BY status"
-        screen.say(
-            "\n".join(
-                [
-                    "",
-                    f"The tables lie in {node.shown_home}/warehouse, as <database>/<schema>/<table>; the server is gone, they stay",
-                    "until the next demo.  To read them, paste one of these:",
-                    "",
-                    "Python (deltalake):",
-                    "  " + reading.with_python(orders, query.format(t="t")),
-                    "DuckDB:",
-                    "  " + reading.with_duckdb(orders, query.format(t="t")),
-                    "Spark:",
-                    "  " + reading.with_spark(orders, query),
-                    "This project's own command line:",
-                    "  " + node.command("sql", query.format(t="orders.public.orders")),
-                ]
-            )
-        )
+        text = [
+            f"The tables lie in {node.shown_home}/warehouse, as <database>/<schema>/<table>; they stay until the next demo.",
+            *reading.ways(orders, query.format(t="t")),
+            "This project's own command line:\n" + node.command("sql", query.format(t="orders.public.orders")),
+        ]
+        screen.say("\n" + "\n\n".join(text))
 
 
 def _wal_end(server: EmbeddedPostgres) -> Lsn:

@@ -342,23 +342,11 @@ class OwnDemo:
         return Lsn.parse(consistent_point), str(again[0])
 
     def _tell_where(self, place: Path) -> None:
-        query = "SELECT count(*) AS rows FROM {t}"
-        self._screen.say(
-            "\n".join(
-                [
-                    "",
-                    f"The tables lie in {self._node.shown_home}/warehouse, as <database>/<schema>/<table>, until the next demo.",
-                    "To read one of them, paste one of these:",
-                    "",
-                    "Python (deltalake):",
-                    "  " + reading.with_python(place, query.format(t="t")),
-                    "DuckDB:",
-                    "  " + reading.with_duckdb(place, query.format(t="t")),
-                    "Spark:",
-                    "  " + reading.with_spark(place, query),
-                ]
-            )
-        )
+        text = [
+            f"The tables lie in {self._node.shown_home}/warehouse, as <database>/<schema>/<table>, until the next demo.",
+            *reading.ways(place, "SELECT count(*) AS rows FROM t"),
+        ]
+        self._screen.say("\n" + "\n\n".join(text))
 
 
 def candidate(row: Sequence[Any]) -> Candidate:

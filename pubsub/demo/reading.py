@@ -1,4 +1,4 @@
-"""Where the tables lie and how to read them: commands to paste into a shell, each tried by the tests."""
+"""Where the tables lie and how to read them: text to paste into a shell, each tried by the tests."""
 
 from __future__ import annotations
 
@@ -10,55 +10,61 @@ from pathlib import Path
 from pubsub import jars
 
 
+def ways(path: Path, query: str) -> list[str]:
+    """A paragraph for each way to read the table at `path`; `query` names it t."""
+    return [
+        "To read them, paste one of these into a shell.  Python (deltalake):\n" + with_python(path, query),
+        "DuckDB:\n" + with_duckdb(path, query),
+        "Spark:\n" + with_spark(path, query),
+    ]
+
+
 def with_python(path: Path, query: str) -> str:
-    """Python alone: deltalake's reader; no JVM, nothing of this project."""
-    return _python(
+    """Python alone: deltalake's reader; no JVM, nothing of this project.  `query` names the table t."""
+    return _script(
         "from deltalake import DeltaTable, QueryBuilder",
-        f"t = QueryBuilder().register('t', DeltaTable({_shown(path)!r}))",
-        f"print(t.execute({query!r}).read_all().to_struct_array().to_pylist())",
+        f't = QueryBuilder().register("t", DeltaTable({_text(path)}))',
+        f"rows = t.execute({query!r}).read_all()",
+        'print(*rows.to_struct_array().to_pylist(), sep="\\n")',
     )
 
 
 def with_duckdb(path: Path, query: str) -> str:
-    """DuckDB over what deltalake reads, as Arrow."""
-    return _python(
+    """DuckDB over what deltalake reads, as a stream of Arrow batches.  `query` names the table t."""
+    return _script(
         "import duckdb, pyarrow",
         "from deltalake import DeltaTable, QueryBuilder",
-        f"t = QueryBuilder().register('t', DeltaTable({_shown(path)!r})).execute('SELECT * FROM t')",
+        f't = QueryBuilder().register("t", DeltaTable({_text(path)})).execute("SELECT * FROM t")',
         "t = pyarrow.RecordBatchReader.from_stream(t)",
         f"print(duckdb.sql({query!r}))",
     )
 
 
 def with_spark(path: Path, query: str) -> str:
-    """Spark's own SQL shell; `query` names the table {t}."""
-    program = Path(sys.executable).with_name("spark-sql")
-    classes = os.pathsep.join(map(str, jars.class_path()))
-    statement = query.format(t=f"delta.`{path.absolute()}`")
-    words = [
-        _relative(program),
-        "--driver-class-path",
-        classes,
-        "--conf",
-        "spark.sql.catalogImplementation=in-memory",
-        "--conf",
-        "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
-        "--conf",
-        "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "-e",
-        statement,
-    ]
-    return shlex.join(words)
+    """Spark with the jars of set-up.  `query` names the table t."""
+    classes = os.pathsep.join(_shown(each) for each in jars.class_path())
+    return _script(
+        "from pyspark.sql import SparkSession",
+        "spark = (SparkSession.builder",
+        f"    .config('spark.driver.extraClassPath', {classes!r})",
+        "    .config('spark.sql.extensions', 'io.delta.sql.DeltaSparkSessionExtension')",
+        "    .config('spark.sql.catalog.spark_catalog', 'org.apache.spark.sql.delta.catalog.DeltaCatalog')",
+        "    .getOrCreate())",
+        f"t = spark.read.format('delta').load({_text(path)})",
+        "t.createOrReplaceTempView('t')",
+        f"spark.sql({query!r}).show()",
+    )
 
 
-def _python(*lines: str) -> str:
-    return shlex.join([_relative(Path(sys.executable)), "-c", "; ".join(lines)])
+def _script(*lines: str) -> str:
+    return "\n".join([f"{shlex.quote(_shown(Path(sys.executable)))} - <<'END'", *lines, "END"])
+
+
+def _text(path: Path) -> str:
+    return repr(_shown(path))
 
 
 def _shown(path: Path) -> str:
-    return _relative(path)
-
-
-def _relative(path: Path) -> str:
+    """Relative to the present directory where it lies in it; not resolved: a virtual environment's python is a link."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
