@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -102,6 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
     facts = machine.facts()
     try:
         results, servers = _measure(plan, options.fsync, say)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
     except PubsubError as error:
         console.print(error.report(), markup=False, style="red")
         return 1
@@ -128,8 +132,9 @@ def _measure(plan: Plan, fsync: str, say: Any) -> tuple[Results, dict[str, Any]]
         say("starting the servers and the daemon")
         publisher = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
         stock = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
-        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="pubsub-bench-"))
-        ours = stack.enter_context(Ours(publisher, Path(home) / "node"))
+        home = Path(tempfile.mkdtemp(prefix="pubsub-bench-"))
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        ours = stack.enter_context(Ours(publisher, home))
         changed = publisher.query(
             "SELECT name, current_setting(name) FROM pg_settings WHERE source = 'command line' AND name NOT IN"
             " ('port', 'listen_addresses', 'unix_socket_directories', 'log_line_prefix') ORDER BY name"

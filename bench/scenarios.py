@@ -10,18 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psycopg
 from psycopg import sql
 
 from bench import machine
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber
 from bench.workload import Dataset, Orders, Pgbench, rate_of
+from pubsub.errors import PubsubError
 from pubsub.protocol import commands
 from pubsub.protocol.copyboth import pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
@@ -71,6 +74,7 @@ class Bench:
         self._daemon_peak = 0
         self._jvm_peak = 0
         self._doing = ""
+        self._data: Dataset | None = None
 
     def run(self) -> None:
         """All that was asked for.  A scenario that fails ends those after it on the same data, not the others."""
@@ -95,9 +99,14 @@ class Bench:
     def _guard(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Failed as error:
+        except (Failed, PubsubError, RuntimeError, psycopg.Error, OSError) as error:
             self.results.failures.append(f"{self._doing or name}: {error}")
             self._say(f"FAILED: {error}")
+            # What goes on failing must not burden those that come after it.
+            for subscriber in (self._stock, self._ours):
+                with suppress(Failed, PubsubError, psycopg.Error):
+                    if self._data is not None:
+                        subscriber.disable(self._data)
 
     def _begin(self, name: str, what: str) -> None:
         self._doing = name
@@ -111,7 +120,7 @@ class Bench:
         self._begin(
             "warm-up", f"starting Spark and warming it up with {self._plan.warm_rounds} rounds of small batches"
         )
-        data.load(self._publisher)
+        self._load(data)
         self._ours.prepare(data)
         began = time.monotonic()
         self._ours.create(data)
@@ -135,31 +144,32 @@ class Bench:
         plan = self._plan
         data = Orders("orders", plan.rows)
         self._begin("copy", f"making a table of {plan.rows:,} rows")
-        data.load(self._publisher)
+        self._load(data)
         self._stock.prepare(data)
         self._copy(data, plan.runs if "copy" in wanted else 0)
         found: dict[str, list[Run]] = {name: [] for name in wanted if name != "copy"}
         half = max(1, plan.rows // 2)
-        for number in range(plan.runs):
-            # Each round adds as many keys as it had, and takes half of these away.
-            first = plan.rows * (number + 1) + 1
-            writers = {
-                "inserts": partial(data.insert, self._publisher, first, plan.rows),
-                "updates": partial(data.update_in_order, self._publisher, plan.rows),
-                "random": partial(data.update_at_random, self._publisher, plan.rows),
-                "deletes": partial(self._deletes, data, first, half, written="inserts" in wanted),
-            }
-            for name, runs in found.items():
-                self._begin(name, f"{name}, run {number + 1}: writing the backlog")
-                runs += self._backlog(data, writers[name], number)
-        changes = {"deletes": half}
         titles = {
             "inserts": "backlog of inserts",
             "updates": "backlog of updates, keys in order",
             "random": "backlog of updates, keys at random",
             "deletes": "backlog of deletes",
         }
-        self._add(found, titles, changes)
+        try:
+            for number in range(plan.runs):
+                # Each round adds as many keys as it had, and takes half of these away.
+                first = plan.rows * (number + 1) + 1
+                writers = {
+                    "inserts": partial(data.insert, self._publisher, first, plan.rows),
+                    "updates": partial(data.update_in_order, self._publisher, plan.rows),
+                    "random": partial(data.update_at_random, self._publisher, plan.rows),
+                    "deletes": partial(self._deletes, data, first, half, written="inserts" in wanted),
+                }
+                for name, runs in found.items():
+                    self._begin(name, f"{name}, run {number + 1}: writing the backlog")
+                    runs += self._backlog(data, writers[name], number)
+        finally:
+            self._add(found, titles, {"deletes": half})
         self._drop(data)
 
     def _deletes(self, data: Orders, first: int, count: int, *, written: bool) -> Lsn:
@@ -177,17 +187,18 @@ class Bench:
         data = Pgbench("pgbench", max(1, plan.rows // 100_000))
         count = max(1, plan.rows // 10)
         self._begin("pgbench", f"making pgbench's tables at scale {data.scale}")
-        data.load(self._publisher)
+        self._load(data)
         self._stock.prepare(data)
         self._copy(data, 0)
-        found: dict[str, list[Run]] = {}
-        if "pgbench" in wanted:
-            found["pgbench"] = []
-            for number in range(plan.runs):
+        found: list[Run] = []
+        try:
+            for number in range(plan.runs if "pgbench" in wanted else 0):
                 self._begin("pgbench", f"pgbench, run {number + 1}: writing {count:,} transactions")
-                found["pgbench"] += self._backlog(data, partial(data.transactions, self._publisher, count), number)
-        # Each transaction changes three rows and adds one.
-        self._add(found, {"pgbench": f"backlog of {count:,} pgbench transactions"}, {"pgbench": count * 4})
+                found += self._backlog(data, partial(data.transactions, self._publisher, count), number)
+        finally:
+            title = f"backlog of {count:,} pgbench transactions"
+            # Each transaction changes three rows and adds one.
+            self._add({"pgbench": found}, {"pgbench": title}, {"pgbench": count * 4})
         if "lag" in wanted:
             self._lag(data)
         self._drop(data)
@@ -218,7 +229,7 @@ class Bench:
                 subscriber.create(data)
                 subscriber.wait_until_ready(data, _TIMEOUT)
                 subscriber.disable(data)
-        self._add({"copy": found} if found else {}, {"copy": "initial copy"}, {})
+        self._add({"copy": found}, {"copy": "initial copy"}, {})
 
     # A backlog
 
@@ -295,7 +306,7 @@ class Bench:
         rows = self._plan.rows
         data = Orders("receive", 1)
         self._begin(wanted[0], f"receiving: writing {rows:,} inserts")
-        data.load(self._publisher)
+        self._load(data)
         self._publisher.query("SELECT pg_create_logical_replication_slot('bench_receive', 'pgoutput')", data.database)
         end = data.insert(self._publisher, 2, rows)
         found = []
@@ -347,6 +358,10 @@ class Bench:
         return Run(side, seconds, cpu, details=details)
 
     # What they share
+
+    def _load(self, data: Dataset) -> None:
+        self._data = data
+        data.load(self._publisher)
 
     def _measure(self, subscriber: Subscriber, data: Dataset, work: Callable[[], None]) -> Run:
         ours = subscriber is self._ours
@@ -419,10 +434,11 @@ class Bench:
         self._publisher.drop_database(data.database)
 
     def _add(self, found: dict[str, list[Run]], titles: dict[str, str], changes: dict[str, int]) -> None:
+        """Note what was measured; `changes` where they are not the rows of the table."""
         for name, runs in found.items():
-            self.results.comparisons.append(
-                Comparison(name, titles[name], changes.get(name, self._plan.rows), _GOALS.get(name), runs)
-            )
+            if runs:
+                count = changes.get(name, self._plan.rows)
+                self.results.comparisons.append(Comparison(name, titles[name], count, _GOALS.get(name), runs))
 
 
 def _look(subscriber: Subscriber, data: Dataset, seen: list[tuple[Lsn, float]]) -> Lsn:

@@ -203,7 +203,6 @@ class Ours:
         self.pid = 0
 
     def __enter__(self) -> Self:
-        self.home.mkdir(mode=0o700, exist_ok=True)
         (self.home / FILE_NAME).write_text(_SETTINGS)
         self._start_daemon()
         try:

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -16,6 +18,14 @@ from rich.console import Console
 from bench import __main__ as command
 from bench import machine, report, workload
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
+from bench.scenarios import Bench, Plan
+from bench.subscribers import Failed
+from pubsub.protocol.copyboth import pg_time_to_datetime
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Commit, write_message
+
+PLAN = Plan(only=(), rows=1000, runs=1, lag_seconds=1, warm_rounds=1)
+DATA = workload.Orders("orders", 1000)
 
 
 def compare(theirs: list[float], ours: list[float], goal: float | None = 1.0) -> Comparison:
@@ -127,3 +137,106 @@ def test_machine_time_only_grows() -> None:
     after = machine.MachineTime.now()
     assert after.busy >= before.busy > 0
     assert after.stolen >= before.stolen
+
+
+class Server:
+    """A publisher, or a subscriber's server, that answers what it was told to."""
+
+    def __init__(self, rows: list[tuple[Any, ...]] | None = None) -> None:
+        self.rows = rows or []
+
+    def query(self, statement: str, dbname: str = "postgres") -> list[tuple[Any, ...]]:
+        return self.rows
+
+    def execute(self, statement: str, dbname: str = "postgres") -> None:
+        return
+
+
+class Applying:
+    """A subscriber whose origin moves by one each time it is looked at while it is enabled."""
+
+    def __init__(self, name: str, calls: list[str], difference: str | None = None) -> None:
+        self.name = name
+        self.pid = os.getpid()
+        self.server = Server()
+        self._calls = calls
+        self._difference = difference
+        self._lsn = 0
+
+    def enable(self, data: workload.Dataset) -> None:
+        self._calls.append(f"{self.name} on")
+
+    def disable(self, data: workload.Dataset) -> None:
+        self._calls.append(f"{self.name} off")
+
+    def applied(self, data: workload.Dataset) -> Lsn:
+        self._lsn += 1
+        return Lsn(self._lsn)
+
+    def difference(self, data: workload.Dataset) -> str | None:
+        self._calls.append(f"{self.name} at {self._lsn}")
+        return self._difference
+
+    def cpu(self) -> dict[str, float]:
+        return {}
+
+    def details(self, data: workload.Dataset) -> dict[str, int]:
+        return {"delta_commits": self._lsn}
+
+    def failure(self) -> str:
+        return "why"
+
+    def jvm_pid(self) -> int | None:
+        return None
+
+
+def bench_of(stock: Applying, ours: Applying, publisher: Server | None = None) -> Bench:
+    return Bench(PLAN, cast(Any, publisher or Server()), cast(Any, stock), cast(Any, ours), lambda _: None)
+
+
+def test_each_side_applies_a_backlog_alone_past_its_end_and_is_compared() -> None:
+    calls: list[str] = []
+    stock, ours = Applying("stock", calls), Applying("pubsub", calls)
+    runs = bench_of(stock, ours)._backlog(DATA, lambda: Lsn(3), 1)
+    assert calls == ["pubsub on", "pubsub at 4", "pubsub off", "stock on", "stock at 4", "stock off"]
+    assert [run.side for run in runs] == [OURS, THEIRS]
+    assert runs[0].details["delta_commits"] == 4
+    assert runs[0].daemon_memory
+    assert "machine" in runs[1].cpu
+
+
+def test_a_run_whose_tables_differ_is_a_failure_and_no_measurement() -> None:
+    calls: list[str] = []
+    bench = bench_of(Applying("stock", calls), Applying("pubsub", calls, "one row is missing"))
+    bench._data = DATA
+    bench._doing = "updates"
+    bench._guard("orders", lambda: bench._add({"updates": bench._backlog(DATA, lambda: Lsn(3), 0)}, {}, {}))
+    assert bench.results.comparisons == []
+    (failure,) = bench.results.failures
+    assert failure.startswith("updates: ")
+    assert "one row is missing" in failure
+    assert calls[-2:] == ["stock off", "pubsub off"]
+
+
+def test_a_subscriber_that_stands_still_fails_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    stock = Applying("stock", calls)
+    clock = iter(range(0, 10_000, 400))
+    monkeypatch.setattr(
+        "bench.scenarios.time",
+        SimpleNamespace(monotonic=lambda: next(clock), time=lambda: 0.0, sleep=lambda _: None),
+    )
+    with pytest.raises(Failed, match="stock is not at 0/3E8 after 600 s\nwhy"):
+        bench_of(stock, stock)._follow(cast(Any, stock), DATA, Lsn(1000))
+
+
+def test_lag_is_from_commit_to_the_first_look_that_found_the_origin_past_it() -> None:
+    def commit(end: int, second: int) -> tuple[bytes]:
+        return (write_message(Commit(0, Lsn(end - 8), Lsn(end), second * 1_000_000)),)
+
+    publisher = Server([commit(100, 10), commit(200, 11), commit(300, 12), commit(400, 13)])
+    zero = pg_time_to_datetime(0).timestamp()
+    seen = [(Lsn(90), zero + 9.0), (Lsn(200), zero + 11.5), (Lsn(300), zero + 14.0)]
+    bench = bench_of(Applying("stock", []), Applying("pubsub", []), publisher)
+    # The last one is the mark, whose end lies beyond the LSN that was waited for.
+    assert list(bench._lags(workload.Pgbench("pgbench", 1), "slot", seen)) == pytest.approx([1.5, 0.5, 2.0, 1.0])
