@@ -10,7 +10,7 @@ export PUBSUB_DEMO_PG := $(PG)
 FUZZ ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test soak lint bench fuzz lock clean distclean
+.PHONY: help setup base demo test soak lint bench fuzz docs lock clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/    make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ lint: base ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+docs: base ## reference pages of settings, options, views and types, from the code: build/docs
+	@$(BIN)/python scripts/reference.py build/docs
 
 lock: base ## requirements.lock made again from pyproject.toml, with the newest versions that it allows
 	@scripts/lock.sh
