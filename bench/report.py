@@ -66,7 +66,13 @@ def _limits(limits: list[Limit]) -> Table:
 def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    return f"{value / (1 << 20):,.0f} MB" if unit == "bytes" else f"{value:.2f} s"
+    match unit:
+        case "bytes":
+            return f"{value / (1 << 20):,.0f} MB"
+        case "rate":
+            return f"{value:,.0f}"
+        case _:
+            return f"{value:.2f} s"
 
 
 def _verdict(met: bool | None) -> str:

@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure of ours that is to stay below `goal`; `theirs` is the stock subscriber's, where it has one."""
+    """A figure of ours, to stay below `goal` if there is one; `theirs` is the stock subscriber's.  `unit`: seconds, bytes, rate."""
 
     name: str
     title: str

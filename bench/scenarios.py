@@ -255,6 +255,7 @@ class Bench:
         """From a transaction's commit to the moment when its subscriber's origin is seen to have passed its end."""
         seconds = self._plan.lag_seconds
         found: dict[str, tuple[float, ...]] = {}
+        rates: dict[str, float] = {}
         for subscriber in (self._stock, self._ours):
             self._begin("lag", f"lag at {_LAG_RATE:,} transactions a second: {subscriber.name}")
             self._settle()
@@ -270,6 +271,7 @@ class Bench:
             assert load.stdout is not None
             rate = rate_of(load.stdout.read())
             self._follow(subscriber, data, data.mark(self._publisher), seen)
+            rates[subscriber.name] = rate
             lags = self._lags(data, slot, seen)
             self._publisher.drop_slot(slot)
             found[subscriber.name] = tuple(float(np.percentile(lags, p)) for p in (50, 95, 100))
@@ -281,6 +283,9 @@ class Bench:
         for index, (name, goal) in enumerate((("p50", None), ("p95", _LAG_GOAL), ("max", None))):
             title = f"lag at {_LAG_RATE:,} transactions/s, {name}"
             self.results.limits.append(Limit(f"lag_{name}", title, "seconds", ours[index], stock[index], goal))
+        title = "transactions/s that the publisher reached meanwhile"
+        limit = Limit("lag_rate", title, "rate", rates[self._ours.name], rates[self._stock.name])
+        self.results.limits.append(limit)
 
     def _lags(self, data: Pgbench, slot: str, seen: Sequence[tuple[Lsn, float]]) -> Any:
         """Seconds for each transaction that the slot holds; the mark's included."""
