@@ -12,7 +12,7 @@ from typing import assert_never
 from catalog.records import Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
-from launcher import targets
+from launcher import optioneffects, targets
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
@@ -211,6 +211,7 @@ async def _remove(
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
     given = options.specified
+    optioneffects.tell(session, options)
     changes: SubscriptionChanges = {"options": subscription.options.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:

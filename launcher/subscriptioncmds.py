@@ -10,7 +10,7 @@ import asyncio
 from typing import Final, assert_never
 
 from catalog.records import NewSubscription, Subscription
-from launcher import targets
+from launcher import optioneffects, targets
 from launcher.altersubscription import alter
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
@@ -20,7 +20,6 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
-from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
 
 #: What a server says when it has no logical decoding, or no slot left, and what to do; by SQLSTATE and a part of the text.
@@ -51,7 +50,7 @@ async def create(session: Session, statement: CreateSubscription) -> Subscriptio
     if any(s.name == statement.name for s in await session.catalog.subscriptions()):
         raise DuplicateObject(f'subscription "{statement.name}" already exists')
     parse_conninfo(statement.connection)
-    _tell_streaming(session, options)
+    optioneffects.tell(session, options)
     if not options.connect:
         created = await session.catalog.create_subscription(_row(statement, None, None))
         session.notice(
@@ -199,11 +198,3 @@ def _row(statement: CreateSubscription, identity: SystemIdentity | None, databas
         publisher_timeline=None if identity is None else identity.timeline,
         publisher_database=database,
     )
-
-
-def _tell_streaming(session: Session, options: SubscriptionOptions) -> None:
-    if "streaming" in options.specified and options.streaming != "off":
-        session.notice(
-            f"streaming = {options.streaming} is stored, and has no effect yet",
-            detail="Transactions are received when they have committed.",
-        )

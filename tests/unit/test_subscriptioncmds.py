@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from catalog.daemon import DaemonLock
 from catalog.records import NewRelation, Request, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
+from launcher import optioneffects
 from launcher.altersubscription import _difference
 from launcher.session import Notice, Session
 from launcher.subscriptioncmds import execute
@@ -23,6 +25,7 @@ from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import PublishedTable
 from pubsub.settings import Settings
+from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.parser import parse_one
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription
 
@@ -274,3 +277,26 @@ def _relation(relid: int, name: str, state: RelState, slot: str | None = None) -
 
 def _published(oid: int, name: str) -> PublishedTable:
     return PublishedTable(Oid(oid), "public", name, None, None, "r", False, "d", False)
+
+
+def test_options_without_effect_are_said_and_isolate_is_refused() -> None:
+    said: list[str] = []
+
+    class Listening:
+        def notice(self, message: str, severity: str = "NOTICE", *, detail: str | None = None) -> None:
+            said.append(message)
+
+    session = cast(Session, Listening())
+    optioneffects.tell(session, SubscriptionOptions())
+    assert said == []
+    given = frozenset({"streaming", "schema_changes", "run_as_owner"})
+    optioneffects.tell(session, SubscriptionOptions(specified=given))
+    assert said == [
+        "streaming = parallel is stored, and has no effect yet",
+        "schema_changes = follow is stored, and has no effect yet",
+        "run_as_owner has no effect",
+    ]
+    with pytest.raises(FeatureNotSupported):
+        optioneffects.tell(
+            session, SubscriptionOptions(on_table_error="isolate", specified=frozenset({"on_table_error"}))
+        )

@@ -1,0 +1,37 @@
+"""Options that are accepted and do nothing here, or nothing yet: each is said, none is passed over in silence."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from launcher.session import Session
+from pubsub.errors import FeatureNotSupported
+from pubsub.sql.options import SubscriptionOptions
+
+_WITHOUT_EFFECT: Final = {
+    "synchronous_commit": "A Delta commit is durable before it is reported.",
+    "run_as_owner": "A node has one user.",
+    "password_required": "A node has one user.",
+}
+
+
+def tell(session: Session, options: SubscriptionOptions) -> None:
+    """A NOTICE for each option of the statement that has no effect.  Raises FeatureNotSupported for one that would change
+    what is promised."""
+    given = options.specified
+    if "on_table_error" in given and options.on_table_error == "isolate":
+        raise FeatureNotSupported(
+            "subscription option on_table_error = isolate is not supported",
+            hint="With on_table_error = stop the subscription stops at a table's error, as PostgreSQL's does.",
+        )
+    if "streaming" in given and options.streaming != "off":
+        _notice(session, f"streaming = {options.streaming}", "Transactions are received when they have committed.")
+    if "schema_changes" in given and options.schema_changes == "follow":
+        _notice(session, "schema_changes = follow", "A changed table stops the subscription with an error.")
+    for name, reason in _WITHOUT_EFFECT.items():
+        if name in given:
+            session.notice(f"{name} has no effect", detail=reason)
+
+
+def _notice(session: Session, option: str, reason: str) -> None:
+    session.notice(f"{option} is stored, and has no effect yet", detail=reason)
