@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psycopg
+
 from pubsub.errors import PubsubError
 
 if TYPE_CHECKING:
@@ -36,11 +38,15 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if _run(options, interruption, screen) else 1
     except Interrupted as error:
         screen.end_live()
-        screen.fail(f"Interrupted ({error}): everything that was started has been ended.")
+        screen.fail(f"Interrupted ({error}): what was started has been ended.")
         return 128 + error.number
     except PubsubError as error:
         screen.end_live()
         screen.fail(error.report())
+        return 1
+    except (OSError, psycopg.Error) as error:
+        screen.end_live()
+        screen.fail(f"ERROR:  {type(error).__name__}: {error}")
         return 1
 
 

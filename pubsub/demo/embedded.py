@@ -2,7 +2,7 @@
 
 server starts ─► orders is filled ─► CREATE SUBSCRIPTION orders ─► Spark starts ─► copies
             └──► pgbench -i ─────────────────────────► CREATE SUBSCRIPTION pgbench ─► copies
-writers: gently while tables are copied ─► at full rate for some time ─► stop ─► caught up ─► compared
+writers: a few while tables are copied ─► for some time at full rate ─► stop ─► caught up ─► compared
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pubsub.sql.identifiers import table_path
 from pubsub.testing.servers import EmbeddedPostgres
 
 _NAMES: Final = ("orders", "pgbench")
-#: The writers of the copy's time end by themselves after this at the latest.
-_LONGEST_COPY_SECONDS: Final = 3600
+#: How long is written while tables are copied: what they then have to catch up with.
+_EARLY_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,10 @@ class EmbeddedDemo:
         load = Load(server, self._sizes, node.home / "load", self._interruption)
         self._stack.callback(load.kill)
 
-        screen.step("Tables are copied, while a few writers go on")
-        load.start(options.rates.gentle(), _LONGEST_COPY_SECONDS)
-        waiter.until(lambda: waiter.ready(_NAMES), "tables are copied, while a few writers go on")
+        screen.step(f"Tables are copied; meanwhile writers for {_EARLY_SECONDS} s: {options.rates.gentle().shown}")
+        waiter.until(waiter.copying, "tables are copied")
+        load.start(options.rates.gentle(), _EARLY_SECONDS)
+        waiter.until(lambda: waiter.ready(_NAMES) and not load.running, "tables are copied")
         load.stop()
 
         screen.end_live()

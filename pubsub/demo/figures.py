@@ -145,13 +145,15 @@ class Memory:
         jvm = jvm_of(self._daemon)
         if jvm is not None:
             self.jvm = max(self.jvm, _kilobytes(jvm, "VmHWM") << 10)
-            self.workers = max(self.workers, sum(_kilobytes(pid, "VmRSS") << 10 for pid in descendants(jvm)))
+            # They are forks of one process: what they share counts once.
+            shares = [_kilobytes(pid, "Pss", "smaps_rollup") << 10 for pid in descendants(jvm)]
+            self.workers = max(self.workers, sum(shares))
 
 
-def _kilobytes(pid: int, name: str) -> int:
-    """proc(5): a line of /proc/PID/status; 0 when the process has gone."""
+def _kilobytes(pid: int, name: str, file: str = "status") -> int:
+    """proc(5): a line of /proc/PID/status or another file; 0 when the process has gone."""
     try:
-        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     except OSError:
         return 0
     return int(match[1]) if match else 0

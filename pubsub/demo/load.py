@@ -7,7 +7,6 @@ unchanged and unsent), deletes, and truncates two tables at once.
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,7 +151,10 @@ class Rates:
 
 
 class Load:
-    """The writers.  `start`, then `stop`; `directory` is for their scripts."""
+    """The writers.  `start`, then `stop`; `directory` is for their scripts.
+
+    `transactions` are those that they have committed, by database.
+    """
 
     def __init__(self, server: EmbeddedPostgres, sizes: Sizes, directory: Path, interruption: Interruption) -> None:
         self._server = server
@@ -163,7 +165,7 @@ class Load:
         self.transactions: dict[str, int] = {}
 
     def start(self, rates: Rates, seconds: int) -> None:
-        """Begin to write, for `seconds` at most."""
+        """Begin to write, for `seconds`."""
         for name, rate in (("pgbench", rates.pgbench), ("orders", rates.orders)):
             scripts = [] if name == "pgbench" else self._shop()
             command = [
@@ -192,14 +194,11 @@ class Load:
         return any(process.poll() is None for process in self._running.values())
 
     def stop(self) -> None:
-        """Wait until the writers have ended; those that are still at it are ended.  Raises PubsubError for a failure of one."""
+        """Take leave of writers that have ended.  Raises PubsubError for a failure of one."""
         running, self._running = self._running, {}
         for name, process in running.items():
-            if cut := process.poll() is None:
-                # pgbench has no way to end early and in order; a statement is finished or rolled back by the server.
-                process.send_signal(signal.SIGTERM)
             output, _ = process.communicate()
-            if not cut and process.returncode:
+            if process.returncode:
                 raise PubsubError(f'the load on "{name}" failed', sqlstate="58000", detail=output.strip()[-1500:])
             if found := re.search(r"number of transactions actually processed: (\d+)", output):
                 self.transactions[name] = self.transactions.get(name, 0) + int(found[1])

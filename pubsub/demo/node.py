@@ -73,7 +73,7 @@ class DemoNode:
             if not (self.home / MARKER).is_file():
                 raise DemoFailed(
                     f'directory "{self.home}" exists and was not made by a demo',
-                    hint="Give another one: make demo HOME_DIR=… (python -m pubsub.demo --home …).",
+                    hint="Give another one with --home.",
                 )
             if (pid := running_daemon(self.home)) is not None:
                 raise ObjectInUse(
@@ -81,7 +81,7 @@ class DemoNode:
                     detail=f"Its process id is {pid}." if pid else None,
                     hint="Another demo may be running: wait for it, or give this one another --home.",
                 )
-            shutil.rmtree(self.home)
+            shutil.rmtree(self.home.resolve())
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.home / MARKER).write_text("Made by make demo, which removes this directory when it runs again.\n")
 

@@ -92,6 +92,16 @@ class Candidate:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What was seen from `began` (Unix time) on; `applied` are the row changes up to then."""
+
+    clock: figures.WalClock
+    memory: figures.Memory
+    began: float
+    applied: int
+
+
 class OwnDemo:
     """One run."""
 
@@ -109,7 +119,6 @@ class OwnDemo:
         screen, node = self._screen, self._node
         tables = self._choose(self._ask(_CANDIDATES))
         node.make_fresh()
-        place: Path | None = None
         try:
             with ExitStack() as stack:
                 stack.callback(self._drop_publication)
@@ -119,9 +128,8 @@ class OwnDemo:
                 screen.step(f"The node's daemon starts in {node.shown_home}")
                 node.start_daemon()
                 self._publish(tables)
-                measured = self._follow(stack)
-                equal, place = self._compare(tables)
-                screen.say(report(measured))
+                equal = self._compare(tables, self._follow(stack))
+                place = self._largest()
                 node.stop(drain=True)
                 screen.step(f"What was made in the database is removed: publication and slots {self._name}")
         finally:
@@ -130,7 +138,7 @@ class OwnDemo:
         if self._left_behind:
             return False
         screen.say("          Nothing is left there.")
-        if equal and place is not None:
+        if equal:
             self._tell_where(place)
         return equal
 
@@ -235,7 +243,8 @@ class OwnDemo:
 
     # copy, follow, compare
 
-    def _follow(self, stack: ExitStack) -> Figures:
+    def _follow(self, stack: ExitStack) -> _Followed:
+        """Copy, then look on for some time."""
         node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
         clock = figures.WalClock(self._options.conninfo)
         stack.callback(clock.stop)
@@ -246,36 +255,40 @@ class OwnDemo:
         waiter.until(lambda: waiter.ready([name]), "tables are copied")
         screen.end_live()
         screen.step(f"All tables are ready; they are followed for {self._options.seconds} s, whatever happens there")
-        before, began = self._applied(), time.time()
+        followed = _Followed(clock, memory, time.time(), self._applied())
         until = time.monotonic() + self._options.seconds
         waiter.until(lambda: time.monotonic() >= until, "tables are followed", patience=self._options.seconds + 60.0)
         screen.end_live()
-        ended = time.time()
         clock.stop()
-        memory.stop()
-        subscription = node.subscription(name) or {"tables": []}
-        rows = {table["name"]: int(table["rows_copied"] or 0) for table in subscription["tables"]}
-        committed = figures.batches(self._paths())
+        return followed
+
+    def _measured(self, followed: _Followed, ended: float) -> Figures:
+        """Of what was committed while it was followed, all of which is in Delta by now."""
+        node, name, clock = self._node, self._name, followed.clock
+        followed.memory.stop()
+        committed = figures.batches(Path(place["path"]) for place in node.snapshot(name)["tables"].values())
+        rows = self._copied()
         return Figures(
             copies=[(copy, rows.get(copy.relation, 0)) for copy in figures.copies(node.events())],
-            applied={name: self._applied() - before},
-            fastest={each: rate.fastest for each, rate in screen.reader.applied.items()},
-            seconds=ended - began,
-            lags=figures.lags(clock.times, clock.lsns, committed, began),
+            applied={name: self._applied() - followed.applied},
+            fastest={each: rate.fastest for each, rate in self._screen.reader.applied.items()},
+            seconds=ended - followed.began,
+            lags=figures.lags(clock.times, clock.lsns, committed, followed.began),
             transactions=None,
-            python=memory.python,
-            jvm=memory.jvm,
-            workers=memory.workers,
+            python=followed.memory.python,
+            jvm=followed.memory.jvm,
+            workers=followed.memory.workers,
         )
 
     def _applied(self) -> int:
         return int((self._node.subscription(self._name) or {}).get("rows_applied") or 0)
 
-    def _paths(self) -> list[Path]:
-        return [Path(place["path"]) for place in self._node.snapshot(self._name)["tables"].values()]
+    def _copied(self) -> dict[str, int]:
+        subscription = self._node.subscription(self._name) or {"tables": []}
+        return {table["name"]: int(table["rows_copied"] or 0) for table in subscription["tables"]}
 
-    def _compare(self, tables: Sequence[Candidate]) -> tuple[bool, Path | None]:
-        """As of one LSN, whatever the writers do meanwhile; the second is where the largest table lies."""
+    def _compare(self, tables: Sequence[Candidate], followed: _Followed) -> bool:
+        """As of one LSN, whatever the writers do meanwhile."""
         node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
         screen.step("The node rests while a snapshot of the database is taken, then goes on up to exactly its LSN")
         node.sql(f"ALTER SUBSCRIPTION {name} DISABLE")
@@ -284,17 +297,22 @@ class OwnDemo:
             node.sql(f"ALTER SUBSCRIPTION {name} SET (stop_lsn = '{at}')")
             node.sql(f"ALTER SUBSCRIPTION {name} ENABLE")
             waiter.until(lambda: waiter.caught_up([name], at) and self._rests(), f"catching up to {at}")
+            ended = time.time()
             screen.end_live()
             screen.step(f"Every row and every column is compared with PostgreSQL as of LSN {at}")
             source = Source(name, self._options.conninfo, tuple((one.schema, one.name) for one in tables))
             found = compare(
                 node, source, at, self._interruption, lambda text: screen.say(f"  {text}"), snapshot=snapshot
             )
-            equal = told_equal([found], screen)
-        places = node.snapshot(name)["tables"]
-        largest = max(tables, key=lambda one: one.rows)
-        place = places.get(f"{largest.schema}.{largest.name}")
-        return equal, Path(place["path"]) if place is not None else None
+        equal = told_equal([found], screen)
+        screen.say(report(self._measured(followed, ended)))
+        return equal
+
+    def _largest(self) -> Path:
+        """Where the table with the most rows lies."""
+        rows = self._copied()
+        places = self._node.snapshot(self._name)["tables"]
+        return Path(places[max(places, key=lambda name: rows.get(name, 0))]["path"])
 
     def _rests(self) -> bool:
         return (self._node.subscription(self._name) or {}).get("enabled") is False

@@ -58,6 +58,10 @@ class Waiter:
         """Whether every table of these subscriptions is in state r."""
         return all(_is_ready(self._node.subscription(name)) for name in names)
 
+    def copying(self) -> bool:
+        """Whether the copy of some table has begun."""
+        return any(table["state"] != "i" for one in self._node.status["subscriptions"] for table in one["tables"])
+
     def caught_up(self, names: Sequence[str], lsn: Lsn) -> bool:
         """Whether what was committed up to `lsn` is durable in Delta, for every table of these subscriptions."""
         found = [self._node.subscription(name) for name in names]
