@@ -182,10 +182,11 @@ class ApplyTables:
     async def settle(self) -> None:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""
         for relid, entry in list(self._entries.items()):
-            if entry.sync_lsn is not None and self._durable >= entry.sync_lsn:
+            lsn = entry.sync_lsn
+            if lsn is not None and self._durable >= lsn:
+                entry.sync_lsn = None  # two tasks come here
                 await faults.reached(f"synced {entry.relation.qualified_name}")
-                await self._catalog.set_relation_state(self._subid, relid, RelState.READY, entry.sync_lsn)
+                await self._catalog.set_relation_state(self._subid, relid, RelState.READY, lsn)
                 await faults.reached(f"ready {entry.relation.qualified_name}")
-                log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(entry.sync_lsn))
-                entry.sync_lsn = None
+                log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(lsn))
                 self._handover.forget(relid)

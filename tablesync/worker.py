@@ -78,8 +78,12 @@ class SyncWorker:
 
     async def run(self) -> None:
         """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
-        relation = self._relation
         await self._engine.fence()
+        # Who started this worker may have read the catalog before the one before it was done.
+        relation = await self._catalog.relation(self._subscription.oid, self._relation.relid)
+        if relation is None:
+            return
+        self._relation = relation
         if relation.state in (RelState.SYNCDONE, RelState.READY):
             if relation.definition is None:
                 await self._make_target()
