@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from apply.delta import table, writer
-from apply.delta.engine import Engine
+from apply.delta.engine import Engine, said
 from apply.prepare import PreparedTable
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN
@@ -48,7 +48,7 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
             have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
             if have >= record.last:
                 return
-            text = str(error).strip().partition("\n")[0]
+            text = said(error)
             conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
             if have != before or not conflict or attempt == _ATTEMPTS:
                 raise NotInPrerequisiteState(

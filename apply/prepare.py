@@ -63,7 +63,7 @@ def prepare(
         by_destination: dict[tuple[str, str], list[int]] = {}
         for oid in sorted(set(frames) | truncated):
             if oid not in batch.relations:
-                raise NotInPrerequisiteState(f"no relation map entry for remote relation ID {oid}", sqlstate="08P01")
+                raise _no_relation(oid)
             relation = batch.relations[oid][-1][1]
             by_destination.setdefault((relation.namespace, relation.name), []).append(oid)
         for name, oids in by_destination.items():
@@ -104,6 +104,8 @@ def _prepare_table(
             except InvalidValue as error:
                 raise _located(error, batch, relation, origin) from error
             parts.append(_as_in_target(changes, relation, table))
+    # By oid so far: an older table of the name may have the greater one.
+    parts.sort(key=lambda part: int(part.seq[0]))
     if not parts and truncate_before is None:
         return None
     if not parts:
@@ -116,10 +118,17 @@ def _prepare_table(
     return PreparedTable(destination, staged, commit, folded.inserts, folded.updates, folded.deletes)
 
 
+def _no_relation(oid: int) -> NotInPrerequisiteState:
+    """relation.c: logicalrep_rel_open."""
+    return NotInPrerequisiteState(f"no relation map entry for remote relation ID {oid}", sqlstate="08P01")
+
+
 def _by_relation_message(
     messages: Sequence[tuple[int, pgoutput.Relation]], frames: Sequence[rows.RowFrames]
 ) -> list[tuple[pgoutput.Relation, list[rows.RowFrames]]]:
     """The frames under the Relation message that each was sent under."""
+    if any(len(some.seq) and some.seq[0] < messages[0][0] for some in frames):
+        raise _no_relation(messages[0][1].oid)
     if len(messages) == 1:
         return [(messages[0][1], list(frames))]
     parts = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from apply.delta.engine import said
 from pubsub.errors import PubsubError
 
 _OF_A_TASK: Final = re.compile(r"(?:pubsub|psycopg)\.[\w.]+: (.+)")
@@ -32,4 +33,4 @@ def typed(error: BaseException) -> PubsubError:
     ours = [found[1] for line in lines if (found := _OF_A_TASK.match(line))]
     if ours:
         return PubsubError(ours[-1], sqlstate="XX000")
-    return PubsubError(f"{type(cause).__name__}: {lines[0] if lines else '(no text)'}", sqlstate="XX000")
+    return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")

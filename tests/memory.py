@@ -140,7 +140,12 @@ async def commits_then_raises(commit: Callable[[], None]) -> None:
 
 
 async def conflicts(commit: Callable[[], None]) -> None:
-    raise RuntimeError("io.delta.exceptions.ConcurrentAppendException: files were added")
+    # As py4j tells it.
+    raise RuntimeError(
+        "An error occurred while calling o116.save.\n"
+        ": io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected.\n"
+        "\tat io.delta.exceptions.ConcurrentAppendException$.apply(DeltaConcurrentExceptions.scala:136)"
+    )
 
 
 class MemoryEngine:

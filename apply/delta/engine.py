@@ -23,6 +23,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def said(error: BaseException) -> str:
+    """The line of an error that says what happened; py4j's own, "An error occurred while calling o70.save.", is before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
+        del lines[0]
+    return lines[0].removeprefix(": ") if lines else type(error).__name__
+
+
 class Engine:
     """One node's Spark.  `start` may be awaited by many; the first starts the JVM."""
 
