@@ -220,10 +220,14 @@ def _acquire_fence(path: Path, timeout: float) -> int:
     """Lock the node's JVM fence; waits at most `timeout` seconds for an earlier JVM to end.  Returns the descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + timeout
+    waiting = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            if not waiting:
+                waiting = True
+                log.info("waiting for an earlier daemon's JVM to end")
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
