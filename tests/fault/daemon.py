@@ -1,0 +1,195 @@
+"""`pubsub daemon` as a process of its own, and a database that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from catalog.daemon import running_daemon
+from pubsub.node import CatchupTimeoutError, Node
+from pubsub.sql.identifiers import quote_literal
+from pubsub.testing.compare import compare_tables
+from pubsub.testing.fixtures import Database
+from tests.replica import PATIENCE, Faults, wait_until
+
+SETTINGS = """
+wal_retrieve_retry_interval = "300ms"
+catalog_poll_interval = "50ms"
+max_sync_workers_per_subscription = 2
+[spark.conf]
+"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"
+"spark.driver.memory" = "1g"
+"""
+
+_numbers = itertools.count(1)
+
+
+class Daemon:
+    """One node's home; its daemon is started, killed and started again."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log = home / "daemon.log"
+        self.faults = Faults(home / "faults")
+        self._began = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        (home / "pubsub.toml").write_text(SETTINGS)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def process(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    def ensure(self) -> None:
+        if not self.running:
+            self.start()
+
+    def start(self) -> None:
+        self._began = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "daemon"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PUBSUB_FAULT": str(self.faults.directory)},
+            )
+        pid = self._process.pid
+        wait_until(lambda: running_daemon(self.home) == pid or not self.running, "the daemon to have the node")
+        assert self.running, self.tail()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, and its exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(PATIENCE)
+
+    def killed_by_fault(self) -> None:
+        """Wait until it has killed itself at a point."""
+        assert self._process is not None
+        assert self._process.wait(PATIENCE) == -signal.SIGKILL, self.tail()
+
+    def jvm(self) -> psutil.Process:
+        """The daemon's JVM, once it is there."""
+
+        def find() -> psutil.Process | None:
+            return next((c for c in self.process.children(recursive=True) if c.name() == "java"), None)
+
+        return wait_until(find, "the JVM")
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def said(self, text: str) -> bool:
+        """Whether the daemon that was started last has logged it."""
+        return text.encode() in self.log.read_bytes()[self._began :]
+
+    def client(self, work: Any) -> Any:
+        """What `work(node)` gives, for a client of the daemon."""
+
+        async def run() -> Any:
+            async with Node(self.home, workers=False) as node:
+                return await work(node)
+
+        return asyncio.run(run())
+
+    def execute(self, sql: str) -> None:
+        self.client(lambda node: node.execute(sql))
+
+
+class Subscribed:
+    """Tables a and keyless of a database, and a subscription to them."""
+
+    def __init__(self, daemon: Daemon, database: Database) -> None:
+        self.daemon = daemon
+        self.database = database
+        self.name = f"s{next(_numbers)}"
+        self.writes = itertools.count(1)
+        self._created = False
+        database.execute(
+            """
+            CREATE TABLE a (id int PRIMARY KEY, n int, t text);
+            CREATE TABLE keyless (n int);
+            INSERT INTO a SELECT g, 0, md5(g::text) FROM generate_series(1, 2000) g;
+            INSERT INTO keyless SELECT g % 10 FROM generate_series(1, 500) g;
+            CREATE PUBLICATION p FOR TABLE a, keyless
+            """
+        )
+
+    def subscribe(self) -> None:
+        self.daemon.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.database.conninfo)} PUBLICATION p "
+            "WITH (batch_age = '20ms')"
+        )
+        self._created = True
+
+    def write(self, times: int = 1) -> None:
+        """Transactions over all tables that no replay could hide: what is applied twice, or not at all, shows."""
+        for _ in range(times):
+            number = next(self.writes)
+            self.database.execute(
+                f"""
+                UPDATE a SET n = n + 1 WHERE id % 10 = {number % 10};
+                INSERT INTO a VALUES (100000 + {number}, 0, 'inserted');
+                DELETE FROM a WHERE id = {number};
+                UPDATE a SET id = 200000 + {number} WHERE id = 1000 + {number};
+                INSERT INTO keyless VALUES ({number}), ({number})
+                """
+            )
+
+    def caught_up(self) -> None:
+        try:
+            self.daemon.client(lambda node: node.wait_for_catchup(self.name, timeout=PATIENCE))
+        except CatchupTimeoutError as error:
+            raise AssertionError(f"{error.report()}\n{self.daemon.tail()}") from error
+
+    def relations(self) -> dict[str, Any]:
+        async def read(node: Node) -> dict[str, Any]:
+            oid = (await node.catalog.subscription(self.name)).oid
+            return {r.name: r for r in await node.catalog.relations(oid)}
+
+        return dict(self.daemon.client(read))
+
+    def state(self, table: str) -> str:
+        return str(self.relations()[table].state.value)
+
+    def assert_equal(self, tables: Sequence[str] = ("a", "keyless")) -> None:
+        """Every row of every table, no slot but the subscription's, and nothing staged left over."""
+        self.caught_up()
+        relations = self.relations()
+        for table in tables:
+            difference = compare_tables(self.database.conninfo, f"public.{table}", relations[table].path)
+            assert difference is None, f"{difference}\n{self.daemon.tail()}"
+        # A sync worker's slot is dropped a moment after its table is ready.
+        wait_until(lambda: self.slots() == [self.name], "the sync slots to be dropped")
+        assert {name: r.sync_slot for name, r in relations.items() if r.state.value != "r"} == {}
+        assert list((self.daemon.home / "spill" / "stage").iterdir()) == []
+
+    def slots(self) -> list[str]:
+        rows = self.database.query(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+        )
+        return [name for (name,) in rows]
+
+    def drop(self) -> None:
+        if self._created:
+            self.daemon.execute(f"DROP SUBSCRIPTION {self.name}")
+            self._created = False
