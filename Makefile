@@ -21,8 +21,8 @@ setup: ## .venv with everything, Spark's jars and the test servers; quick when n
 base:
 	@scripts/setup.sh base
 
-demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own
-	@exec $(BIN)/python -m pubsub.demo
+demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own, DEMO="--help" for options
+	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
 test: setup ## every test, with real servers and a real Spark
 	@exec $(PYTEST)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psycopg
 
-from pubsub.demo.node import jvm_of
+from pubsub.demo.processes import descendants, jvm_of, memory
 from pubsub.protocol.lsn import Lsn
 
 _SAMPLE_SECONDS: Final = 0.05
@@ -141,40 +141,12 @@ class Memory:
                 return
 
     def _look(self) -> None:
-        self.python = max(self.python, _kilobytes(self._daemon, "VmHWM") << 10)
+        self.python = max(self.python, memory(self._daemon, "VmHWM"))
         jvm = jvm_of(self._daemon)
         if jvm is not None:
-            self.jvm = max(self.jvm, _kilobytes(jvm, "VmHWM") << 10)
+            self.jvm = max(self.jvm, memory(jvm, "VmHWM"))
             # They are forks of one process: what they share counts once.
-            shares = [_kilobytes(pid, "Pss", "smaps_rollup") << 10 for pid in descendants(jvm)]
-            self.workers = max(self.workers, sum(shares))
-
-
-def _kilobytes(pid: int, name: str, file: str = "status") -> int:
-    """proc(5): a line of /proc/PID/status or another file; 0 when the process has gone."""
-    try:
-        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(match[1]) if match else 0
-
-
-def descendants(pid: int) -> list[int]:
-    """The children of a process, theirs, and so on."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [], [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+            self.workers = max(self.workers, sum(memory(pid, "Pss", "smaps_rollup") for pid in descendants(jvm)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from catalog.daemon import running_daemon
 from pubsub.demo.interruption import Interrupted, Interruption
+from pubsub.demo.processes import kill_tree
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.testing import watcher
 
@@ -230,14 +230,12 @@ class DemoNode:
                 process.wait(_DRAIN_SECONDS)
             except subprocess.TimeoutExpired:
                 drain = False
-        java = jvm_of(pid) if pid is not None else None
-        if process.poll() is None:
-            # Its input closed, the watcher ends the daemon.
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-        if java is not None:
-            _await_end(java)
+        if process.poll() is None and pid is not None:
+            # With its JVM, which would end by itself, but may be just starting.
+            kill_tree(pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
 
     def log_tail(self, count: int = _LOG_LINES) -> str:
         """The last lines of the daemon's log, for people."""
@@ -260,39 +258,6 @@ class DemoNode:
             if isinstance(document, dict):
                 found.append(document)
         return found
-
-
-def jvm_of(pid: int) -> int | None:
-    """The java process that the process `pid` has started."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            status = (entry / "stat").read_text()
-        except OSError:
-            continue
-        # proc(5): the name stands in parentheses; the parent is the second field after it.
-        name = status[status.index("(") + 1 : status.rindex(")")]
-        if name == "java" and int(status.rpartition(")")[2].split()[1]) == pid:
-            return int(entry.name)
-    return None
-
-
-def _await_end(pid: int, timeout: float = 20.0) -> None:
-    """A JVM whose daemon is gone ends by itself; one that does not is killed."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        try:
-            status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return
-        if status.rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _readable(line: str) -> str:

@@ -1,0 +1,85 @@
+"""Processes and their descendants, as /proc shows them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+_END_SECONDS: Final = 20.0
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
+            children.setdefault(status[1], []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def jvm_of(pid: int) -> int | None:
+    """The java process that the process `pid` has started."""
+    for child in descendants(pid):
+        try:
+            if Path(f"/proc/{child}/comm").read_text() == "java\n":
+                return child
+        except OSError:
+            continue
+    return None
+
+
+def kill_tree(pid: int) -> None:
+    """kill -9 of a process and of all its descendants; returns when they are gone."""
+    seen: set[int] = set()
+    # Stopped first: then nobody of them starts another one that would not be found.
+    while new := {pid, *descendants(pid)} - seen:
+        for each in new:
+            _signal(each, signal.SIGSTOP)
+        seen |= new
+    for each in seen:
+        _signal(each, signal.SIGKILL)
+    deadline = time.monotonic() + _END_SECONDS
+    while any(is_alive(each) for each in seen) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    status = _status(pid)
+    return status is not None and status[0] != "Z"
+
+
+def memory(pid: int, name: str, file: str = "status") -> int:
+    """proc(5): a line such as VmHWM of /proc/PID/status, or of another file, in bytes; 0 when the process has gone."""
+    try:
+        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) << 10 if match else 0
+
+
+def _status(pid: int) -> tuple[str, int] | None:
+    """The state and the parent; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # proc(5): the name stands in parentheses and may hold anything.
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return state, int(parent)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
