@@ -69,7 +69,8 @@ class Bench:
         return found.state
 
     async def after(self, name: str = "a") -> Lsn | None:
-        found = await self.tables.destinations(Batch({A.oid: A, B.oid: B}))
+        async with asyncio.timeout(10):
+            found = await self.tables.destinations(Batch({A.oid: A, B.oid: B}))
         return found[("public", name)].after if ("public", name) in found else None
 
 
@@ -107,7 +108,8 @@ async def test_what_the_catalog_got_since_it_was_read_is_known_at_the_first_batc
     await bench.copied(100)
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
-    found = await bench.tables.destinations(Batch({A.oid: A}))
+    async with asyncio.timeout(10):
+        found = await bench.tables.destinations(Batch({A.oid: A}))
     assert found[("public", "a")].app_id == bench.app_id(1)
 
 
