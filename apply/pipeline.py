@@ -5,7 +5,8 @@
     commit    commits the staged tables, then everything up to the batch's end is durable
 
 A batch is due when it holds `rows` or `bytes`, or when it is `age` seconds old and the committer is free: while a commit
-runs, the open batch grows, so that a backlog makes batches larger, not more.  A large batch is staged while the one before it
+runs, the open batch grows, so that a backlog makes batches larger, not more.  What was sent long after it was committed is
+a backlog from the start: there age counts only once the stream runs dry.  A large batch is staged while the one before it
 commits; at most one is open, one staged or being staged, one committing.
 
 Apply and the sync worker's catch-up are both this, over different `Tables`.
@@ -38,6 +39,10 @@ from pubsub.publisher.replication import ReplicationStream
 
 # A batch of this many rows is staged while another commits; a smaller one waits, and grows.
 _WORTH_STAGING_AHEAD: Final = 50_000
+# A transaction sent so long after its commit, in microseconds, is one of a backlog.
+_BACKLOG: Final = 2_000_000
+# A backlog's stream without a frame for so long, in seconds, has run dry.
+_STALLED: Final = 0.25
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 
 log = structlog.get_logger()
@@ -114,6 +119,7 @@ class Pipeline:
         self._draining = False
         self._stored = start
         self._left: Sequence[bytes] = ()
+        self._sent_at = 0
         # When reading began, or went on after a wait for room: the publisher's silence before that is our own.
         self._reading_since = time.monotonic()
 
@@ -201,6 +207,7 @@ class Pipeline:
             end, sent = struct.unpack_from(">xQq", last)
             figures.publisher_lsn = max(figures.publisher_lsn, Lsn(end))
             figures.latest_end_lsn, figures.latest_end_time = Lsn(end), pg_time_to_datetime(sent)
+        self._sent_at = sent
         figures.received_lsn = max(figures.received_lsn, dispatcher.position)
         figures.last_msg_send_time = pg_time_to_datetime(sent)
         figures.last_msg_receipt_time = datetime.now(UTC)
@@ -264,7 +271,11 @@ class Pipeline:
                 wait = 0.0
             elif not self._committing or batch.rows >= _WORTH_STAGING_AHEAD:
                 assert batch.opened_at is not None
-                wait = batch.opened_at + self._limits.age - time.monotonic()
+                due = batch.opened_at + self._limits.age
+                if self._behind(batch):
+                    # A backlog: the batch grows to its bounds, as long as the stream flows.
+                    due = max(due, self._stream.last_receive + _STALLED)
+                wait = due - time.monotonic()
             if wait is not None and wait <= 0:
                 if self._align_at is not None and batch.last_lsn >= self._align_at:
                     self._align_at = None
@@ -276,6 +287,10 @@ class Pipeline:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    def _behind(self, batch: Batch) -> bool:
+        """Whether what is received was committed long before it was sent, both by the publisher's clock."""
+        return self._sent_at - batch.transactions[-1].commit_time > _BACKLOG
 
     # commit
 

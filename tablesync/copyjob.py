@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from apply.delta.table import TargetTable, quote
+from apply.delta.table import TargetTable, has_files, quote
 from apply.delta.writer import Commit
 from pubsub import faults
 from pubsub.errors import InvalidValue
@@ -107,7 +107,9 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     extra = [field for field in table.schema if field.name not in source.columns]
     if extra:
         frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
-    frame.write.format("delta").mode("overwrite").options(
+    # An append to a table without files is the same, and has no old files to look for.
+    mode = "overwrite" if has_files(table.path) else "append"
+    frame.write.format("delta").mode(mode).options(
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
         userMetadata=json.dumps({"first": str(record.first), "last": str(record.last)}),

@@ -64,6 +64,13 @@ def properties(path: str) -> Mapping[str, str]:
     return {k: v or "" for k, v in DeltaTable(path).metadata().configuration.items()}
 
 
+def has_files(path: str) -> bool:
+    """Whether the table's newest version has any data file: whether it may hold rows."""
+    from deltalake import DeltaTable
+
+    return bool(DeltaTable(path).file_uris())
+
+
 def row_count(path: str) -> int:
     """The number of rows, from the log and the deletion vectors."""
     from deltalake import DeltaTable, QueryBuilder
