@@ -32,14 +32,14 @@ def falsify(path: Path, key: str, column: str) -> str:
     rows = pa.table(QueryBuilder().register("t", table).execute(statement).read_all())
     if not rows.num_rows:
         raise UndefinedObject(f'the Delta table at "{path}" has no row to falsify')
-    value = rows["k"][0]
+    value = rows["k"][0].as_py()
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"timestamp": int(time.time() * 1000), "operation": "WRITE", "operationParameters": {}}}
     ]
     # An earlier version of the row may lie in another file, marked as deleted: to change it there too is of no effect.
     for add in _files(path, {str(file) for file in table.file_uris()}):
         data = pq.ParquetFile(path / add["path"]).read()
-        chosen = pc.equal(data[key], value)
+        chosen = pc.equal(data[key], pa.scalar(value, data[key].type))
         if not pc.any(chosen).as_py():
             continue
         falsified = pc.if_else(chosen, pc.binary_join_element_wise(data[column], "falsified", " "), data[column])
@@ -56,7 +56,7 @@ def falsify(path: Path, key: str, column: str) -> str:
     entry = path / "_delta_log" / f"{table.version() + 1:020d}.json"
     with entry.open("x") as log:
         log.writelines(json.dumps(action) + "\n" for action in actions)
-    return str(value.as_py())
+    return str(value)
 
 
 def _files(path: Path, live: set[str]) -> list[dict[str, Any]]:

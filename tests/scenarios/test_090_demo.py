@@ -244,6 +244,23 @@ def test_ctrl_c_leaves_nothing_in_the_database(home: Path, own: Database, moment
     assert_untouched(own)
 
 
+def test_ctrl_c_while_the_snapshot_waits_for_a_writer(home: Path, own: Database) -> None:
+    demo = Demo(home, "--pg", own.conninfo, "--seconds", "2", "--quiet")
+    try:
+        demo.await_text("All tables are ready")
+        with own.server.connect(own.name) as connection, connection.transaction():
+            connection.execute("INSERT INTO keyless VALUES (1)")
+            demo.await_text("ALTER SUBSCRIPTION")
+            waiting = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
+            while own.query(waiting) == [(0,)]:
+                assert demo.process.poll() is None
+            demo.process.send_signal(signal.SIGINT)
+            assert demo.wait() == 128 + signal.SIGINT, demo.output
+            assert_untouched(own)
+    finally:
+        demo.kill()
+
+
 @pytest.mark.parametrize(
     ("moment", "number"),
     [

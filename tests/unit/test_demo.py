@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from pubsub.demo.__main__ import main
+from pubsub.demo.falsify import falsify
 from pubsub.demo.figures import Batch, Rate, batches, copies, lags, percentile
 from pubsub.demo.interruption import Interrupted, Interruption
 from pubsub.demo.load import Rates
@@ -220,6 +223,21 @@ def test_a_process_is_waited_for() -> None:
         with pytest.raises(TimeoutError):
             interruption.wait(process, 0.0)
         process.kill()
+
+
+# a falsified value
+
+
+def test_one_value_is_falsified_and_nothing_else(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    for rows in ([("a", "one"), ("b", "two")], [("0", None), ("c", "three")]):
+        keys, names = zip(*rows, strict=True)
+        deltalake.write_deltalake(path, pa.table({"id": keys, "name": pa.array(names, pa.string())}), mode="append")
+    assert falsify(Path(path), "id", "name") == "a"
+    found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    expected = {"0": None, "a": "one falsified", "b": "two", "c": "three"}
+    assert {row["id"]: row["name"] for row in found} == expected
+    assert len(found) == 4
 
 
 # the node's directory
