@@ -1,0 +1,201 @@
+"""Tables that are copied while they are written: nothing lost, nothing doubled, no slot left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tests.replica import Faults, Replica, wait_until
+
+TABLE = """
+CREATE TABLE {0} (id int PRIMARY KEY, n int NOT NULL, t text, big text);
+ALTER TABLE {0} ALTER big SET STORAGE EXTERNAL;
+INSERT INTO {0} SELECT g, 0, md5(g::text), CASE WHEN g % 100 = 0 THEN repeat(md5(g::text), 100) END FROM generate_series(1, 5000) g;
+"""
+
+
+class Writer:
+    """Writes to tables, a transaction after the other, until it is stopped."""
+
+    def __init__(self, replica: Replica, tables: Sequence[str], number: int) -> None:
+        self.transactions = 0
+        self._replica = replica
+        self._tables = list(tables)
+        self._number = number
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"writer {number}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            database = self._replica.database
+            with database.server.connect(database.name) as connection:
+                # Some dozens a second: the machine has other work.
+                while not self._stop.wait(0.02):
+                    connection.execute(self._transaction().encode())
+                    self.transactions += 1
+        except BaseException as error:
+            self._failure = error
+
+    def _transaction(self) -> str:
+        """What no replay could hide.  Writers keep to rows of their own, so that none waits for another."""
+        step = self.transactions
+        table = self._tables[step % len(self._tables)]
+        mine, own = f"id % 10 = {self._number}", 10 * (100_000 + step) + self._number
+        return "; ".join(
+            [
+                f"UPDATE {table} SET n = n + 1 WHERE {mine} AND id BETWEEN {step % 490 * 10} AND {step % 490 * 10 + 100}",
+                f"INSERT INTO {table} VALUES ({own}, 0, 'new', NULL)",
+                f"DELETE FROM {table} WHERE id = {own - 70}",
+                f"UPDATE {table} SET id = -id WHERE id = {step % 500 * 10 + self._number}",
+                f"INSERT INTO log VALUES ({step}), ({step})",
+            ]
+        )
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def passes(self, count: int) -> None:
+        """Wait until it has done `count` more transactions."""
+        goal = self.transactions + count
+        wait_until(lambda: self.transactions >= goal or self._failure, "the writers")
+
+
+@contextmanager
+def writing(replica: Replica, *tables: str) -> Iterator[Writer]:
+    """Two writers, of which the first is given."""
+    writers = [Writer(replica, tables, number) for number in (1, 2)]
+    try:
+        yield writers[0]
+    finally:
+        for writer in writers:
+            writer.stop()
+
+
+def all_ready(replica: Replica) -> None:
+    wait_until(lambda: set(replica.states().values()) == {"r"}, "all tables to be ready")
+
+
+def only_the_main_slot(replica: Replica) -> None:
+    wait_until(lambda: replica.slots() == [replica.name], "the sync slots to be dropped")
+
+
+def setup(replica: Replica, *tables: str) -> None:
+    for table in tables:
+        replica.execute(TABLE.format(table))
+    replica.execute("CREATE TABLE log (n int)", f"CREATE PUBLICATION p FOR TABLE log, {', '.join(tables)}")
+
+
+def test_written_while_copied(replica: Replica) -> None:
+    setup(replica, "a", "b", "c")
+    with writing(replica, "a", "b", "c") as writer:
+        writer.passes(20)
+        replica.subscribe()
+        all_ready(replica)
+        writer.passes(100)
+    replica.assert_equal("a", "b", "c", "log")
+    only_the_main_slot(replica)
+    assert {r.copy_generation for r in replica.node.relations(replica.name)} == {1}
+
+
+def test_refreshed_while_written(replica: Replica) -> None:
+    setup(replica, "a", "gone")
+    for table in ("d", "e"):
+        replica.execute(TABLE.format(table))
+    with writing(replica, "a", "gone", "d", "e") as writer:
+        replica.subscribe()
+        writer.passes(20)
+        # Before the first tables are ready, and again with one of the new ones taken away.
+        replica.execute("ALTER PUBLICATION p ADD TABLE d, e")
+        replica.alter("REFRESH PUBLICATION")
+        writer.passes(20)
+        replica.execute("ALTER PUBLICATION p DROP TABLE gone")
+        replica.alter("REFRESH PUBLICATION")
+        all_ready(replica)
+        writer.passes(50)
+    replica.assert_equal("a", "d", "e", "log")
+    assert set(replica.states()) == {"public.a", "public.d", "public.e", "public.log"}
+    only_the_main_slot(replica)
+    # One that comes back is copied anew: what its Delta table holds is our own.
+    path = replica.node.home / "warehouse" / replica.database.name / "public" / "gone"
+    assert path.is_dir(), "the Delta table of a table that left stays"
+
+
+def test_a_table_that_leaves_while_it_is_copied(replica: Replica, fault: Faults) -> None:
+    setup(replica, "a", "gone")
+    fault.arm("slot created public.gone")
+    replica.subscribe()
+    fault.wait("slot created public.gone")
+    assert len(replica.slots()) >= 2
+    replica.execute("ALTER PUBLICATION p DROP TABLE gone")
+    refreshing = threading.Thread(target=replica.alter, args=("REFRESH PUBLICATION",))
+    refreshing.start()
+    fault.release("slot created public.gone")
+    refreshing.join()
+    replica.execute("UPDATE a SET n = 1")
+    replica.assert_equal("a", "log")
+    only_the_main_slot(replica)
+
+
+def test_disabled_and_enabled_while_written(replica: Replica, fault: Faults) -> None:
+    setup(replica, "a", "b")
+    with writing(replica, "a", "b") as writer:
+        # In the middle of the copy, in the middle of the catch-up, and twice while all is ready.
+        fault.arm("slot created public.a")
+        replica.subscribe()
+        fault.wait("slot created public.a")
+        disabling = threading.Thread(target=replica.alter, args=("DISABLE",))
+        disabling.start()
+        fault.release("slot created public.a")
+        disabling.join()
+        writer.passes(20)
+        fault.arm("catchup public.a")
+        replica.alter("ENABLE")
+        fault.wait("catchup public.a")
+        disabling = threading.Thread(target=replica.alter, args=("DISABLE",))
+        disabling.start()
+        fault.release("catchup public.a")
+        disabling.join()
+        replica.alter("ENABLE")
+        all_ready(replica)
+        for _ in range(2):
+            writer.passes(20)
+            replica.alter("DISABLE")
+            (active,) = replica.query(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{replica.name}'")[0]
+            assert not active, "DISABLE waits until the worker has ended"
+            writer.passes(20)
+            replica.alter("ENABLE")
+    replica.assert_equal("a", "b", "log")
+    only_the_main_slot(replica)
+
+
+def test_dropped_while_it_is_copied(replica: Replica, fault: Faults) -> None:
+    setup(replica, "a", "b")
+    for point in ("slot created public.a", "copy committed public.a", "caught up public.a"):
+        fault.arm(point)
+        replica.subscribe(target=f"'{replica.database.name} {point}'")
+        fault.wait(point)
+        dropping = threading.Thread(target=replica.drop)
+        dropping.start()
+        fault.release(point)
+        dropping.join()
+        assert replica.slots() == [], point
+
+
+def test_more_tables_than_workers(replica: Replica) -> None:
+    names = [f"t{number}" for number in range(8)]
+    for name in names:
+        replica.execute(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
+    replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
+    replica.subscribe()
+    most = 0
+    while set(replica.states().values()) != {"r"}:
+        most = max(most, sum(slot != replica.name for slot in replica.slots()))
+    assert 1 <= most <= 3, "max_sync_workers_per_subscription"
+    replica.assert_equal(*names)
+    only_the_main_slot(replica)
