@@ -25,7 +25,7 @@ from apply.dispatch import Dispatcher
 from apply.prepare import Destination, prepare
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol import types
-from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
 from tests.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 
@@ -76,6 +76,8 @@ class Replica:
         writer.commit(self.session, prepared.staged, prepared.commit)
         writer.discard(prepared.staged)
         assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
+        (newest,) = DeltaTable(self.table.path).history(1)
+        assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
         return self.version - before
 
     @property
@@ -166,14 +168,6 @@ def test_a_batch_is_held_once(made: Any) -> None:
     assert r.rows() == [(1, "z")]
 
 
-def test_the_commit_says_which_transactions_it_holds(made: Any) -> None:
-    r = made()
-    for messages in ((insert(OID, 1, "x"),), (update(OID, 1, "y"),), (delete(OID, 1, None),), (truncate(OID),)):
-        r.send(*messages)
-        newest = DeltaTable(r.table.path).history(1)[0]
-        assert newest["userMetadata"] == f'{{"first": "{Lsn(r.lsn)}", "last": "{Lsn(r.lsn)}"}}'
-
-
 def test_unchanged_values_come_from_the_table(made: Any) -> None:
     """Along with changed keys, chains in one batch, rows that are not there, and rows inserted in the same batch."""
     r = made((("id", INT8), ("v", TEXT), ("w", TEXT)))
@@ -221,7 +215,6 @@ KEYS: dict[str, tuple[int, list[Any]]] = {
     "date": (types.DATEOID, ["0001-01-01", "1582-10-04", "9999-12-31"]),
     "bool": (types.BOOLOID, ["t", "f"]),
     "bigint": (INT8, ["-9223372036854775808", "0", "9223372036854775807"]),
-    "smallint": (types.INT2OID, ["-32768", "0", "32767"]),
     "double": (FLOAT8, ["-Infinity", "1e-300", "NaN"]),
 }
 
@@ -371,14 +364,6 @@ def test_full_identity_without_a_key(made: Any) -> None:
     assert len(r.rows()) == 1
 
 
-def test_full_identity_with_a_key(made: Any) -> None:
-    """Rows go by their key; what an update left unchanged is in its old row."""
-    r = made((("id", INT8), ("v", TEXT)), identity="f")
-    r.send(insert(OID, 1, "big"), insert(OID, 2, "b"))
-    r.send(update(OID, 10, UNCHANGED, old=(1, "big"), kind="O"), delete(OID, 2, "b", kind="O"))
-    assert r.rows() == [(10, "big")]
-
-
 def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
     """Updates leave them as they are, inserts give NULL; of whatever type they are."""
     extra = "note STRING, tags ARRAY<STRING>, tiny TINYINT, box STRUCT<x: INT, y: MAP<STRING, DOUBLE>>"
@@ -396,13 +381,17 @@ def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
     assert r.rows()[3] == (5, "e", *none)
 
 
-def test_a_target_with_more_columns_under_full_identity(made: Any) -> None:
+def test_full_identity_with_a_key(made: Any) -> None:
+    """Rows go by their key; what an update left unchanged is in its old row, but for columns that only the target has."""
     r = made(identity="f", extra="note STRING")
-    r.send(insert(OID, 1, "a"))
+    r.send(insert(OID, 1, "big"), insert(OID, 2, "b"))
     r.session.sql(f"UPDATE delta.{writer.quote(r.table.path)} SET note = 'kept'")
-    r.send(update(OID, 1, "b", old=(1, "a"), kind="O"))
-    assert r.rows() == [(1, "b", "kept")]
-    # Without a key the column counts as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns).
+    r.send(update(OID, 10, UNCHANGED, old=(1, "big"), kind="O"), delete(OID, 2, "b", kind="O"))
+    assert r.rows() == [(10, "big", "kept")]
+
+
+def test_a_target_with_more_columns_without_a_key(made: Any) -> None:
+    """They count as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns)."""
     r = made(key=(), identity="f", extra="note STRING")
     r.send(insert(OID, 1, "a"), insert(OID, 1, "a"))
     r.send(update(OID, 1, "b", old=(1, "a"), kind="O"))
