@@ -1,0 +1,171 @@
+"""What the publisher is told is durable, and connections that break."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from apply.delta.session import Spark
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres, StopMode
+from tests.replica import Faults, Replica, RunningNode, wait_until
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    """A node that reports every second."""
+    with RunningNode(tmp_path_factory.mktemp("node"), spark, wal_receiver_status_interval="1s") as node:
+        yield node
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server to stop and start, impatient with silent receivers."""
+    with EmbeddedPostgres("18", settings={"wal_sender_timeout": "3s"}) as server:
+        yield server
+
+
+@pytest.fixture
+def own(node: RunningNode, own_server: EmbeddedPostgres) -> Iterator[Replica]:
+    name = f"own_{next(_numbers)}"  # and so is its folder in the warehouse
+    own_server.create_database(name)
+    replica = Replica(node, Database(own_server, name))
+    yield replica
+    if replica.created:
+        replica.drop()
+    assert replica.slots() == []
+
+
+def make(replica: Replica, **options: object) -> None:
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, n int); INSERT INTO a SELECT g, 0 FROM generate_series(1, 100) g; "
+        "CREATE TABLE b (id int PRIMARY KEY, n int); CREATE TABLE unpublished (n int); CREATE PUBLICATION p FOR TABLE a, b"
+    )
+    replica.subscribe(**options)
+    replica.assert_equal("a", "b")
+
+
+def current_lsn(replica: Replica) -> str:
+    return str(replica.query("SELECT pg_current_wal_lsn()")[0][0])
+
+
+def confirmed(replica: Replica, comparison: str) -> bool:
+    return bool(
+        replica.query(
+            f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{replica.name}' AND confirmed_flush_lsn {comparison}"
+        )
+    )
+
+
+def walsender(replica: Replica) -> dict[str, Any]:
+    """The slot's walsender, and how long after now, at the publisher, its last reply came."""
+    row = replica.query(
+        "SELECT r.pid, r.write_lsn::text, r.flush_lsn::text, r.reply_time FROM pg_stat_replication r "
+        f"JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = '{replica.name}'"
+    )
+    return dict(zip(("pid", "write_lsn", "flush_lsn", "reply_time"), row[0], strict=True)) if row else {}
+
+
+def replies_for(replica: Replica, seconds: float) -> None:
+    """Wait until the receiver has answered something that was asked `seconds` from now or later."""
+    (until,) = replica.query(f"SELECT clock_timestamp() + interval '{seconds} s'")[0]
+    wait_until(lambda: (found := walsender(replica)) and found["reply_time"] > until, "a reply")
+
+
+def test_what_is_reported_is_durable(replica: Replica, fault: Faults) -> None:
+    make(replica)
+    for held, other in (("commit public.a", "b"), ("committed public.a", "b"), ("batch committed", "b")):
+        before = current_lsn(replica)
+        fault.arm(held)
+        replica.execute(
+            f"INSERT INTO {other} VALUES ((SELECT count(*) FROM {other}), 0); UPDATE a SET n = n + 1 WHERE id < 10"
+        )
+        fault.wait(held)
+        # More of the same, and what would advance it if nothing were pending.
+        replica.execute("UPDATE a SET n = n + 1", "INSERT INTO unpublished VALUES (1)")
+        replies_for(replica, 1.5)
+        assert confirmed(replica, f"<= '{before}'"), held
+        after = current_lsn(replica)
+        fault.release(held)
+        wait_until(lambda after=after: confirmed(replica, f">= '{after}'"), "the slot to advance")
+        replica.assert_equal("a", "b", caught_up=False)
+
+
+def test_what_is_not_published_advances_it_too(replica: Replica) -> None:
+    make(replica)
+    for _ in range(3):
+        replica.execute("INSERT INTO unpublished SELECT g FROM generate_series(1, 1000) g")
+        after = current_lsn(replica)
+        wait_until(lambda after=after: confirmed(replica, f">= '{after}'"), "the slot to advance", patience=60)
+    (origin,) = replica.node.fetch(
+        f"SELECT remote_lsn FROM pg_replication_origin_status WHERE external_id = 'pg_{replica.relation('a').subid}'"
+    )
+    assert replica.query(f"SELECT '{origin['remote_lsn']}'::pg_lsn >= '{after}'") == [(True,)]
+
+
+@pytest.mark.parametrize("rows", [10, 500_000], ids=["a full batch", "an open batch"])
+def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, rows: int) -> None:
+    """Whether the next batch has room or not, keepalives are answered, with the old flush LSN."""
+    make(own, batch_rows=rows)
+    before, sender = current_lsn(own), walsender(own)
+    fault.arm("commit public.a")
+    own.execute("UPDATE a SET n = n + 1")
+    fault.wait("commit public.a")
+    own.execute(
+        "UPDATE a SET n = n + 1", "UPDATE a SET n = n + 1", "INSERT INTO b SELECT g, g FROM generate_series(1, 50000) g"
+    )
+    replies_for(own, 7)
+    assert walsender(own)["pid"] == sender["pid"]
+    assert confirmed(own, f"<= '{before}'")
+    fault.release("commit public.a")
+    own.assert_equal("a", "b")
+    assert walsender(own)["pid"] == sender["pid"]
+
+
+def test_the_publisher_restarts(own: Replica, own_server: EmbeddedPostgres) -> None:
+    make(own)
+    modes: tuple[StopMode | None, ...] = ("fast", "immediate", None)
+    for mode in modes:
+        own.execute("UPDATE a SET n = n + 1", "INSERT INTO b SELECT count(*), 0 FROM b")
+        if mode is None:
+            own_server.kill()
+        else:
+            own_server.stop(mode)
+        own.error()
+        own_server.start()
+        own.execute("UPDATE a SET n = n + 1 WHERE id % 2 = 0")
+        own.assert_equal("a", "b")
+    wait_until(lambda: own.node.statistics(own.name)["error"] is None, "the error to be cleared")
+
+
+def test_the_walsender_is_killed(replica: Replica, fault: Faults) -> None:
+    """Also while a commit is under way: it ends, and what it holds is not applied again."""
+    make(replica)
+    terminate = f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
+    for point in ("commit public.a", "committed public.a", "batch committed"):
+        fault.arm(point)
+        replica.execute("UPDATE a SET n = n + 1", "INSERT INTO b SELECT count(*), 0 FROM b")
+        fault.wait(point)
+        errors = replica.node.statistics(replica.name)["apply_error_count"]
+        replica.query(terminate)
+        replica.execute("UPDATE a SET n = n + 1 WHERE id % 2 = 0")
+        fault.release(point)
+        wait_until(
+            lambda errors=errors: replica.node.statistics(replica.name)["apply_error_count"] > errors, "the failure"
+        )
+        replica.assert_equal("a", "b")
+
+
+def test_a_slot_that_is_gone_stops_with_its_name(replica: Replica) -> None:
+    make(replica)
+    replica.database.server.drop_slot(replica.name)
+    replica.execute("UPDATE a SET n = n + 1")
+    wait_until(lambda: f'replication slot "{replica.name}" does not exist' in replica.error(), "the reason")
+    assert replica.version("a") == 1, "nothing of it is in Delta"
+    replica.alter("DISABLE")
+    replica.alter("SET (slot_name = NONE)")
