@@ -88,8 +88,9 @@ class Runner:
             self.apply.tables_changed()
 
     async def _keep_applying(self) -> None:
-        while not self._ending.is_set():
-            async with self._around.workers:
+        # The place among the node's workers is kept while it pauses: sync workers that wait for apply would take it.
+        async with self._around.workers:
+            while not self._ending.is_set():
                 worker = self.apply = ApplyWorker(
                     self.subscription,
                     node_id=self._around.node_id,
@@ -112,7 +113,7 @@ class Runner:
                         return
                 finally:
                     self.apply = None
-            await self._pause(self._around.settings.wal_retrieve_retry_interval)
+                await self._pause(self._around.settings.wal_retrieve_retry_interval)
 
     async def _keep_syncing(self, group: asyncio.TaskGroup) -> None:
         while not self._ending.is_set():

@@ -73,6 +73,8 @@ class World:
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
+        # max_logical_replication_workers: one must be left for a sync worker.
+        self.places = chance.random.choice([2, 4])
         self.delta = MemoryDelta(*(target(r.name, relation=r.name) for r in TABLES.values()))
         self.wal = Lsn(1000)
         self.grown = asyncio.Event()
@@ -349,7 +351,9 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        around = Surroundings("9", Catalog(world), Engine(world), world.delta, SETTINGS, asyncio.Semaphore(8))  # type: ignore[arg-type]
+        around = Surroundings(
+            "9", Catalog(world), Engine(world), world.delta, SETTINGS, asyncio.Semaphore(world.places)
+        )  # type: ignore[arg-type]
         self.runner = Runner(SUBSCRIPTION, around, Handover())
         self.tasks = [asyncio.create_task(self.keep()), asyncio.create_task(self.poll())]
 
