@@ -108,6 +108,7 @@ INSERT INTO documents
     SELECT 'document-' || n, 'Document ' || n, noise(4000 + n % 4000), noise(2100), 1, now()
     FROM generate_series(1, {documents}) n;
 INSERT INTO audit SELECT now(), 'import', 'order', jsonb_build_object('id', n) FROM generate_series(1, 100) n;
+ANALYZE;
 CREATE PUBLICATION demo FOR ALL TABLES;
 """
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import psycopg
 
-from pubsub.demo.processes import descendants, jvm_of, memory
+from pubsub.demo.processes import descendants, jvm_of, memory, name_of
 from pubsub.protocol.lsn import Lsn
 
 _SAMPLE_SECONDS: Final = 0.05
@@ -145,8 +145,10 @@ class Memory:
         jvm = jvm_of(self._daemon)
         if jvm is not None:
             self.jvm = max(self.jvm, memory(jvm, "VmHWM"))
-            # They are forks of one process: what they share counts once.
-            self.workers = max(self.workers, sum(memory(pid, "Pss", "smaps_rollup") for pid in descendants(jvm)))
+            # They are forks of one process: what they share counts once.  A JVM that starts a program is for a moment its own
+            # child, with all its memory: that is no worker.
+            workers = [pid for pid in descendants(jvm) if name_of(pid).startswith("python")]
+            self.workers = max(self.workers, sum(memory(pid, "Pss", "smaps_rollup") for pid in workers))
 
 
 @dataclass(frozen=True, slots=True)

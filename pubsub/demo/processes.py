@@ -28,13 +28,15 @@ def descendants(pid: int) -> list[int]:
 
 def jvm_of(pid: int) -> int | None:
     """The java process that the process `pid` has started."""
-    for child in descendants(pid):
-        try:
-            if Path(f"/proc/{child}/comm").read_text() == "java\n":
-                return child
-        except OSError:
-            continue
-    return None
+    return next((child for child in descendants(pid) if name_of(child) == "java"), None)
+
+
+def name_of(pid: int) -> str:
+    """What the process runs, in 15 characters; empty when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def kill_tree(pid: int) -> None:

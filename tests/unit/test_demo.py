@@ -22,6 +22,7 @@ from pubsub.demo.interruption import Interrupted, Interruption
 from pubsub.demo.load import Rates
 from pubsub.demo.node import MARKER, DemoFailed, DemoNode
 from pubsub.demo.own import candidate
+from pubsub.demo.processes import descendants, is_alive, jvm_of, kill_tree, memory, name_of
 from pubsub.demo.progress import Waiter, first_error
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Reader, Screen, picture, summaries
@@ -310,3 +311,21 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         main(arguments)
     assert ended.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+# processes
+
+
+def test_a_tree_of_processes_is_killed() -> None:
+    script = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert descendants(process.pid) == [child]
+        assert name_of(process.pid).startswith("python")
+        assert memory(process.pid, "VmHWM") > 1 << 20
+        assert jvm_of(process.pid) is None
+        kill_tree(process.pid)
+        assert not is_alive(child)
+        assert not is_alive(process.pid)
+    assert memory(process.pid, "VmHWM") == 0
