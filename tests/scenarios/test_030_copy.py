@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.testing.compare import compare_tables
-from tests.replica import Replica
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import Replica, RunningNode
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'ha,"ppy');
@@ -282,6 +285,48 @@ def test_a_table_named_by_its_columns(replica: Replica) -> None:
         "UPDATE t SET s = 'c', id = 7 WHERE id = 1; DELETE FROM t WHERE id = 2; INSERT INTO t (id) VALUES (1)"
     )
     replica.assert_equal("t")
+
+
+def test_columns_named_as_our_own(replica: Replica) -> None:
+    """The names that the writer gives to columns beside the user's."""
+    keyed = ["id", "__base_0", "__unchanged_1", "__unchanged_2", "__op", "c0", "h", "c"]
+    keyless = ["__count", "__row", "__have", "__image", "c0", "h"]
+    replica.execute(
+        f"CREATE TABLE keyed ({' text, '.join(keyed)} text, PRIMARY KEY (id)); "
+        f"CREATE TABLE keyless ({' text, '.join(keyless)} text); ALTER TABLE keyless REPLICA IDENTITY FULL; "
+        'ALTER TABLE keyed ALTER __base_0 SET STORAGE EXTERNAL, ALTER "__unchanged_1" SET STORAGE EXTERNAL; '
+        f"INSERT INTO keyed SELECT g, {', '.join(['repeat(g::text, 5000)'] * (len(keyed) - 1))} FROM generate_series(1, 9) g; "
+        f"INSERT INTO keyless SELECT {', '.join(['g % 3'] * len(keyless))} FROM generate_series(1, 9) g; "
+        "CREATE PUBLICATION p FOR TABLE keyed, keyless"
+    )
+    replica.subscribe()
+    replica.assert_equal("keyed", "keyless")
+    replica.execute(
+        "UPDATE keyed SET c = 'x' WHERE id < '4'; UPDATE keyed SET id = '77', h = 'y' WHERE id = '7'; "
+        "DELETE FROM keyed WHERE id = '8'; "
+        "DELETE FROM keyless WHERE ctid IN (SELECT ctid FROM keyless LIMIT 4); "
+        "UPDATE keyless SET h = 'x' WHERE ctid IN (SELECT ctid FROM keyless LIMIT 2)"
+    )
+    replica.assert_equal("keyed", "keyless")
+
+
+def test_a_database_in_another_encoding(node: RunningNode, publisher: EmbeddedPostgres) -> None:
+    publisher.create_database("latin1", "TEMPLATE template0 ENCODING 'LATIN1'")
+    replica = Replica(node, Database(publisher, "latin1"))
+    try:
+        with psycopg.connect(replica.conninfo, client_encoding="utf8", autocommit=True) as connection:
+            connection.execute('CREATE TABLE "täble" (id int PRIMARY KEY, "cölumn" text)')
+            connection.execute("INSERT INTO \"täble\" VALUES (1, 'äöüß')")
+            connection.execute('CREATE PUBLICATION p FOR TABLE "täble"')
+            replica.subscribe()
+            replica.assert_equal('"täble"')
+            connection.execute("INSERT INTO \"täble\" VALUES (2, 'é')")
+            connection.execute('UPDATE "täble" SET "cölumn" = \'ÿ\' WHERE id = 1')
+            replica.assert_equal('"täble"')
+        assert {row["cölumn"] for row in replica.rows('"täble"')} == {"ÿ", "é"}
+        replica.drop()
+    finally:
+        publisher.drop_database("latin1")
 
 
 def test_a_table_of_several_ranges(replica: Replica) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pubsub.protocol.lsn import Lsn
 from tests.replica import Faults, Replica, wait_until
 
 TABLE = """
@@ -101,6 +102,42 @@ def test_written_while_copied(replica: Replica) -> None:
     replica.assert_equal("a", "b", "c", "log")
     only_the_main_slot(replica)
     assert {r.copy_generation for r in replica.node.relations(replica.name)} == {1}
+
+
+def test_a_batch_across_the_hand_over(replica: Replica, fault: Faults) -> None:
+    """One batch of apply's holds transactions of before and after C: the sync worker has applied the first, apply the others."""
+    setup(replica, "a")
+    fault.arm("copy committed public.a")
+    replica.subscribe()
+    fault.wait("copy committed public.a")
+    wait_until(lambda: replica.states()["public.log"] == "r", "the other table")
+    fault.arm("commit public.log")
+    replica.execute("INSERT INTO log VALUES (0)")
+    fault.wait("commit public.log")
+
+    def write(number: int) -> None:
+        replica.execute(
+            f"INSERT INTO a VALUES ({100_000 + number}, 0); UPDATE a SET n = n + 1 WHERE id < 100; DELETE FROM a WHERE id = {number}; "
+            f"UPDATE a SET id = {200_000 + number} WHERE id = {1000 + number}; INSERT INTO log VALUES ({number})"
+        )
+
+    for number in (1, 2, 3):
+        write(number)
+    wanted = Lsn.parse(replica.query("SELECT pg_current_wal_lsn()::text")[0][0])
+    wait_until(lambda: received_lsn(replica) >= wanted, "apply to receive it")
+    fault.release("copy committed public.a")
+    wait_until(lambda: replica.states()["public.a"] == "s", "the hand-over")
+    for number in (4, 5):
+        write(number)
+    fault.release("commit public.log")
+    replica.assert_equal("a", "log")
+
+
+def received_lsn(replica: Replica) -> Lsn:
+    (row,) = replica.node.fetch(
+        f"SELECT received_lsn FROM pg_stat_subscription WHERE subname = '{replica.name}' AND relid IS NULL"
+    )
+    return Lsn.parse(row["received_lsn"] or "0/0")
 
 
 def test_refreshed_while_written(replica: Replica) -> None:
