@@ -57,6 +57,7 @@ class ApplyTables:
         # Answered with C since the catalog was read: the copy, its generation and definition are newer than what we know.
         self._unread: set[int] = set()
         self._durable = INVALID_LSN
+        self._draining = asyncio.Event()
 
     async def load(self) -> None:
         """Read the catalog again: tables that came are the sync worker's, tables that went are forgotten."""
@@ -131,7 +132,7 @@ class ApplyTables:
             if entry is None or entry.after is None:
                 continue
             if entry.relation.definition is None:
-                await self._handover.wait_synced(entry.relation.relid)
+                await self._until_synced(entry)
                 await self.load()
                 if self._by_name.get(name) is not entry:
                     continue
@@ -159,9 +160,30 @@ class ApplyTables:
         """True once the sync worker has stored s; then what the table holds is known."""
         entry = self._entries.get(relid)
         if entry is not None and not entry.own:
-            await self._handover.wait_synced(relid)
+            await self._until_synced(entry)
             await self.load()
         return entry is not None and self._entries.get(relid) is entry
+
+    def drain(self) -> None:
+        """The worker ends: whoever waits for a sync worker, which ends too, waits no more."""
+        self._draining.set()
+
+    async def _until_synced(self, entry: _Entry) -> None:
+        """Raises when told to drain first: what waits for the table is then received again."""
+        waits = {
+            asyncio.create_task(self._handover.wait_synced(entry.relation.relid)),
+            asyncio.create_task(self._draining.wait()),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._draining.is_set():
+            raise NotInPrerequisiteState(
+                f'table "{entry.relation.qualified_name}" is not synchronized',
+                detail="The worker was told to end before the table's sync worker was done.",
+            )
 
     def version(self, relid: int) -> Lsn:
         """See pipeline.Tables."""

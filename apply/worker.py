@@ -124,6 +124,7 @@ class ApplyWorker:
     def drain(self) -> None:
         """End after what has been received is committed and reported."""
         self._drain.set()
+        self._tables.drain()
         if self._pipeline is not None:
             self._pipeline.drain()
 

@@ -77,9 +77,11 @@ class Runner:
         self._changed.set()
         if self.apply is not None:
             self.apply.drain()
-        for relid, worker in self.syncing.items():
+        for worker in self.syncing.values():
             worker.drain()
-            self._tasks[relid].cancel()
+        # Also those that have not begun.
+        for task in self._tasks.values():
+            task.cancel()
 
     def tables_changed(self) -> None:
         """The catalog's list of tables may be another."""
@@ -121,6 +123,8 @@ class Runner:
             settings = self._around.settings
             waits = [settings.catalog_poll_interval * 10]
             relations = await self._around.catalog.relations(self.subscription.oid)
+            if self._ending.is_set():
+                break
             for relid in self._tasks.keys() - {relation.relid for relation in relations}:
                 self._tasks[relid].cancel()
             for relation in relations:

@@ -91,7 +91,7 @@ class DemoNode:
         """A command on this node as one would type it in the present directory."""
         program = Path(sys.executable).with_name("pubsub")
         typed = [_short(program)] if program.is_file() else [_short(Path(sys.executable)), "-m", "pubsub.cli"]
-        return shlex.join([*typed, "--home", _short(self.home), *arguments])
+        return " ".join([shlex.join([*typed, "--home", _short(self.home)]), *map(_quoted, arguments)])
 
     def sql(self, statement: str, *, shown: str | None = None, quietly: bool = False) -> str:
         """Run a statement with `pubsub sql` and return what it printed.  `shown` stands for one that holds a password.
@@ -99,7 +99,7 @@ class DemoNode:
         Raises DemoFailed with what it printed on standard error.  When interrupted it is interrupted too, and waited for.
         """
         if not quietly:
-            self._show(f"$ pubsub sql {shlex.quote(shown or statement)}")
+            self._show(f"$ pubsub sql {_quoted(shown or statement)}")
         # By standard input: a command's arguments are for everybody to read.
         out, err, code = self._run(["sql", "--file", "-"], statement)
         if code:
@@ -258,6 +258,11 @@ class DemoNode:
             if isinstance(document, dict):
                 found.append(document)
         return found
+
+
+def _quoted(text: str) -> str:
+    """As a word for a shell: in double quotes where that is easier to read."""
+    return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 def _readable(line: str) -> str:

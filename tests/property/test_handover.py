@@ -373,6 +373,15 @@ class Process:
                 seen = self.world.counter
                 self.runner.tables_changed()
 
+    async def stop(self) -> None:
+        """Told to drain, the runner ends soon, whatever its workers wait for; another takes its place."""
+        runner = self.runner
+        runner.drain()
+        began = asyncio.get_running_loop().time()
+        while self.runner is runner and asyncio.get_running_loop().time() < began + 60:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        self.world.require(self.runner is not runner, "a runner does not drain")
+
     async def kill(self) -> None:
         for task in self.tasks:
             task.cancel()
@@ -429,7 +438,9 @@ async def history(seed: int) -> World:
             if what < 0.04:
                 await process.kill()
                 process = Process(world)
-            elif what < 0.06:
+            elif what < 0.07:
+                await process.stop()
+            elif what < 0.09:
                 # A sync slot is lost, if it is not in use: its table must be copied again.
                 lost = [slot for slot in world.slots if slot != MAIN and slot not in world.users]
                 for slot in lost[:1]:

@@ -123,7 +123,7 @@ def test_the_demo_copies_follows_and_compares(home: Path) -> None:
     assert "Equal: 11 tables" in demo.output
     assert demo.output.count(": equal") == 11
     for statement in ("CREATE SUBSCRIPTION orders", "CREATE SUBSCRIPTION pgbench"):
-        assert f"$ pubsub sql '{statement}" in demo.output
+        assert f'$ pubsub sql "{statement}' in demo.output
     for figure in (
         r"copied +1\d\d,\d{3} rows of 11 tables in [\d.]+ s: [\d,]+ rows/s",
         r"applied +[\d,]+ row changes in",
@@ -225,7 +225,7 @@ def test_a_database_of_ones_own_is_compared_while_it_is_written_to(
     ("moment", "number"),
     [
         ("The node's daemon starts", signal.SIGINT),
-        ("$ pubsub sql 'CREATE SUBSCRIPTION", signal.SIGINT),
+        ('$ pubsub sql "CREATE SUBSCRIPTION', signal.SIGINT),
         ("Tables are copied", signal.SIGTERM),
         ("All tables are ready", signal.SIGINT),
         ("The node rests", signal.SIGTERM),

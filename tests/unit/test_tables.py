@@ -155,6 +155,20 @@ async def test_a_table_that_leaves_is_not_waited_for(bench: Bench) -> None:
     bench.tables.committed(A.oid, Lsn(200))
 
 
+async def test_a_worker_that_drains_waits_for_no_sync_worker(bench: Bench) -> None:
+    """Both end; a stop once took the whole drain_timeout."""
+    await bench.copied(100)
+    await bench.tables.load()
+    bench.handover.attach(bench)
+    await bench.handover.catchup_lsn(A.oid, Lsn(100))
+    task = asyncio.create_task(bench.tables.may_write(A.oid))
+    await asyncio.sleep(0.01)
+    bench.tables.drain()
+    with pytest.raises(NotInPrerequisiteState, match="not synchronized"):
+        async with asyncio.timeout(10):
+            await task
+
+
 async def test_r_is_stored_when_the_origin_has_come_to_s(bench: Bench) -> None:
     await bench.copied(100)
     await bench.synced(150)
