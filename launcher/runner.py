@@ -105,6 +105,7 @@ class Runner:
                 try:
                     await worker.run()
                 except Exception as error:
+                    _go_on_unless_cancelled()
                     cause = cause_of(error)
                     if isinstance(cause, StartAgain):
                         log.info("apply worker starts again", subscription=self.subscription.name)
@@ -158,6 +159,7 @@ class Runner:
                 await worker.run()
             self._failed_at.pop(relid, None)
         except Exception as error:
+            _go_on_unless_cancelled()
             self._failed_at[relid] = time.monotonic()
             await self._report(error, relation)
             if self.subscription.options.disable_on_error:
@@ -198,6 +200,13 @@ class Runner:
 
     async def _pause(self, seconds: float) -> None:
         await _first(self._ending.wait, seconds)
+
+
+def _go_on_unless_cancelled() -> None:
+    """A group of tasks that is cancelled while one of them fails raises the failure alone: the cancellation is not lost on us."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _needs_worker(relation: SubscriptionRel) -> bool:

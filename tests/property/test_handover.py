@@ -355,11 +355,13 @@ class Process:
             "9", Catalog(world), Engine(world), world.delta, SETTINGS, asyncio.Semaphore(world.places)
         )  # type: ignore[arg-type]
         self.runner = Runner(SUBSCRIPTION, around, Handover())
+        self.killed = False
         self.tasks = [asyncio.create_task(self.keep()), asyncio.create_task(self.poll())]
 
     async def keep(self) -> None:
         """As the launcher does: a runner that ended is replaced, and its hand-over stays."""
-        while True:
+        while not self.killed:
+            # A group that is cancelled while one of its tasks fails raises the failure: `killed` ends the loop then.
             with suppress(Exception, BaseExceptionGroup):
                 await self.runner.run()
             await asyncio.sleep(1)
@@ -383,6 +385,7 @@ class Process:
         self.world.require(self.runner is not runner, "a runner does not drain")
 
     async def kill(self) -> None:
+        self.killed = True
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
@@ -430,26 +433,28 @@ async def history(seed: int) -> World:
         patch.setattr(tablesync.worker, "follow_progress", no_progress)
         patch.setattr(faults, "reached", reached)
         process = Process(world)
-        for _ in range(chance.random.choice([20, 60])):
-            for _ in range(chance.random.choice([0, 1, 1, 5])):
-                world.write()
-            await asyncio.sleep(chance.random.random() * chance.random.choice([0.02, 1.0, 4.0]))
-            what = chance.random.random()
-            if what < 0.04:
-                await process.kill()
-                process = Process(world)
-            elif what < 0.07:
-                await process.stop()
-            elif what < 0.09:
-                # A sync slot is lost, if it is not in use: its table must be copied again.
-                lost = [slot for slot in world.slots if slot != MAIN and slot not in world.users]
-                for slot in lost[:1]:
-                    del world.slots[slot]
-        chance.trouble = 0.0
-        async with asyncio.timeout(3600):
-            while not settled(world):  # noqa: ASYNC110
-                await asyncio.sleep(1)
-        await process.kill()
+        try:
+            for _ in range(chance.random.choice([20, 60])):
+                for _ in range(chance.random.choice([0, 1, 1, 5])):
+                    world.write()
+                await asyncio.sleep(chance.random.random() * chance.random.choice([0.02, 1.0, 4.0]))
+                what = chance.random.random()
+                if what < 0.04:
+                    await process.kill()
+                    process = Process(world)
+                elif what < 0.07:
+                    await process.stop()
+                elif what < 0.09:
+                    # A sync slot is lost, if it is not in use: its table must be copied again.
+                    lost = [slot for slot in world.slots if slot != MAIN and slot not in world.users]
+                    for slot in lost[:1]:
+                        del world.slots[slot]
+            chance.trouble = 0.0
+            async with asyncio.timeout(3600):
+                while not settled(world):  # noqa: ASYNC110
+                    await asyncio.sleep(1)
+        finally:
+            await process.kill()
     return world
 
 
