@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, contents, slices
-from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.types import InvalidText, from_text
 
@@ -48,10 +47,12 @@ Offsets = npt.NDArray[np.int64]
 
 
 class Block(Protocol):
-    """Frames one after the other: reorderbuffer.log.FrameBlock."""
+    """Frames one after the other, each with `header` bytes before its message: reorderbuffer's FrameBlock, ChangeBlock."""
 
     @property
-    def data(self) -> bytes: ...
+    def header(self) -> int: ...
+    @property
+    def data(self) -> bytes | Bytes: ...
     @property
     def lengths(self) -> npt.NDArray[np.uint32]: ...
 
@@ -122,9 +123,9 @@ def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, 
         if not data.size:
             continue
         frames = ends - lengths
-        starts = frames + XLOG_HEADER
+        starts = frames + block.header
         kind = data.take(starts, mode="clip")
-        rows = (lengths > XLOG_HEADER) & (data.take(frames, mode="clip") == _XLOG_DATA)
+        rows = (lengths > block.header) & (data.take(frames, mode="clip") == _XLOG_DATA)
         rows &= (kind == INSERT) | (kind == UPDATE) | (kind == DELETE)
         if not rows.all():
             starts, ends, seq = starts[rows], ends[rows], seq[rows]

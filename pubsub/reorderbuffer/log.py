@@ -32,6 +32,11 @@ class FrameBlock:
         return cls(b"".join(frames), np.fromiter(map(len, frames), np.uint32, len(frames)))
 
     @property
+    def header(self) -> int:
+        """Bytes before the message in each frame."""
+        return XLOG_HEADER
+
+    @property
     def count(self) -> int:
         return len(self.lengths)
 
