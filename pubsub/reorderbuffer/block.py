@@ -1,0 +1,285 @@
+"""Changes in byte buffers: an OpenBlock grows, a ChangeBlock does not change any more.
+
+A change is a frame: any bytes.  A block has the frames one after the other, the length of each, and who made them as runs:
+neighbours of one (sub)transaction that arrived in one go.  There is no Python object for a change.
+
+The frames of a streamed transaction carry the id of their (sub)transaction behind the type byte (proto.c).  It is read, and
+the type byte moved over its last byte, when a block is sealed: for a whole block at once.  From there on a streamed message
+is what it would be outside a stream, with a header that is four bytes longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pubsub.errors import ProgramLimitExceeded, ProtocolViolation
+from pubsub.protocol.arrays import MAX_BYTES, Bytes, contents
+from pubsub.protocol.copyboth import XLOG_HEADER
+from pubsub.reorderbuffer.log import BLOCK_BYTES
+
+STREAM_HEADER: Final = XLOG_HEADER + 4
+"""Bytes before the message in a sealed frame of a streamed transaction."""
+
+_XLOG_DATA: Final = ord("w")
+
+Lengths = npt.NDArray[np.uint32]
+Positions = npt.NDArray[np.int64]
+Xids = npt.NDArray[np.uint32]
+Arrivals = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangeBlock:
+    """Frames in order of arrival: `data` one after the other, `lengths` the bytes of each.
+
+    Run i begins with frame `run_starts[i]` (the first with 0) and was made by `run_xids[i]`; `run_arrivals`, which never falls,
+    orders it among the runs of other logs.  `header` is the number of bytes before the message in each frame.  `memory` is
+    what the block's buffers take, in bytes, unused ends included; 0 where it is a view of another's.
+    """
+
+    data: Bytes
+    lengths: Lengths
+    run_starts: Positions
+    run_xids: Xids
+    run_arrivals: Arrivals
+    header: int
+    memory: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames."""
+        return self.data.size
+
+    def run_lengths(self) -> Positions:
+        """The number of frames in each run."""
+        return np.diff(self.run_starts, append=self.count)
+
+    def xids(self) -> Xids:
+        """The (sub)transaction of each frame."""
+        return np.repeat(self.run_xids, self.run_lengths())
+
+    def arrivals(self) -> Arrivals:
+        return np.repeat(self.run_arrivals, self.run_lengths())
+
+    def message_types(self) -> npt.NDArray[np.uint8]:
+        """The type byte of each frame's message; 0 where the frame ends before it."""
+        if not self.data.size:
+            return np.zeros(self.count, np.uint8)
+        lengths = self.lengths.astype(np.int64)
+        types = self.data.take(np.cumsum(lengths) - lengths + self.header, mode="clip")
+        types[lengths <= self.header] = 0
+        return types
+
+    def frames(self) -> Iterator[bytes]:
+        """One object for each frame: for what is rare, and for tests."""
+        start = 0
+        for length in self.lengths.tolist():
+            yield self.data[start : start + length].tobytes()
+            start += length
+
+    def by_xid(self) -> Iterator[tuple[int, int, int]]:
+        """Each (sub)transaction with the number and the bytes of its frames."""
+        if not self.count:
+            return
+        sizes = np.add.reduceat(self.lengths.astype(np.int64), self.run_starts)
+        xids, place = np.unique(self.run_xids, return_inverse=True)
+        counts = np.bincount(place, self.run_lengths()).astype(np.int64)
+        nbytes = np.bincount(place, sizes).astype(np.int64)
+        yield from zip(xids.tolist(), counts.tolist(), nbytes.tolist(), strict=True)
+
+    def without(self, xids: Xids) -> ChangeBlock:
+        """The frames that none of `xids` made: the block itself where that is all of them."""
+        unwanted = np.isin(self.run_xids, xids)
+        if not unwanted.any():
+            return self
+        kept = ~unwanted
+        run_lengths = self.run_lengths()
+        offsets = _offsets(self.lengths)
+        frames = pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
+        data, offsets = contents(frames.filter(pa.array(np.repeat(kept, run_lengths))))
+        kept_lengths = run_lengths[kept]
+        return ChangeBlock(
+            data,
+            np.diff(offsets).astype(np.uint32),
+            np.cumsum(kept_lengths) - kept_lengths,
+            self.run_xids[kept],
+            self.run_arrivals[kept],
+            self.header,
+        )
+
+    def cut(self, bounds: Sequence[int]) -> Iterator[ChangeBlock]:
+        """Views of the frames between neighbouring `bounds`, which rise from 0 to `count`."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths.astype(np.int64))])
+        for first, end in itertools.pairwise(bounds):
+            start_run = int(np.searchsorted(self.run_starts, first, side="right")) - 1
+            runs = slice(start_run, int(np.searchsorted(self.run_starts, end)))
+            yield ChangeBlock(
+                self.data[offsets[first] : offsets[end]],
+                self.lengths[first:end],
+                np.maximum(self.run_starts[runs] - first, 0),
+                self.run_xids[runs],
+                self.run_arrivals[runs],
+                self.header,
+            )
+
+    def runs(self) -> Iterator[tuple[int, ChangeBlock]]:
+        """Views of single runs, each with its arrival."""
+        bounds = [*self.run_starts.tolist(), self.count]
+        yield from zip(self.run_arrivals.tolist(), self.cut(bounds), strict=True)
+
+    def to_arrow(self) -> Any:
+        """A RecordBatch of SCHEMA; the frames are not copied.  Raises ProgramLimitExceeded past MAX_BYTES of frames."""
+        if self.nbytes > MAX_BYTES:
+            raise ProgramLimitExceeded(f"a block of {self.nbytes} bytes", detail=f"The limit is {MAX_BYTES} bytes.")
+        buffers = [None, pa.py_buffer(_offsets(self.lengths)), pa.py_buffer(self.data)]
+        frames = pa.Array.from_buffers(pa.binary(), self.count, buffers)
+        return pa.record_batch([pa.array(self.xids()), pa.array(self.arrivals()), frames], schema=schema(self.header))
+
+    @classmethod
+    def from_arrow(cls, batch: Any, header: int) -> Self:
+        """The block that `to_arrow` made `batch` of; a view of it."""
+        xids = batch.column(0).to_numpy(zero_copy_only=True)
+        arrivals = batch.column(1).to_numpy(zero_copy_only=True)
+        data, offsets = contents(batch.column(2))
+        changes = (xids[1:] != xids[:-1]) | (arrivals[1:] != arrivals[:-1])
+        starts = np.concatenate([np.zeros(min(1, len(xids)), np.int64), np.flatnonzero(changes) + 1])
+        return cls(data, np.diff(offsets).astype(np.uint32), starts, xids[starts], arrivals[starts], header)
+
+
+def schema(header: int) -> Any:
+    """The columns of changes on disk; the header's length is in the metadata."""
+    return pa.schema(
+        [
+            pa.field("xid", pa.uint32(), nullable=False),
+            pa.field("arrival", pa.int64(), nullable=False),
+            pa.field("frame", pa.binary(), nullable=False),
+        ],
+        metadata={"header": str(header)},
+    )
+
+
+class OpenBlock:
+    """A block that grows.  `tagged` frames name their (sub)transaction, for others `add` does."""
+
+    __slots__ = ("_arrivals", "_data", "_lengths", "_starts", "_xids", "tagged")
+
+    def __init__(self, *, tagged: bool) -> None:
+        self.tagged = tagged
+        self._data = bytearray()
+        self._lengths = array("I")
+        self._starts = array("q")
+        self._xids = array("I")
+        self._arrivals = array("q")
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._data)
+
+    @property
+    def memory(self) -> int:
+        """Bytes held, what the buffers keep for growing included."""
+        size = sys.getsizeof
+        held = size(self._data) + size(self._lengths)
+        return held + size(self._starts) + size(self._xids) + size(self._arrivals)
+
+    def add(self, data: bytes, frames: Sequence[bytes], xid: int, arrival: int) -> None:
+        """Append `frames`, at least one; `data` are the same bytes, joined."""
+        if not self._xids or self._xids[-1] != xid or self._arrivals[-1] != arrival:
+            self._starts.append(len(self._lengths))
+            self._xids.append(xid)
+            self._arrivals.append(arrival)
+        self._data += data
+        self._lengths.extend(map(len, frames))
+
+    def seal(self, header: int) -> ChangeBlock:
+        """The block as it is; nothing can be added any more.
+
+        Raises ProtocolViolation for a tagged frame that is not an XLogData which names its transaction.
+        """
+        data, lengths = np.frombuffer(self._data, np.uint8), np.frombuffer(self._lengths, np.uint32)
+        starts, xids = np.frombuffer(self._starts, np.int64), np.frombuffer(self._xids, np.uint32)
+        arrivals = np.frombuffer(self._arrivals, np.int64)
+        if not self.tagged:
+            return ChangeBlock(data, lengths, starts, xids, arrivals, header, self.memory)
+        return _take_xids(data, lengths, starts, arrivals, self.memory - sys.getsizeof(self._xids))
+
+
+def _take_xids(data: Bytes, lengths: Lengths, starts: Positions, arrivals: Arrivals, memory: int) -> ChangeBlock:
+    """Read each frame's xid and move its type byte over the xid's last; changes `data`."""
+    frames = np.cumsum(lengths.astype(np.int64)) - lengths
+    if (lengths <= STREAM_HEADER).any() or (data[frames] != _XLOG_DATA).any():
+        raise ProtocolViolation("a frame in a stream is too short to name its transaction")
+    kind = frames + XLOG_HEADER
+    xids = data[kind + 1].astype(np.uint32)
+    for place in range(2, 5):
+        xids <<= np.uint32(8)
+        xids |= data[kind + place]
+    data[kind + 4] = data[kind]
+    arrival = np.repeat(arrivals, np.diff(starts, append=len(lengths)))
+    changes = np.flatnonzero((xids[1:] != xids[:-1]) | (arrival[1:] != arrival[:-1]))
+    run_starts = np.concatenate([np.zeros(1, np.int64), changes + 1])
+    run_xids, run_arrivals = xids[run_starts], arrival[run_starts]
+    memory += run_starts.nbytes + run_xids.nbytes + run_arrivals.nbytes
+    return ChangeBlock(data, lengths, run_starts, run_xids, run_arrivals, STREAM_HEADER, memory)
+
+
+def reblocked(blocks: Iterable[ChangeBlock], bound: int = BLOCK_BYTES) -> Iterator[ChangeBlock]:
+    """The same frames in blocks of at most `bound` bytes, or of one frame; small neighbours are joined, empty ones left out."""
+    pending: list[ChangeBlock] = []
+    size = 0
+    for whole in blocks:
+        for block in _pieces(whole, bound):
+            if pending and (size + block.nbytes > bound or pending[0].header != block.header):
+                yield _joined(pending)
+                pending, size = [], 0
+            pending.append(block)
+            size += block.nbytes
+    if pending:
+        yield _joined(pending)
+
+
+def _pieces(block: ChangeBlock, bound: int) -> Iterator[ChangeBlock]:
+    if block.nbytes <= bound:
+        if block.count:
+            yield block
+        return
+    ends = np.cumsum(block.lengths.astype(np.int64))
+    bounds, before = [0], 0
+    while bounds[-1] < block.count:
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, before + bound, side="right"))))
+        before = int(ends[bounds[-1] - 1])
+    yield from block.cut(bounds)
+
+
+def _joined(blocks: Sequence[ChangeBlock]) -> ChangeBlock:
+    if len(blocks) == 1:
+        return blocks[0]
+    counts = np.fromiter((block.count for block in blocks), np.int64, len(blocks))
+    firsts = np.cumsum(counts) - counts
+    return ChangeBlock(
+        np.concatenate([block.data for block in blocks]),
+        np.concatenate([block.lengths for block in blocks]),
+        np.concatenate([block.run_starts + first for block, first in zip(blocks, firsts, strict=True)]),
+        np.concatenate([block.run_xids for block in blocks]),
+        np.concatenate([block.run_arrivals for block in blocks]),
+        blocks[0].header,
+    )
+
+
+def _offsets(lengths: Lengths) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

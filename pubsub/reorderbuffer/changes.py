@@ -1,0 +1,124 @@
+"""One log: changes in order of arrival, the older ones on disk, the newer ones in memory.
+
+    SegmentFile  |  sealed blocks  |  the open block
+
+A log only grows, moves its memory to disk, is read from its start, and is cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pubsub.errors import ProgramLimitExceeded
+from pubsub.protocol.arrays import MAX_BYTES
+from pubsub.reorderbuffer.block import STREAM_HEADER, ChangeBlock, OpenBlock, Xids
+from pubsub.reorderbuffer.log import BLOCK_BYTES
+from pubsub.reorderbuffer.segments import SegmentFile
+
+Account = Callable[[int], None]
+Counted = Callable[[ChangeBlock], None]
+
+
+class ChangeLog:
+    """Frames with a header of `header` bytes before the message; `tagged` ones are XLogData that name their transaction.
+
+    `memory` is what the log holds of it, in bytes; `account` is told of each change of it.  `counted` is told of each block
+    once, when it is sealed.
+    """
+
+    __slots__ = ("_account", "_blocks", "_counted", "_header", "_open", "_sealed_memory", "file", "memory", "tagged")
+
+    def __init__(self, header: int, account: Account, counted: Counted, file: SegmentFile | None = None) -> None:
+        self._header = header
+        self._account = account
+        self._counted = counted
+        self._blocks: list[ChangeBlock] = []
+        self._open: OpenBlock | None = None
+        self._sealed_memory = 0
+        self.memory = 0
+        self.tagged = False
+        self.file = file
+
+    @property
+    def header(self) -> int:
+        """Bytes before the message in the frames of sealed blocks."""
+        return STREAM_HEADER if self.tagged else self._header
+
+    @property
+    def empty(self) -> bool:
+        return not self._blocks and self._open is None and self.file is None
+
+    def append(self, frames: Sequence[bytes], xid: int, arrival: int, *, tagged: bool) -> None:
+        """Add `frames`, at least one, that (sub)transaction `xid` made; where they are `tagged` it is not looked at.
+
+        Raises ProgramLimitExceeded for a frame longer than MAX_BYTES, ProtocolViolation as OpenBlock.seal, and ValueError
+        if the frames that there are, are not of the same kind.
+        """
+        if tagged != self.tagged:
+            if not self.empty:
+                raise ValueError("tagged and other frames in one log")
+            self.tagged = tagged
+        data = b"".join(frames)
+        if len(data) > BLOCK_BYTES and len(frames) > 1:
+            middle = len(frames) // 2
+            self.append(frames[:middle], xid, arrival, tagged=tagged)
+            self.append(frames[middle:], xid, arrival, tagged=tagged)
+            return
+        if len(data) > MAX_BYTES:
+            raise ProgramLimitExceeded(f"a change of {len(data)} bytes", detail=f"The limit is {MAX_BYTES} bytes.")
+        opened = self._open
+        if opened is not None and opened.nbytes + len(data) > BLOCK_BYTES:
+            self.seal()
+            opened = None
+        if opened is None:
+            opened = self._open = OpenBlock(tagged=tagged)
+        opened.add(data, frames, xid, arrival)
+        self._weigh()
+
+    def seal(self) -> None:
+        """Close the open block.  Raises ProtocolViolation as OpenBlock.seal; the block stays open then."""
+        if self._open is not None:
+            block = self._open.seal(self.header)
+            self._open = None
+            self._blocks.append(block)
+            self._sealed_memory += block.memory
+            self._weigh()
+            self._counted(block)
+
+    def spill(self, new_file: Callable[[int], SegmentFile], aborted: Xids) -> None:
+        """Move what is in memory to disk, without the changes of `aborted`.
+
+        `new_file` makes the log's file, for frames with a header of so many bytes.  After an error what was not written is
+        still in memory.
+        """
+        self.seal()
+        while self._blocks:
+            block = self._blocks[0]
+            kept = block.without(aborted) if len(aborted) else block
+            if kept.count:
+                if self.file is None:
+                    self.file = new_file(self.header)
+                self.file.append(kept)
+            del self._blocks[0]
+            self._sealed_memory -= block.memory
+            self._weigh()
+
+    def read(self) -> Iterator[ChangeBlock]:
+        """All sealed blocks, those on disk first.  Raises what SegmentFile.read raises."""
+        if self.file is not None:
+            yield from self.file.read()
+        yield from self._blocks
+
+    def clear(self) -> None:
+        """Forget everything and remove the file.  Raises FileFailure; only the file is left then."""
+        self._blocks.clear()
+        self._open = None
+        self._sealed_memory = 0
+        self._weigh()
+        if self.file is not None:
+            self.file.remove()
+
+    def _weigh(self) -> None:
+        memory = self._sealed_memory + (self._open.memory if self._open is not None else 0)
+        change, self.memory = memory - self.memory, memory
+        self._account(change)

@@ -1,0 +1,95 @@
+"""Changes on disk: a file is an Arrow IPC stream, each record batch a segment with a checksum.
+
+    schema | segment | segment | …            xid uint32, arrival int64, frame binary; metadata: header
+
+Segments are written once, one after the other, and read back in that order.  Where each lies, and the CRC-32 of its bytes, is
+kept by who wrote it: a file that was changed, cut, exchanged or left by another process does not pass.  Anything that
+reads Arrow streams reads the file with no help from here; it must leave out the aborted subtransactions itself.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from pubsub.errors import DataCorrupted
+from pubsub.reorderbuffer import files
+from pubsub.reorderbuffer.block import ChangeBlock, schema
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`length` bytes of the file from `offset`, a record batch of `count` changes with the CRC-32 `checksum`."""
+
+    offset: int
+    length: int
+    checksum: int
+    count: int
+
+
+class SegmentFile:
+    """The changes of one log that are on disk.  `end` is the file's length, `nbytes` that of the frames in it, in bytes."""
+
+    __slots__ = ("_durable", "end", "header", "nbytes", "path", "segments")
+
+    def __init__(
+        self, path: Path, header: int, segments: Iterable[Segment] = (), end: int = 0, *, durable: bool = False
+    ) -> None:
+        """`segments` are those that the file has; a `durable` file is not removed."""
+        self._durable = durable
+        self.path = path
+        self.header = header
+        self.segments = list(segments)
+        self.end = end
+        self.nbytes = 0
+
+    def append(self, block: ChangeBlock) -> None:
+        """Write `block` behind what is there.  After an error (FileFailure, DiskFull) the file is as it was before."""
+        start = 0
+        data = block.to_arrow().serialize()
+        if not self.segments:
+            # One write, so that there never is a file without a segment.
+            head = schema(self.header).serialize()
+            start = head.size
+            data = pa.py_buffer(b"".join((head, data)))
+        view = memoryview(data).cast("B")
+        files.write_at(self.path, self.end, view, create=not self.segments)
+        segment = view[start:]
+        self.segments.append(Segment(self.end + start, len(segment), zlib.crc32(segment), block.count))
+        self.end += len(view)
+        self.nbytes += block.nbytes
+
+    def read(self) -> Iterator[ChangeBlock]:
+        """A block for each segment, in order; one is in memory at a time.
+
+        Raises FileFailure, and DataCorrupted where the bytes are not those that were written.
+        """
+        if not self.segments:
+            return
+        expected = schema(self.header)
+        with files.opened(self.path) as file:
+            for number, segment in enumerate(self.segments, 1):
+                data = files.read_at(file, self.path, segment.offset, segment.length)
+                where = f'segment {number} of {len(self.segments)} in file "{self.path}"'
+                if zlib.crc32(data) != segment.checksum:
+                    raise DataCorrupted(f"checksum mismatch in {where}", hint="The transaction must be fetched again.")
+                try:
+                    batch = pa.ipc.read_record_batch(pa.py_buffer(data), expected)
+                    batch.validate(full=True)
+                except (pa.ArrowInvalid, OSError) as error:
+                    raise DataCorrupted(f"{where} is not a record batch", detail=str(error)) from error
+                if batch.num_rows != segment.count:
+                    raise DataCorrupted(f"{where} has {batch.num_rows} changes in place of {segment.count}")
+                yield ChangeBlock.from_arrow(batch, self.header)
+
+    def remove(self) -> None:
+        """Remove the file, if it was ever made."""
+        if self.segments and not self._durable:
+            files.remove(self.path)
+            self.segments.clear()
+            self.end = self.nbytes = 0

@@ -1,0 +1,601 @@
+"""The reorder buffer: what the property test's model does not say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from pubsub.errors import DataCorrupted, DuplicateObject, ProtocolViolation
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Insert, Truncate, read_message
+from pubsub.protocol.rows import decode_changes, split_by_relation
+from pubsub.reorderbuffer import durable, files
+from pubsub.reorderbuffer.block import STREAM_HEADER
+from pubsub.reorderbuffer.buffer import ReorderBuffer, Statistics
+from pubsub.reorderbuffer.files import DiskFull, FileFailure
+from pubsub.reorderbuffer.log import BLOCK_BYTES
+from pubsub.reorderbuffer.transaction import State, Transaction
+from tests.frames import frame, relation
+
+WORK_MEM = 64 << 10
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> ReorderBuffer:
+    return ReorderBuffer(tmp_path / "spill", WORK_MEM)
+
+
+def rows(xid: int, count: int, size: int = 100) -> list[bytes]:
+    return [f"{xid}/{number}".encode().ljust(size, b".") for number in range(count)]
+
+
+def read(transaction: Transaction | None, max_bytes: int = 1 << 20) -> list[bytes]:
+    assert transaction is not None
+    return [one for chunk in transaction.chunks(max_bytes) for block in chunk.blocks for one in block.frames()]
+
+
+def spilled(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*")) if directory.exists() else []
+
+
+def test_a_transaction_in_memory(buffer: ReorderBuffer) -> None:
+    assert buffer.memory == 0
+    buffer.append(10, rows(10, 3))
+    buffer.append(11, rows(11, 2), top=10)
+    buffer.append(10, [b""])
+    assert buffer.memory > 500
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    assert read(transaction) == [*rows(10, 3), *rows(11, 2), b""]
+    assert (transaction.count, transaction.nbytes, transaction.xids) == (6, 500, {10, 11})
+    [chunk] = transaction.chunks(1 << 20)
+    assert [xid for block in chunk.blocks for xid in block.xids().tolist()] == [10] * 3 + [11] * 2 + [10]
+    assert buffer.get(10) is buffer.get(11) is None
+    transaction.release()
+    transaction.release()
+    assert buffer.memory == 0
+    assert buffer.statistics == Statistics(total_txns=1, total_bytes=500)
+    with pytest.raises(ValueError, match="can not be read"):
+        read(transaction)
+
+
+def test_memory_is_what_the_buffers_hold(buffer: ReorderBuffer) -> None:
+    """Against tracemalloc, which sees what is allocated."""
+    import tracemalloc
+
+    frames = rows(10, 20_000)
+    buffer.append(9, [b"x"])
+    tracemalloc.start()
+    try:
+        held, before = buffer.memory, tracemalloc.get_traced_memory()[0]
+        for first in range(0, len(frames), 100):
+            buffer.append(10, frames[first : first + 100])
+        counted, allocated = buffer.memory - held, tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert counted >= 2_080_000
+    assert counted == pytest.approx(allocated, rel=0.01)
+
+
+def test_the_largest_moves_to_disk(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    buffer.append(10, rows(10, 300))
+    buffer.append(20, rows(20, 200))
+    assert not buffer.exceeded
+    buffer.spill()
+    assert spilled(tmp_path / "spill") == []
+    buffer.append(10, rows(10, 200))
+    assert buffer.exceeded
+    buffer.spill()
+    assert not buffer.exceeded
+    [file] = spilled(tmp_path / "spill")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    small, large = buffer.get(20), buffer.get(10)
+    assert small is not None
+    assert large is not None
+    assert (small.spilled, large.spilled, large.memory) == (False, True, 0)
+    assert buffer.memory == small.memory
+    buffer.append(10, rows(11, 1))
+    with buffer.commit(20) as transaction:  # type: ignore[union-attr]
+        assert read(transaction) == rows(20, 200)
+    with buffer.commit(10) as transaction:  # type: ignore[union-attr]
+        assert read(transaction) == [*rows(10, 300), *rows(10, 200), *rows(11, 1)]
+    assert spilled(tmp_path / "spill") == []
+    assert buffer.memory == 0
+    assert buffer.statistics == Statistics(
+        spill_txns=1, spill_count=1, spill_bytes=50_000, total_txns=2, total_bytes=70_100
+    )
+
+
+def test_a_committed_transaction_moves_to_disk_until_it_is_read(buffer: ReorderBuffer) -> None:
+    buffer.append(10, rows(10, 1000))
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    reader = transaction.chunks(10_000)
+    next(reader)
+    buffer.spill()
+    assert transaction.memory > 100_000
+    with pytest.raises(ValueError, match="being read"):
+        transaction.release()
+    reader.close()
+    buffer.spill()
+    assert transaction.memory == buffer.memory == 0
+    assert read(transaction) == rows(10, 1000)
+
+
+def test_what_an_earlier_process_left_is_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "spill"
+    first = ReorderBuffer(directory, WORK_MEM)
+    first.append(10, rows(10, 1000))
+    first.spill()
+    (directory / "somebody-else").touch()
+    assert len(spilled(directory)) == 2
+    ReorderBuffer(directory, WORK_MEM)
+    assert spilled(directory) == [directory / "somebody-else"]
+
+
+def test_chunks_are_bounded(buffer: ReorderBuffer) -> None:
+    frames = [*rows(10, 500), bytes(5000), *rows(10, 500)]
+    for first in range(0, len(frames), 70):
+        buffer.append(10, frames[first : first + 70])
+        if first % 3 == 0:
+            buffer.work_mem = 0
+            buffer.spill()
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    chunks = list(transaction.chunks(1000))
+    assert all(chunk.nbytes <= 1000 for chunk in chunks if chunk.count > 1)
+    assert len(chunks) < 120
+    firsts = np.cumsum([0, *(chunk.count for chunk in chunks)])
+    assert [chunk.first for chunk in chunks] == firsts[:-1].tolist()
+    assert read(transaction, 1000) == frames
+
+
+def test_blocks_close(buffer: ReorderBuffer) -> None:
+    """One call with more than a block, and a frame that is longer than one."""
+    buffer.work_mem = 1 << 30
+    frames = [*rows(10, 30_000), bytes(BLOCK_BYTES + 1), *rows(10, 3)]
+    buffer.append(10, frames)
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    sizes = [block.nbytes for block in transaction.blocks()]
+    assert max(sizes) == BLOCK_BYTES + 1
+    assert sum(size > BLOCK_BYTES for size in sizes) == 1
+    assert read(transaction) == frames
+
+
+def test_subtransactions(buffer: ReorderBuffer) -> None:
+    """10 ( 11 ( 12 ) 13 ( 14 ) ): 11 is rolled back; only then is it said that 12 was in 11, and 14 in 13."""
+    for xid in (11, 12, 13, 14):
+        buffer.append(xid, rows(xid, 2), top=10)
+    buffer.append(10, rows(10, 2))
+    buffer.abort(11)
+    buffer.assign(12, 11)
+    buffer.assign(14, 13)
+    buffer.assign(12, 10)  # a record names the top level again
+    buffer.abort(99)
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    assert transaction.aborted == {11, 12}
+    assert read(transaction) == [*rows(13, 2), *rows(14, 2), *rows(10, 2)]
+    assert (transaction.count, transaction.nbytes) == (6, 600)
+    assert buffer.statistics.total_bytes == 600
+
+
+def test_contradictions_about_subtransactions(buffer: ReorderBuffer) -> None:
+    buffer.append(11, rows(11, 1), top=10)
+    buffer.append(21, rows(21, 1), top=20)
+    with pytest.raises(ValueError, match="can not be a subtransaction"):
+        buffer.assign(11, 20)
+    with pytest.raises(ValueError, match="can not be a subtransaction"):
+        buffer.assign(10, 11)
+    with pytest.raises(ValueError, match="11 is a subtransaction"):
+        buffer.commit(11)
+    buffer.assign(12, 11)
+    with pytest.raises(ValueError, match="can not be a subtransaction"):
+        buffer.assign(11, 12)
+
+
+def test_a_subtransaction_that_is_known_too_late(buffer: ReorderBuffer) -> None:
+    buffer.append(11, rows(11, 1), lsn=Lsn(100))
+    buffer.append(10, rows(10, 1), lsn=Lsn(200))
+    buffer.append(11, rows(12, 1), lsn=Lsn(300))
+    buffer.work_mem = 0
+    buffer.spill()
+    buffer.append(10, rows(13, 1))
+    buffer.append(11, rows(14, 1))
+    buffer.assign(11, 10)
+    buffer.append(11, rows(15, 1))
+    assert [one.xid for one in buffer.in_progress()] == [10]
+    assert buffer.oldest_lsn() == 100
+    transaction = buffer.commit(10)
+    assert read(transaction) == [*rows(11, 1), *rows(10, 1), *rows(12, 1), *rows(13, 1), *rows(14, 1), *rows(15, 1)]
+    assert buffer.memory > 0
+    transaction.release()  # type: ignore[union-attr]
+    assert buffer.memory == 0
+
+
+def test_an_aborted_subtransaction_is_not_written(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    buffer.append(11, rows(11, 2000), top=10)
+    buffer.abort(11)
+    buffer.spill()
+    assert buffer.memory == 0
+    assert spilled(tmp_path / "spill") == []
+    assert buffer.statistics == Statistics()
+    assert read(buffer.commit(10)) == []
+
+
+def test_abort(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    buffer.append(11, rows(11, 1000), top=10)
+    buffer.spill()
+    buffer.append(10, rows(10, 3))
+    assert spilled(tmp_path / "spill")
+    buffer.abort(10)
+    assert spilled(tmp_path / "spill") == []
+    assert (buffer.memory, buffer.commit(10), buffer.get(11)) == (0, None, None)
+    assert buffer.statistics.total_txns == 0
+    buffer.append(11, rows(11, 1))  # the xid may come again
+    assert read(buffer.commit(11)) == rows(11, 1)
+
+
+def test_what_a_crash_left_is_rolled_back(buffer: ReorderBuffer) -> None:
+    """Xids are compared around their end."""
+    for xid in (4_294_967_290, 5, 7, 9):
+        buffer.append(xid, rows(xid, 1))
+    buffer.abort_older(7)
+    assert [one.xid for one in buffer.in_progress()] == [7, 9]
+
+
+def test_oldest_lsn(buffer: ReorderBuffer) -> None:
+    assert buffer.oldest_lsn() == 0
+    buffer.begin(10, Lsn(100))
+    buffer.append(10, rows(10, 1), lsn=Lsn(150))
+    buffer.append(20, rows(20, 1), lsn=Lsn(200))
+    assert buffer.oldest_lsn() == 100
+    buffer.commit(10)
+    assert buffer.oldest_lsn() == 200
+
+
+def test_taken_while_in_progress(buffer: ReorderBuffer) -> None:
+    buffer.append(10, rows(10, 900))
+    buffer.spill()
+    buffer.append(11, rows(11, 10), top=10)
+    buffer.append(12, rows(12, 10), top=10)
+    buffer.abort(12)
+    buffer.append(20, rows(20, 9))
+    largest = buffer.largest()
+    assert largest is not None
+    assert largest.xid == 10
+    assert buffer.largest(lambda one: one.xid != 10) is buffer.get(20)
+    with buffer.take(10) as part:
+        assert read(part) == [*rows(10, 900), *rows(11, 10)]
+        assert part.xids == {10, 11}
+        assert (part.state, part.streamed) == (State.COMMITTED, False)
+    buffer.append(11, rows(13, 5))
+    buffer.abort(11)
+    buffer.append(10, rows(14, 5))
+    rest = buffer.commit(10)
+    assert rest is not None
+    assert rest.streamed
+    assert read(rest) == rows(14, 5)
+    assert buffer.statistics == Statistics(1, 1, 90_000, 1, 2, 91_500, 1, 91_500)
+    with pytest.raises(KeyError):
+        buffer.take(10)
+
+
+def test_prepared(buffer: ReorderBuffer) -> None:
+    buffer.append(10, rows(10, 3))
+    assert read(buffer.prepare(10, "one")) == rows(10, 3)
+    with pytest.raises(DuplicateObject):
+        buffer.prepare(20, "one")
+    assert buffer.get(10) is None
+    empty = buffer.prepare(30, "two")
+    assert read(empty) == []
+    assert [gid for gid, _ in buffer.prepared()] == ["one", "two"]
+    assert buffer.rollback_prepared("two")
+    assert not buffer.rollback_prepared("two")
+    with buffer.commit_prepared("one") as transaction:  # type: ignore[union-attr]
+        assert read(transaction) == rows(10, 3)
+    assert buffer.commit_prepared("one") is None
+    assert buffer.memory == 0
+    assert (buffer.statistics.total_txns, buffer.statistics.total_bytes) == (2, 300)
+
+
+def test_a_prepared_one_given_back_before_its_outcome(buffer: ReorderBuffer) -> None:
+    buffer.append(10, rows(10, 3))
+    buffer.prepare(10, "one").release()
+    assert buffer.memory == 0
+    transaction = buffer.commit_prepared("one")
+    with pytest.raises(ValueError, match="can not be read"):
+        read(transaction)
+
+
+def test_a_stream(buffer: ReorderBuffer) -> None:
+    """Relations stay in their place, and vanish with their subtransaction; rows decode as outside a stream."""
+    there, other = relation(50, "t"), relation(51, "u")
+    messages = [
+        (10, there),
+        (10, Insert(Oid(50), (b"1", b"a"))),
+        (11, other),
+        (11, Insert(Oid(51), (b"2", b"b"))),
+        (12, Truncate((Oid(50),), cascade=True, restart_identity=False)),
+        (12, Insert(Oid(50), (b"3", None))),
+    ]
+    frames = []
+    for xid, message in messages:
+        plain = frame(message)
+        frames.append(plain[:26] + xid.to_bytes(4, "big") + plain[26:])
+    buffer.append_tagged(10, frames[:4])
+    buffer.append_tagged(10, frames[4:])
+    buffer.abort(11, top=10)
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    assert transaction.xids == {10, 12}
+    [block] = transaction.blocks()
+    assert block.xids().tolist() == [10, 10, 12, 12]
+    assert bytes(block.message_types()) == b"RITI"
+    found = [read_message(one, start=block.header) for one in block.frames()]
+    assert found == [message for xid, message in messages if xid != 11]
+    relations = split_by_relation([block])
+    schema = [pa.field("id", pa.int64()), pa.field("v", pa.string())]
+    changes = decode_changes(relations.pop(50), there, schema)
+    assert relations == {}
+    assert changes.new["id"].to_pylist() == [1, 3]
+    assert changes.seq.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("bad", [b"", b"w" + bytes(28), b"k" + bytes(40)])
+def test_a_frame_that_does_not_name_its_transaction(buffer: ReorderBuffer, bad: bytes) -> None:
+    buffer.append_tagged(10, [bad])
+    with pytest.raises(ProtocolViolation):
+        buffer.commit(10)
+
+
+def test_two_kinds_of_frames(buffer: ReorderBuffer) -> None:
+    buffer.append(10, rows(10, 1))
+    with pytest.raises(ValueError, match="tagged"):
+        buffer.append_tagged(10, [b"w" + bytes(40)])
+
+
+def test_arrow_reads_a_spilled_transaction(buffer: ReorderBuffer) -> None:
+    for xid in (10, 11, 12):
+        buffer.append(xid, rows(xid, 300), top=10)
+    buffer.spill()
+    buffer.append(10, rows(10, 700))
+    buffer.spill()
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    [path] = transaction.paths
+    with pa.ipc.open_stream(path.read_bytes()) as stream:
+        table = stream.read_all()
+    assert stream.schema.metadata == {b"header": b"25"}
+    assert table.column("frame").to_pylist() == read(transaction)
+    assert table.column("xid").to_pylist() == [10] * 300 + [11] * 300 + [12] * 300 + [10] * 700
+
+
+# Files that fail.
+
+
+def on_disk(buffer: ReorderBuffer) -> tuple[Transaction, Path]:
+    """A transaction with two segments on disk and one block in memory."""
+    for number in range(2):
+        buffer.append(10, rows(10 + number, 1000))
+        buffer.spill()
+    buffer.append(10, rows(12, 5))
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    [path] = transaction.paths
+    return transaction, path
+
+
+def test_a_missing_file(buffer: ReorderBuffer) -> None:
+    transaction, path = on_disk(buffer)
+    path.unlink()
+    with pytest.raises(FileFailure) as caught:
+        read(transaction)
+    assert caught.value.sqlstate == "58P01"
+    transaction.release()
+    assert buffer.memory == 0
+
+
+def test_a_file_missing_when_more_is_to_be_written(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    buffer.append(10, rows(10, 1000))
+    buffer.spill()
+    [path] = spilled(tmp_path / "spill")
+    path.unlink()
+    buffer.append(10, rows(10, 1000))
+    with pytest.raises(FileFailure) as caught:
+        buffer.spill()
+    assert caught.value.sqlstate == "58P01"
+
+
+def test_a_torn_file(buffer: ReorderBuffer) -> None:
+    transaction, path = on_disk(buffer)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(DataCorrupted) as caught:
+        read(transaction)
+    assert caught.value.sqlstate == "XX001"
+
+
+def test_any_altered_byte(buffer: ReorderBuffer) -> None:
+    transaction, path = on_disk(buffer)
+    whole = path.read_bytes()
+    good = read(transaction)
+    file = transaction.files[0]
+    first = file.segments[0].offset
+    for place in [*range(first, first + 600), *range(first + 600, len(whole), 997), len(whole) - 1]:
+        altered = bytearray(whole)
+        altered[place] ^= 1 << place % 8
+        path.write_bytes(altered)
+        with pytest.raises(DataCorrupted, match="checksum"):
+            read(transaction)
+    path.write_bytes(whole)
+    assert read(transaction) == good
+
+
+def test_a_link_in_its_place(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    transaction, path = on_disk(buffer)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileFailure):
+        read(transaction)
+
+
+class FullDisk:
+    """os.pwrite on a disk with room for `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __call__(self, file: int, data: Any, offset: int) -> int:
+        fits = min(len(data), self.room)
+        if not fits:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= fits
+        return REAL_PWRITE(file, bytes(data[:fits]), offset)
+
+
+REAL_PWRITE = os.pwrite
+
+
+@pytest.mark.parametrize("room", [0, 1, 50_000, 2_500_000])
+def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Nothing is lost: it is tried again when there is room."""
+    frames = rows(10, 50_000)
+    buffer.append(10, frames)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", FullDisk(room))
+        with pytest.raises(DiskFull) as caught:
+            buffer.spill()
+    assert caught.value.sqlstate == "53100"
+    transaction = buffer.get(10)
+    assert transaction is not None
+    assert buffer.memory == transaction.memory > 0
+    assert sum(path.stat().st_size for path in spilled(tmp_path / "spill")) <= room
+    assert buffer.statistics.spill_count == (room > 2_000_000)
+    buffer.spill()
+    assert buffer.memory == 0
+    assert buffer.statistics.spill_bytes == 5_000_000
+    assert buffer.statistics.spill_txns == 1
+    assert read(buffer.commit(10)) == frames
+
+
+# Kept for longer.
+
+
+@pytest.fixture
+def stored(buffer: ReorderBuffer, tmp_path: Path) -> Path:
+    """A prepared transaction with an aborted subtransaction, some of it spilled."""
+    buffer.append(10, rows(10, 1000), lsn=Lsn(77))
+    buffer.append(11, rows(11, 10), top=10)
+    buffer.spill()
+    buffer.append(12, rows(12, 10), top=10)
+    buffer.abort(11)
+    path = tmp_path / "prepared" / "one"
+    with buffer.prepare(10, "one") as transaction:
+        durable.persist(transaction, path, {"gid": "one", "prepare_lsn": 5})
+    buffer.close()
+    return path
+
+
+def test_persisted_and_loaded(stored: Path) -> None:
+    assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+    assert stat.S_IMODE(stored.parent.stat().st_mode) == 0o700
+    assert spilled(stored.parent) == [stored]
+    for _ in range(2):
+        found = durable.load(stored)
+        assert found.metadata == {"gid": "one", "prepare_lsn": 5}
+        with found.transaction as transaction:
+            assert (transaction.xid, transaction.first_lsn, transaction.xids) == (10, 77, {10, 12})
+            assert (transaction.count, transaction.nbytes) == (1010, 101_000)
+            assert read(transaction) == [*rows(10, 1000), *rows(12, 10)]
+    with pa.ipc.open_stream(stored.read_bytes()) as stream:
+        assert stream.read_all().num_rows == 1010
+    durable.remove(stored)
+    durable.remove(stored)
+    with pytest.raises(FileFailure) as caught:
+        durable.load(stored)
+    assert caught.value.sqlstate == "58P01"
+
+
+def test_an_empty_transaction_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    path = tmp_path / "prepared" / "empty"
+    durable.persist(buffer.prepare(10, "empty"), path, {})
+    assert read(durable.load(path).transaction) == []
+    with pa.ipc.open_stream(path.read_bytes()) as stream:
+        assert stream.read_all().num_rows == 0
+
+
+def test_a_stream_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    plain = frame(Insert(Oid(50), (b"1", b"a")))
+    buffer.append_tagged(10, [plain[:26] + (10).to_bytes(4, "big") + plain[26:]])
+    durable.persist(buffer.prepare(10, "one"), tmp_path / "one", {})
+    [block] = durable.load(tmp_path / "one").transaction.blocks()
+    assert block.header == STREAM_HEADER
+    assert list(split_by_relation([block])) == [50]
+
+
+def test_any_altered_byte_of_a_persisted_one(stored: Path) -> None:
+    whole = stored.read_bytes()
+    segments = durable.load(stored).transaction.files[0].segments
+    first, end = segments[0].offset, segments[-1].offset + segments[-1].length
+    places = [*range(first, end, 997), *range(end + 8, len(whole))]
+    for place in places:
+        altered = bytearray(whole)
+        altered[place] ^= 1 << place % 8
+        stored.write_bytes(altered)
+        with pytest.raises(DataCorrupted):
+            read(durable.load(stored).transaction)
+
+
+def test_a_torn_persisted_one(stored: Path) -> None:
+    whole = stored.read_bytes()
+    for length in [*range(100), *range(100, len(whole), 997), len(whole) - 1]:
+        stored.write_bytes(whole[:length])
+        with pytest.raises(DataCorrupted):
+            read(durable.load(stored).transaction)
+    stored.write_bytes(whole + whole[-20:])
+    with pytest.raises(DataCorrupted):
+        durable.load(stored)
+
+
+def test_a_full_disk_while_persisting(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room at all, for the half, or for the last byte."""
+    buffer.append(10, rows(10, 1000))
+    transaction = buffer.prepare(10, "one")
+    path = tmp_path / "prepared" / "one"
+    durable.persist(transaction, path, {})
+    size = path.stat().st_size
+    path.unlink()
+    for room in (0, size // 2, size - 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", FullDisk(room))
+            with pytest.raises(DiskFull):
+                durable.persist(transaction, path, {})
+        assert spilled(path.parent) == []
+    durable.persist(transaction, path, {})
+    assert read(durable.load(path).transaction) == rows(10, 1000)
+
+
+def test_a_transaction_that_can_not_be_read_is_not_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
+    transaction, path = on_disk(buffer)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(DataCorrupted):
+        durable.persist(transaction, tmp_path / "prepared" / "one", {})
+    assert spilled(tmp_path / "prepared") == []
+
+
+def test_what_was_being_written_is_found_by_its_name(stored: Path) -> None:
+    stored.rename(stored.with_name("two" + durable.TEMPORARY))
+    files.remove_all(stored.parent, durable.TEMPORARY)
+    assert spilled(stored.parent) == []
+    files.remove_all(stored.parent / "nowhere", durable.TEMPORARY)
