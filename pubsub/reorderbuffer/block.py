@@ -11,10 +11,10 @@ is what it would be outside a stream, with a header that is four bytes longer.
 from __future__ import annotations
 
 import itertools
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Any, Final, Self
 
 import numpy as np
@@ -172,12 +172,28 @@ def schema(header: int) -> Any:
 
 
 class OpenBlock:
-    """A block that grows.  `tagged` frames name their (sub)transaction, for others `add` does."""
+    """A block that grows.  `tagged` frames name their (sub)transaction, for others `add` does.
 
-    __slots__ = ("_arrivals", "_data", "_lengths", "_starts", "_xids", "tagged")
+    `memory` is the bytes held, what the buffers keep for growing included.
+    """
+
+    __slots__ = (
+        "_arrival",
+        "_arrivals",
+        "_data",
+        "_lengths",
+        "_run_memory",
+        "_starts",
+        "_xid",
+        "_xids",
+        "memory",
+        "tagged",
+    )
 
     def __init__(self, *, tagged: bool) -> None:
         self.tagged = tagged
+        self.memory = self._run_memory = 0
+        self._xid = self._arrival = -1
         self._data = bytearray()
         self._lengths = array("I")
         self._starts = array("q")
@@ -188,21 +204,20 @@ class OpenBlock:
     def nbytes(self) -> int:
         return len(self._data)
 
-    @property
-    def memory(self) -> int:
-        """Bytes held, what the buffers keep for growing included."""
-        size = sys.getsizeof
-        held = size(self._data) + size(self._lengths)
-        return held + size(self._starts) + size(self._xids) + size(self._arrivals)
-
     def add(self, data: bytes, frames: Sequence[bytes], xid: int, arrival: int) -> None:
         """Append `frames`, at least one; `data` are the same bytes, joined."""
-        if not self._xids or self._xids[-1] != xid or self._arrivals[-1] != arrival:
+        if self._xid != xid or self._arrival != arrival:
+            self._xid, self._arrival = xid, arrival
             self._starts.append(len(self._lengths))
             self._xids.append(xid)
             self._arrivals.append(arrival)
+            self._run_memory = getsizeof(self._starts) + getsizeof(self._xids) + getsizeof(self._arrivals)
         self._data += data
-        self._lengths.extend(map(len, frames))
+        if len(frames) == 1:
+            self._lengths.append(len(data))
+        else:
+            self._lengths.extend(map(len, frames))
+        self.memory = getsizeof(self._data) + getsizeof(self._lengths) + self._run_memory
 
     def seal(self, header: int) -> ChangeBlock:
         """The block as it is; nothing can be added any more.
@@ -214,7 +229,7 @@ class OpenBlock:
         arrivals = np.frombuffer(self._arrivals, np.int64)
         if not self.tagged:
             return ChangeBlock(data, lengths, starts, xids, arrivals, header, self.memory)
-        return _take_xids(data, lengths, starts, arrivals, self.memory - sys.getsizeof(self._xids))
+        return _take_xids(data, lengths, starts, arrivals, self.memory - getsizeof(self._xids))
 
 
 def _take_xids(data: Bytes, lengths: Lengths, starts: Positions, arrivals: Arrivals, memory: int) -> ChangeBlock:

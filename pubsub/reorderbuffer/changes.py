@@ -58,7 +58,7 @@ class ChangeLog:
             if not self.empty:
                 raise ValueError("tagged and other frames in one log")
             self.tagged = tagged
-        data = b"".join(frames)
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
         if len(data) > BLOCK_BYTES and len(frames) > 1:
             middle = len(frames) // 2
             self.append(frames[:middle], xid, arrival, tagged=tagged)
@@ -72,8 +72,12 @@ class ChangeLog:
             opened = None
         if opened is None:
             opened = self._open = OpenBlock(tagged=tagged)
+        before = opened.memory
         opened.add(data, frames, xid, arrival)
-        self._weigh()
+        change = opened.memory - before
+        if change:
+            self.memory += change
+            self._account(change)
 
     def seal(self) -> None:
         """Close the open block.  Raises ProtocolViolation as OpenBlock.seal; the block stays open then."""

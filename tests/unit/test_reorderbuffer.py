@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +22,7 @@ from pubsub.reorderbuffer.buffer import ReorderBuffer, Statistics
 from pubsub.reorderbuffer.files import DiskFull, FileFailure
 from pubsub.reorderbuffer.log import BLOCK_BYTES
 from pubsub.reorderbuffer.transaction import State, Transaction
+from tests.disk import room_for
 from tests.frames import frame, relation
 
 WORK_MEM = 64 << 10
@@ -450,32 +449,13 @@ def test_a_link_in_its_place(buffer: ReorderBuffer, tmp_path: Path) -> None:
         read(transaction)
 
 
-class FullDisk:
-    """os.pwrite on a disk with room for `room` bytes."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def __call__(self, file: int, data: Any, offset: int) -> int:
-        fits = min(len(data), self.room)
-        if not fits:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.room -= fits
-        return REAL_PWRITE(file, bytes(data[:fits]), offset)
-
-
-REAL_PWRITE = os.pwrite
-
-
 @pytest.mark.parametrize("room", [0, 1, 50_000, 2_500_000])
-def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
     """Nothing is lost: it is tried again when there is room."""
     frames = rows(10, 50_000)
     buffer.append(10, frames)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", FullDisk(room))
-        with pytest.raises(DiskFull) as caught:
-            buffer.spill()
+    with room_for(room), pytest.raises(DiskFull) as caught:
+        buffer.spill()
     assert caught.value.sqlstate == "53100"
     transaction = buffer.get(10)
     assert transaction is not None
@@ -577,10 +557,8 @@ def test_a_full_disk_while_persisting(buffer: ReorderBuffer, tmp_path: Path, mon
     size = path.stat().st_size
     path.unlink()
     for room in (0, size // 2, size - 1):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", FullDisk(room))
-            with pytest.raises(DiskFull):
-                durable.persist(transaction, path, {})
+        with room_for(room), pytest.raises(DiskFull):
+            durable.persist(transaction, path, {})
         assert spilled(path.parent) == []
     durable.persist(transaction, path, {})
     assert read(durable.load(path).transaction) == rows(10, 1000)
