@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pubsub.errors import ProgramLimitExceeded, ProtocolViolation
-from pubsub.protocol.arrays import MAX_BYTES, Bytes, contents
+from pubsub.protocol.arrays import MAX_BYTES, Bytes, bitmap, contents
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.reorderbuffer.log import BLOCK_BYTES
 
@@ -94,6 +94,9 @@ class ChangeBlock:
         """Each (sub)transaction with the number and the bytes of its frames."""
         if not self.count:
             return
+        if len(self.run_xids) == 1:
+            yield int(self.run_xids[0]), self.count, self.nbytes
+            return
         sizes = np.add.reduceat(self.lengths.astype(np.int64), self.run_starts)
         xids, place = np.unique(self.run_xids, return_inverse=True)
         counts = np.bincount(place, self.run_lengths()).astype(np.int64)
@@ -107,9 +110,8 @@ class ChangeBlock:
             return self
         kept = ~unwanted
         run_lengths = self.run_lengths()
-        offsets = _offsets(self.lengths)
-        frames = pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
-        data, offsets = contents(frames.filter(pa.array(np.repeat(kept, run_lengths))))
+        wanted = pa.Array.from_buffers(pa.bool_(), self.count, [None, bitmap(np.repeat(kept, run_lengths))])
+        data, offsets = contents(self._frames().filter(wanted))
         kept_lengths = run_lengths[kept]
         return ChangeBlock(
             data,
@@ -144,19 +146,26 @@ class ChangeBlock:
         """A RecordBatch of SCHEMA; the frames are not copied.  Raises ProgramLimitExceeded past MAX_BYTES of frames."""
         if self.nbytes > MAX_BYTES:
             raise ProgramLimitExceeded(f"a block of {self.nbytes} bytes", detail=f"The limit is {MAX_BYTES} bytes.")
-        buffers = [None, pa.py_buffer(_offsets(self.lengths)), pa.py_buffer(self.data)]
-        frames = pa.Array.from_buffers(pa.binary(), self.count, buffers)
-        return pa.record_batch([pa.array(self.xids()), pa.array(self.arrivals()), frames], schema=schema(self.header))
+        # Neither pa.array nor to_numpy: they import pandas.
+        xids = pa.Array.from_buffers(pa.uint32(), self.count, [None, pa.py_buffer(self.xids())])
+        arrivals = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self.arrivals())])
+        return pa.record_batch([xids, arrivals, self._frames()], schema=schema(self.header))
 
     @classmethod
     def from_arrow(cls, batch: Any, header: int) -> Self:
         """The block that `to_arrow` made `batch` of; a view of it."""
-        xids = batch.column(0).to_numpy(zero_copy_only=True)
-        arrivals = batch.column(1).to_numpy(zero_copy_only=True)
+        xids = np.frombuffer(batch.column(0).buffers()[1], np.uint32, batch.num_rows)
+        arrivals = np.frombuffer(batch.column(1).buffers()[1], np.int64, batch.num_rows)
         data, offsets = contents(batch.column(2))
         changes = (xids[1:] != xids[:-1]) | (arrivals[1:] != arrivals[:-1])
         starts = np.concatenate([np.zeros(min(1, len(xids)), np.int64), np.flatnonzero(changes) + 1])
         return cls(data, np.diff(offsets).astype(np.uint32), starts, xids[starts], arrivals[starts], header)
+
+    def _frames(self) -> Any:
+        """The frames as a binary array over `data`."""
+        offsets = np.zeros(self.count + 1, np.int32)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
 
 
 def schema(header: int) -> Any:
@@ -292,9 +301,3 @@ def _joined(blocks: Sequence[ChangeBlock]) -> ChangeBlock:
         np.concatenate([block.run_arrivals for block in blocks]),
         blocks[0].header,
     )
-
-
-def _offsets(lengths: Lengths) -> npt.NDArray[np.int32]:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

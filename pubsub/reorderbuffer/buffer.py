@@ -220,19 +220,23 @@ class ReorderBuffer:
         return max(candidates, key=_memory, default=None)
 
     def spill(self) -> None:
-        """Move the largest transactions to disk until less than `work_mem` is held; what is being read stays.
+        """If `work_mem` is reached, move the largest transactions to disk until an eighth of it is free.
 
+        What is being read stays.  (PostgreSQL moves one; with many small ones the search for it would cost more than the move.)
         Raises DiskFull and FileFailure; nothing is lost then, and it may be called again.
         """
-        while self.exceeded:
-            candidates = (one for one in self._held if one.memory and not one.being_read)
-            transaction = max(candidates, key=_memory, default=None)
-            if transaction is None or not self._spill(transaction):
-                return
+        if not self.exceeded:
+            return
+        enough = self.work_mem - self.work_mem // 8
+        for transaction in sorted(self._held, key=_memory, reverse=True):
+            if transaction.memory and not transaction.being_read:
+                self._spill(transaction)
+                if self.memory < enough:
+                    return
 
-    def _spill(self, transaction: Transaction) -> bool:
-        """ReorderBufferSerializeTXN; says whether memory was freed."""
-        before, written = transaction.memory, _written(transaction)
+    def _spill(self, transaction: Transaction) -> None:
+        """ReorderBufferSerializeTXN."""
+        written = _written(transaction)
         try:
             transaction.spill(self._new_file)
         finally:
@@ -242,7 +246,6 @@ class ReorderBuffer:
                 self.statistics.spill_count += 1
                 self.statistics.spill_bytes += size
                 transaction.spilled = True
-        return transaction.memory < before
 
     # What there is.
 
@@ -294,6 +297,7 @@ class ReorderBuffer:
     def _ended(self, xid: int) -> Transaction | None:
         transaction = self._top(xid)
         if transaction is not None:
+            transaction.seal()
             self._forget(transaction)
         return transaction
 

@@ -70,7 +70,7 @@ def persist(transaction: Transaction, path: Path, metadata: Mapping[str, Any]) -
         data = json.dumps(trailer, separators=(",", ":")).encode()
         foot = _FOOT.pack(len(data), zlib.crc32(data), _MAGIC)
         tail = memoryview(b"".join((head, _END_OF_STREAM, data, foot)))
-        files.write_at(temporary, stored.end, tail, create=not stored.segments)
+        files.write_at(temporary, stored.end, [tail], create=not stored.segments)
         files.make_durable(temporary, path)
     except BaseException:
         files.remove(temporary)

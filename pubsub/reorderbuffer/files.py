@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -72,8 +72,8 @@ def remove_all(directory: Path, suffix: str) -> None:
             os.unlink(path)
 
 
-def write_at(path: Path, offset: int, data: memoryview, *, create: bool = False) -> None:
-    """Write `data` at `offset`; the file must exist, or with `create` must not.
+def write_at(path: Path, offset: int, pieces: Sequence[memoryview], *, create: bool = False) -> None:
+    """Write `pieces`, one behind the other, at `offset`; the file must exist, or with `create` must not.
 
     Where that fails what was written of it is taken off again, and the error raised.
     """
@@ -81,7 +81,8 @@ def write_at(path: Path, offset: int, data: memoryview, *, create: bool = False)
     with doing("write", path):
         file = os.open(path, flags, FILE_MODE)
         try:
-            _write(file, offset, data)
+            faults.point("spill.write")
+            _write(file, offset, pieces)
         except OSError:
             if create:
                 os.unlink(path)
@@ -92,12 +93,12 @@ def write_at(path: Path, offset: int, data: memoryview, *, create: bool = False)
             os.close(file)
 
 
-def _write(file: int, offset: int, data: memoryview) -> None:
-    faults.point("spill.write")
-    while data:
-        written = os.pwrite(file, data, offset)
-        data = data[written:]
-        offset += written
+def _write(file: int, offset: int, pieces: Sequence[memoryview]) -> None:
+    for piece in pieces:
+        while piece:
+            written = os.pwrite(file, piece, offset)
+            piece = piece[written:]
+            offset += written
 
 
 @contextmanager

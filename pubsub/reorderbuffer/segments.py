@@ -50,18 +50,14 @@ class SegmentFile:
 
     def append(self, block: ChangeBlock) -> None:
         """Write `block` behind what is there.  After an error (FileFailure, DiskFull) the file is as it was before."""
-        start = 0
-        data = block.to_arrow().serialize()
+        pieces = [memoryview(block.to_arrow().serialize()).cast("B")]
         if not self.segments:
-            # One write, so that there never is a file without a segment.
-            head = schema(self.header).serialize()
-            start = head.size
-            data = pa.py_buffer(b"".join((head, data)))
-        view = memoryview(data).cast("B")
-        files.write_at(self.path, self.end, view, create=not self.segments)
-        segment = view[start:]
-        self.segments.append(Segment(self.end + start, len(segment), zlib.crc32(segment), block.count))
-        self.end += len(view)
+            # With the first segment: there never is a file without one.
+            pieces.insert(0, memoryview(schema(self.header).serialize()).cast("B"))
+        files.write_at(self.path, self.end, pieces, create=not self.segments)
+        self.end += sum(map(len, pieces))
+        length = len(pieces[-1])
+        self.segments.append(Segment(self.end - length, length, zlib.crc32(pieces[-1]), block.count))
         self.nbytes += block.nbytes
 
     def read(self) -> Iterator[ChangeBlock]:

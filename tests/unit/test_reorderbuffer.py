@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +72,6 @@ def test_a_transaction_in_memory(buffer: ReorderBuffer) -> None:
 
 def test_memory_is_what_the_buffers_hold(buffer: ReorderBuffer) -> None:
     """Against tracemalloc, which sees what is allocated."""
-    import tracemalloc
-
     frames = rows(10, 20_000)
     buffer.append(9, [b"x"])
     tracemalloc.start()
@@ -381,6 +382,24 @@ def test_arrow_reads_a_spilled_transaction(buffer: ReorderBuffer) -> None:
     assert table.column("xid").to_pylist() == [10] * 300 + [11] * 300 + [12] * 300 + [10] * 700
 
 
+def test_reading_holds_a_chunk(buffer: ReorderBuffer) -> None:
+    for _ in range(20):
+        buffer.append(10, rows(10, 20_000))
+        buffer.spill()
+    transaction = buffer.commit(10)
+    assert transaction is not None
+    tracemalloc.start()
+    try:
+        for chunk in transaction.chunks(4 << 20):
+            assert chunk.nbytes > 0
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert transaction.nbytes == 40_000_000
+    # The chunk that is given out, the next that is read: frames, and 20 bytes for each.
+    assert peak < 14 << 20
+
+
 # Files that fail.
 
 
@@ -460,7 +479,8 @@ def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
     transaction = buffer.get(10)
     assert transaction is not None
     assert buffer.memory == transaction.memory > 0
-    assert sum(path.stat().st_size for path in spilled(tmp_path / "spill")) <= room
+    # What was written of a segment is taken off again.
+    assert [path.stat().st_size for path in spilled(tmp_path / "spill")] == [file.end for file in transaction.files]
     assert buffer.statistics.spill_count == (room > 2_000_000)
     buffer.spill()
     assert buffer.memory == 0
@@ -505,6 +525,59 @@ def test_persisted_and_loaded(stored: Path) -> None:
     with pytest.raises(FileFailure) as caught:
         durable.load(stored)
     assert caught.value.sqlstate == "58P01"
+
+
+def test_durable_before_it_has_its_name(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(file: int) -> None:
+        steps.append(("fsync", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+        fsync(file)
+
+    def renamed(path: Path, target: Path) -> Path:
+        steps.append(("rename", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    buffer.append(10, rows(10, 3))
+    durable.persist(buffer.prepare(10, "one"), tmp_path / "prepared" / "one", {})
+    assert steps == [("fsync", "one" + durable.TEMPORARY), ("rename", "one"), ("fsync", "prepared")]
+    steps.clear()
+    durable.remove(tmp_path / "prepared" / "one")
+    assert steps == [("fsync", "prepared")]
+
+
+PERSISTING = """
+import sys
+from pathlib import Path
+from pubsub.reorderbuffer import durable
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+home = Path(sys.argv[1])
+buffer = ReorderBuffer(home / "spill", 64 << 10)
+buffer.append(10, [b"x" * 100] * 1000)
+buffer.spill()
+durable.persist(buffer.prepare(10, "one"), home / "prepared" / "one", {})
+"""
+
+
+@pytest.mark.parametrize("point", ["spill.write", "persist.rename"])
+def test_killed_while_writing(tmp_path: Path, point: str) -> None:
+    """There whole or not at all; what is left goes at the next start."""
+    faults_directory = tmp_path / "faults"
+    faults_directory.mkdir()
+    (faults_directory / point).write_text("kill")
+    environment = os.environ | {"PUBSUB_FAULT": str(faults_directory)}
+    killed = subprocess.run([sys.executable, "-c", PERSISTING, str(tmp_path)], env=environment, check=False)
+    assert killed.returncode == -9
+    assert (faults_directory / f"{point}.reached").exists()
+    assert not (tmp_path / "prepared" / "one").exists()
+    assert len(spilled(tmp_path / "spill")) == 1
+    ReorderBuffer(tmp_path / "spill", WORK_MEM)
+    assert spilled(tmp_path / "spill") == []
+    files.remove_all(tmp_path / "prepared", durable.TEMPORARY)
+    assert spilled(tmp_path / "prepared") == []
 
 
 def test_an_empty_transaction_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
