@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from apply.delta import table, writer
+from apply.delta import direct, table, writer
+from apply.delta.direct import DirectStaged
 from apply.delta.engine import Engine, said
 from apply.prepare import PreparedTable
 from pubsub.errors import NotInPrerequisiteState, PubsubError
@@ -40,14 +41,17 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
     target = prepared.staged.table
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            await engine.run(writer.commit, prepared.staged, record)
-            return
+            if isinstance(prepared.staged, DirectStaged):
+                await engine.run_without_spark(direct.commit, prepared.staged, record)
+            else:
+                await engine.run(writer.commit, prepared.staged, record)
+            break
         except Exception as error:
             if isinstance(error, PubsubError):
                 raise
             have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
             if have >= record.last:
-                return
+                break
             text = said(error)
             conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
             if have != before or not conflict or attempt == _ATTEMPTS:
@@ -58,3 +62,9 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
                     context=f'Delta table "{target.path}"',
                 ) from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
+    if isinstance(prepared.staged, DirectStaged):
+        try:
+            await engine.run_without_spark(direct.tidy, prepared.staged.log, target)
+        except Exception as error:
+            # The rows are there either way; a full disk will be met by the next batch.
+            log.warning("small files were not merged", relation=target.relation, reason=said(error))

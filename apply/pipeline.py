@@ -27,7 +27,7 @@ import structlog
 from apply.batch import Batch
 from apply.commit import commit_table
 from apply.delta.engine import Engine
-from apply.delta.writer import Stage, discard
+from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare

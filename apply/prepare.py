@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from apply.batch import Batch
-from apply.delta.table import TargetTable
-from apply.delta.writer import Commit, Stage, Staged, discard
+from apply.delta.stage import AnyStaged, Stage, discard
+from apply.delta.table import Commit, TargetTable
 from apply.fold import fold
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import pgoutput, rows
@@ -40,7 +40,7 @@ class PreparedTable:
     """One table's part of a batch, staged; the counts are of row changes."""
 
     destination: Destination
-    staged: Staged
+    staged: AnyStaged
     commit: Commit
     inserts: int
     updates: int

@@ -123,9 +123,10 @@ class ApplyTables:
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
         found: dict[tuple[str, str], Destination] = {}
-        if self._unread:
-            await self.load()
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
+        # A table that is not known may have joined a moment ago, without a copy: its rows are not to be passed over.
+        if self._unread or not names <= self._by_name.keys():
+            await self.load()
         self._refuse_renamed(batch)
         for name in names:
             entry = self._by_name.get(name)

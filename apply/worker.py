@@ -11,7 +11,7 @@ import asyncio
 import structlog
 
 from apply.delta.engine import Engine
-from apply.delta.writer import Stage
+from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Limits, Pipeline

@@ -14,7 +14,7 @@ from typing import cast
 import structlog
 
 from apply.delta.engine import Engine
-from apply.delta.writer import Stage
+from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
 from catalog.records import Counters, Request, Subscription, WorkerFields

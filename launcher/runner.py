@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from apply.delta.engine import Engine
-from apply.delta.writer import Stage
+from apply.delta.stage import Stage
 from apply.handover import Handover
 from apply.worker import ApplyWorker, StartAgain
 from catalog.records import Subscription, SubscriptionRel

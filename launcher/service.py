@@ -60,7 +60,7 @@ class Service:
         # Spark's and Arrow's packages take a second to import.
         from apply.delta.engine import Engine
         from apply.delta.session import Spark
-        from apply.delta.writer import Stage
+        from apply.delta.stage import Stage
         from launcher.launcher import Launcher
 
         conf = dict(settings.spark.conf)

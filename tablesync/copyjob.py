@@ -1,17 +1,20 @@
 """The initial copy as a Spark job: each task reads one ctid range by COPY, under the exported snapshot, as Arrow.
 
-    driver                              executor's Python worker (one a task)
-    ranges of blocks ── mapInArrow ───► connect, SET TRANSACTION SNAPSHOT, COPY … TO STDOUT (FORMAT csv)
-                                        some megabytes of rows ─► pyarrow.csv ─► record batch ─► Spark ─► Delta, one commit
+    driver                   executor's Python worker (one a task)
+    ranges of blocks ──────► connect, SET TRANSACTION SNAPSHOT, COPY … TO STDOUT (FORMAT csv)
+                             some megabytes of rows ─► pyarrow.csv ─► record batches ─► a data file of the table
+    one commit ◄──────────── its `add`
 
-What runs on the executors is this module and pubsub.protocol; on a cluster it is shipped with the job.  Blocks; runs in one of
-Spark's threads.
+So where Spark is local and the table is plain (apply.delta.direct).  Elsewhere the record batches go back to Spark, which
+writes the table; what runs on a cluster's executors, this module and pubsub.protocol, is shipped with the job.  Blocks; runs
+in one of Spark's threads.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +22,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from apply.delta.table import TargetTable, has_files, quote
-from apply.delta.writer import Commit
+from apply.delta import datafiles, direct
+from apply.delta.log import TableLog
+from apply.delta.table import Commit, TargetTable, has_files, quote
 from pubsub import faults
 from pubsub.errors import InvalidValue
 from pubsub.protocol import types
@@ -97,9 +101,14 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     `done` is a Spark accumulator that counts the rows of finished ranges.  Raises what Spark raises; a failed range fails the job.
     """
     context = session.sparkContext
-    if not context.master.startswith("local"):
-        _ship(context)
     parts = ranges(source.blocks, context.defaultParallelism)
+    if context.master.startswith("local"):
+        log = direct.log_of(table.path)
+        if log is not None:
+            _copy_directly(context, source, parts, log, table, record, done)
+            return
+    else:
+        _ship(context)
     schema = pa.schema([table.schema.field(name) for name in source.columns])
     ddl = ", ".join(f"{quote(f.name)} {types.spark_ddl(f.type)}" for f in schema)
     read = _reader(source, parts, schema, done)
@@ -114,6 +123,41 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
         txnVersion=str(int(record.last)),
         userMetadata=json.dumps({"first": str(record.first), "last": str(record.last)}),
     ).save(table.path)
+
+
+def _copy_directly(
+    context: Any,
+    source: CopySource,
+    parts: list[tuple[int, int | None] | None],
+    log: TableLog,
+    table: TargetTable,
+    record: Commit,
+    done: Any,
+) -> None:
+    """The tasks write the data files; here they are committed.  When the job fails, what its tasks have written is removed."""
+    name = str(uuid.uuid4())
+    schema = pa.schema([table.schema.field(column) for column in source.columns])
+
+    def write(index: int) -> list[datafiles.Action]:
+        def rows() -> Iterator[Any]:
+            for batch in read_range(source, parts[index], schema):
+                done.add(batch.num_rows)
+                columns = {
+                    field.name: batch.column(field.name)
+                    if field.name in source.columns
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in table.schema
+                }
+                yield pa.table(columns)
+
+        return datafiles.write(table, rows(), number=index, name=name)
+
+    try:
+        added = context.parallelize(range(len(parts)), len(parts)).flatMap(write).collect()
+        direct.commit_copy(log, table, added, record)
+    except BaseException:
+        datafiles.remove_copy(table.path, name)
+        raise
 
 
 def _reader(

@@ -19,8 +19,8 @@ import structlog
 from apply.batch import Batch
 from apply.delta import table as delta
 from apply.delta.engine import Engine
-from apply.delta.table import TargetTable
-from apply.delta.writer import Commit, Stage
+from apply.delta.stage import Stage
+from apply.delta.table import Commit, TargetTable
 from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Pipeline

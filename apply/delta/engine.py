@@ -69,11 +69,18 @@ class Engine:
             session.sparkContext.setJobGroup(group, work.__qualname__, interruptOnCancel=True)
             return work(session, *args, **kwargs)
 
-        future = asyncio.get_running_loop().run_in_executor(self._executor, in_thread)
+        return await self._finish(in_thread, lambda: self._spark.cancel(group))
+
+    async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(…)` in one of the same threads, with or without a JVM.  Cancelled, it ends before this returns."""
+        return await self._finish(lambda: work(*args, **kwargs), lambda: None)
+
+    async def _finish(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._spark.cancel(group)
+            cancel()
             while not future.done():
                 try:
                     await asyncio.wait({future})

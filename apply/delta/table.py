@@ -33,6 +33,15 @@ class TargetTable:
     """The qualified name in the publisher, for messages and the table's properties."""
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction."""
+
+    app_id: str
+    first: Lsn
+    last: Lsn
+
+
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
     """The id under which a table records how far it is: the same for the copy, the catch-up and apply."""
     return f"pubsub/{node_id}/{subid}/{relid}/{generation}"

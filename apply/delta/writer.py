@@ -1,4 +1,4 @@
-"""One Delta commit per table per batch.
+"""One Delta commit per table per batch, by Spark: for tables and batches that are not written directly (direct).
 
 A folded batch is staged as immutable Parquet first (what can fail, fails there), then committed by the cheapest statement
 that does it (delta.md): append where rows only come, one overwrite with replaceOn where keys change or go, an overwrite of
@@ -14,7 +14,6 @@ import itertools
 import json
 import re
 import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +21,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apply.delta.table import TargetTable, quote, spark_ddl
+from apply.delta.table import Commit, TargetTable, quote, spark_ddl
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.protocol.lsn import Lsn
 
 _ROW_GROUP: Final = 128 * 1024
 # Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
@@ -34,15 +32,6 @@ _ROW: Final = "__row".ljust(64, "_")
 _IMAGE: Final = "__image".ljust(64, "_")
 _HAVE: Final = "__have".ljust(64, "_")
 _view_numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction."""
-
-    app_id: str
-    first: Lsn
-    last: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +49,24 @@ class Staged:
     rows: int
 
 
-class Stage:
-    """Where batches are staged: a directory of the node, emptied at the start of each process."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+    """Write one table's folded batch as Parquet in a new `directory`.  On failure nothing of it stays."""
+    directory.mkdir(mode=0o700)
+    try:
+        return Staged(
+            table=table,
+            directory=directory,
+            images=_write(directory / "images.parquet", folded.images),
+            masked=_write(directory / "masked.parquet", folded.masked),
+            deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
+            removed=_write(directory / "removed.parquet", folded.removed),
+            replace_all=replace_all,
+            key_range=_key_range(folded.deleted_keys),
+            rows=folded.inserts + folded.updates + folded.deletes,
+        )
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, mode=0o700)
-
-    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
-        """Write one table's folded batch as Parquet.  On failure nothing of it stays."""
-        directory = self._directory / uuid.uuid4().hex
-        directory.mkdir(mode=0o700)
-        try:
-            return Staged(
-                table=table,
-                directory=directory,
-                images=_write(directory / "images.parquet", folded.images),
-                masked=_write(directory / "masked.parquet", folded.masked),
-                deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
-                removed=_write(directory / "removed.parquet", folded.removed),
-                replace_all=replace_all,
-                key_range=_key_range(folded.deleted_keys),
-                rows=folded.inserts + folded.updates + folded.deletes,
-            )
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        raise
 
 
 def discard(staged: Staged) -> None:

@@ -17,12 +17,14 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from apply.batch import Batch
+from apply.delta import direct, writer
 from apply.delta import table as delta
-from apply.delta import writer
+from apply.delta.direct import DirectStaged
 from apply.delta.session import Spark
+from apply.delta.stage import Stage, discard
 from apply.delta.table import TargetTable
 from apply.dispatch import Dispatcher
-from apply.prepare import Destination, prepare
+from apply.prepare import Destination, PreparedTable, prepare
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.lsn import INVALID_LSN
@@ -43,7 +45,14 @@ class Replica:
     """One table, and what is sent for it: each `send` is one batch, and one commit."""
 
     def __init__(
-        self, spark: Spark, path: Path, sent: Relation, *, key: Sequence[str] = ("id",), extra: str = ""
+        self,
+        spark: Spark,
+        path: Path,
+        sent: Relation,
+        *,
+        direct: bool,
+        key: Sequence[str] = ("id",),
+        extra: str = "",
     ) -> None:
         self.session = spark.session
         self.relation = sent
@@ -56,7 +65,8 @@ class Replica:
         if extra:
             self.session.sql(f"ALTER TABLE delta.{writer.quote(self.table.path)} ADD COLUMNS ({extra})")
         self.table = delta.load(self.table.path, self.table.relation, None)
-        self.stage = writer.Stage(path / "a stage [of] {odd} *name% ä")
+        self.direct = direct
+        self.stage = Stage(path / "a stage [of] {odd} *name% ä", direct=direct)
         self.lsn = 0
         self._dispatcher = Dispatcher(INVALID_LSN)
 
@@ -73,12 +83,20 @@ class Replica:
         before = self.version
         destination = Destination(OID, self.table, "app", INVALID_LSN)
         (prepared,) = prepare(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")  # type: ignore[misc]
-        writer.commit(self.session, prepared.staged, prepared.commit)
-        writer.discard(prepared.staged)
+        self.commit_staged(prepared)
         assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
         (newest,) = DeltaTable(self.table.path).history(1)
         assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
         return self.version - before
+
+    def commit_staged(self, prepared: PreparedTable) -> None:
+        staged = prepared.staged
+        if isinstance(staged, DirectStaged):
+            assert self.direct
+            direct.commit(staged, prepared.commit)
+        else:
+            writer.commit(self.session, staged, prepared.commit)
+        discard(staged)
 
     @property
     def version(self) -> int:
@@ -87,6 +105,13 @@ class Replica:
     def rows(self, *, by: int | None = 0) -> list[tuple[Any, ...]]:
         """Every row, as deltalake reads it; sorted by a column, or by everything where NULLs are."""
         found = QueryBuilder().register("t", DeltaTable(self.table.path)).execute("SELECT * FROM t").read_all()
+        if self.direct:
+            # What Spark reads is the same.
+            by_spark = self.session.read.format("delta").load(self.table.path).toArrow()
+            spark_rows = [[*map(plain, row.values())] for row in by_spark.to_pylist()]
+            assert sorted(map(repr, spark_rows)) == sorted(
+                repr([*map(plain, row.values())]) for row in pa.table(found).to_pylist()
+            )
         columns = [column.to_pylist() for column in pa.table(found).columns]
         rows = [tuple(map(plain, row)) for row in zip(*columns, strict=True)]
         return sorted(rows, key=lambda row: row[by]) if by is not None else sorted(rows, key=repr)
@@ -95,8 +120,8 @@ class Replica:
         return [entry["operation"] for entry in DeltaTable(self.table.path).history()]
 
 
-@pytest.fixture
-def made(spark: Spark, tmp_path: Path) -> Any:
+@pytest.fixture(params=["directly", "by Spark"])
+def made(spark: Spark, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     numbers = itertools.count()
 
     def make(columns: Sequence[tuple[str, int]] = (("id", INT8), ("v", TEXT)), **options: Any) -> Replica:
@@ -104,7 +129,7 @@ def made(spark: Spark, tmp_path: Path) -> Any:
         sent = relation(OID, "t", columns, key=key, identity=options.pop("identity", "d"))
         path = tmp_path / str(next(numbers))
         path.mkdir()
-        return Replica(spark, path, sent, key=key, **options)
+        return Replica(spark, path, sent, direct=request.param == "directly", key=key, **options)
 
     return make
 
@@ -163,7 +188,7 @@ def test_a_batch_is_held_once(made: Any) -> None:
         for expected in (1, 0):
             before = r.version
             (prepared,) = prepare(batch, {("public", "t"): destination}, r.stage, "pg_1")
-            writer.commit(r.session, prepared.staged, prepared.commit)
+            r.commit_staged(prepared)
             assert r.version - before == expected
     assert r.rows() == [(1, "z")]
 

@@ -1,0 +1,437 @@
+"""A batch of one table committed without a Spark job: Arrow writes the data file, this process writes the log.
+
+A Spark job's fixed cost is most of a small commit (speed.md).  What a batch asks of Delta is little, though: new rows are a
+new data file; rows that change or go are found by reading the key's columns alone, and marked in deletion vectors; a file
+without a row left is removed.  All of it is one commit of the log, with (application id, end LSN) as Spark's have it.
+
+    stage    images ─► data files in the table's directory, named in no log yet
+    commit   keys ─► matching rows of each file ─► vectors ─► masked rows completed from the rows they replace ─► log
+
+`suits` says which batches; the others are Spark's (writer).  Small files are merged as they come, eight at a time of about one
+size (log-structured), so that their number grows with the logarithm of the table.  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyroaring import BitMap64
+
+from apply.delta import datafiles, keys, vectors
+from apply.delta.datafiles import Action
+from apply.delta.keys import KeySet
+from apply.delta.log import DataFile, TableLog, is_local, local_path
+from apply.delta.table import Commit, TargetTable
+from apply.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded
+from pubsub.errors import NotInPrerequisiteState
+
+_BATCH_ROWS: Final = 1 << 16
+_WIDE_BATCH_ROWS: Final = 1 << 11
+# A row is wide from so many bytes on, as compressed.
+_WIDE_BYTES: Final = 256
+_ATTEMPTS: Final = 10
+# Files below these bounds are merged, so many of one size (each class is four times the one before) at once.
+_SMALL_ROWS: Final = 1 << 19
+_SMALL_BYTES: Final = 64 << 20
+_MERGE: Final = 8
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class DirectStaged:
+    """One table's part of a batch: `added` are the log's actions for data files that are written and durable."""
+
+    table: TargetTable
+    log: TableLog
+    added: list[Action]
+    deleted_keys: Any
+    masked: Any
+    replace_all: bool
+    rows: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """Rows of one file that stand under keys of the batch: positions in the file, and the key's row for each."""
+
+    file: DataFile
+    positions: Indices
+    key_rows: Indices
+    vector: BitMap64 | None
+
+
+@dataclass(slots=True)
+class _Changes:
+    """The actions of a commit as they come together, and the files that are its alone should it fail."""
+
+    actions: list[Action] = field(default_factory=list)
+    made: list[Path] = field(default_factory=list)
+    deleted_rows: int = 0
+
+
+def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
+    """Whether this table's batch can be committed here.  `log` is fresh."""
+    if folded.removed is not None and folded.removed.num_rows:
+        return False
+    if log.unsupported() is not None:
+        return False
+    if folded.insert_only or folded.truncated:
+        return True
+    return log.vectors_enabled() and keys.can_match(pa.schema([table.schema.field(name) for name in table.key]))
+
+
+def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: bool) -> DirectStaged:
+    """Write the batch's complete images.  On failure nothing of it stays."""
+    return DirectStaged(
+        table=table,
+        log=log,
+        added=datafiles.write_table(table, folded.images),
+        deleted_keys=folded.deleted_keys if folded.deleted_keys.num_rows else None,
+        masked=folded.masked if folded.masked.num_rows else None,
+        replace_all=replace_all,
+        rows=folded.inserts + folded.updates + folded.deletes,
+    )
+
+
+def discard(staged: DirectStaged) -> None:
+    """Remove the data files of a batch that was given up, unless they were committed."""
+    committed = staged.log.files
+    for action in staged.added:
+        if action["add"]["path"] not in committed:
+            (staged.log.table / action["add"]["path"]).unlink(missing_ok=True)
+    staged.added = []
+
+
+def commit(staged: DirectStaged, record: Commit) -> None:
+    """Commit a staged batch, once: a table that holds `record.last` already is left as it is.
+
+    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room; OSError.
+    """
+    log = staged.log
+    for _ in range(_ATTEMPTS):
+        if _holds(log, staged.table, record):
+            discard(staged)
+            return
+        changes = _changes(staged)
+        if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
+            staged.added = []
+            return
+    raise _no_room(staged.table)
+
+
+def log_of(path: str) -> TableLog | None:
+    """The log of a table that can be written here; None for one that is Spark's.  Raises UndefinedTable."""
+    if not is_local(path):
+        return None
+    log = TableLog(path)
+    log.refresh()
+    return log if log.unsupported() is None else None
+
+
+def commit_copy(log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit) -> None:
+    """Commit the files of an initial copy in place of whatever the table holds.  Raises as `commit` does."""
+    for _ in range(_ATTEMPTS):
+        if _holds(log, table, record):
+            raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
+        now = int(time.time() * 1000)
+        changes = _Changes([*added, *(_remove_action(file, now) for file in log.files.values())])
+        if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
+            return
+    raise _no_room(table)
+
+
+def _holds(log: TableLog, table: TargetTable, record: Commit) -> bool:
+    """Whether the table, as it is now, has the commit already.  Raises when it is not ours to write any more."""
+    log.refresh()
+    held = log.application_version(record.app_id)
+    if held is not None and held >= int(record.last):
+        return True
+    reason = log.unsupported()
+    if reason is not None:
+        raise NotInPrerequisiteState(
+            f'the Delta table of "{table.relation}" was altered while it was written to',
+            detail=f"It can not be written as before: {reason}.",
+        )
+    return False
+
+
+def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool:
+    """Commit; False when another writer was first: what it did is part of the table then."""
+    before = log.version
+    transaction = {"appId": record.app_id, "version": int(record.last), "lastUpdated": int(time.time() * 1000)}
+    try:
+        log.commit(
+            [*changes.actions, {"txn": transaction}],
+            operation="WRITE",
+            metrics={
+                "numFiles": sum("add" in action for action in changes.actions),
+                "numOutputRows": rows,
+                "numDeletedRows": changes.deleted_rows,
+            },
+            user_metadata=json.dumps({"first": str(record.first), "last": str(record.last)}),
+        )
+    except FileExistsError:
+        datafiles.remove(changes.made)
+        return False
+    except BaseException:
+        if log.version == before:
+            datafiles.remove(changes.made)
+        raise
+    return True
+
+
+def _no_room(table: TargetTable) -> NotInPrerequisiteState:
+    return NotInPrerequisiteState(
+        f'could not commit to the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
+        sqlstate="40001",
+    )
+
+
+def tidy(log: TableLog, table: TargetTable) -> None:
+    """Merge small files when there are enough of them, and write a checkpoint when one is due.
+
+    The rows stay what they are (dataChange false).  Another writer's commit at the same time makes this a thing for later.
+    """
+    chosen = _mergeable(log)
+    if chosen:
+        added = datafiles.write(table, _living_rows(log, chosen, table))
+        now = int(time.time() * 1000)
+        for action in added:
+            action["add"]["dataChange"] = False
+        removed = [_remove_action(file, now, data_change=False) for file in chosen]
+        try:
+            log.commit(
+                [*removed, *added],
+                operation="OPTIMIZE",
+                metrics={"numRemovedFiles": len(removed), "numAddedFiles": len(added)},
+                user_metadata=None,
+            )
+        except FileExistsError:
+            datafiles.remove(log.table / action["add"]["path"] for action in added)
+    log.checkpoint_when_due()
+
+
+def _rows(add: Mapping[str, Any]) -> int:
+    return int(json.loads(add["stats"])["numRecords"])
+
+
+def _changes(staged: DirectStaged) -> _Changes:
+    """What the log must say for the batch, as the table is now."""
+    log = staged.log
+    changes = _Changes(actions=list(staged.added))
+    now = int(time.time() * 1000)
+    try:
+        if staged.replace_all:
+            changes.actions += [_remove_action(file, now) for file in log.files.values()]
+        elif staged.deleted_keys is not None:
+            names = list(staged.table.key)
+            wanted = KeySet(staged.deleted_keys.select(names))
+            found = list(_find(log, wanted, staged.table))
+            if staged.masked is not None:
+                completed = datafiles.write(staged.table, [_complete(log, staged, wanted, found)])
+                changes.made += [log.table / action["add"]["path"] for action in completed]
+                changes.actions += completed
+            _mark(log, found, now, changes)
+    except BaseException:
+        datafiles.remove(changes.made)
+        raise
+    return changes
+
+
+def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
+    """The rows of the table under one of the keys, file by file."""
+    first = table.key[0]
+    for file in log.files.values():
+        if wanted.outside(file.bounds.get(first)):
+            continue
+        positions: list[Indices] = []
+        key_rows: list[Indices] = []
+        for start, batch in _read_columns(log, file, table.key, _BATCH_ROWS, wanted):
+            rows = wanted.rows(batch)
+            hits = np.flatnonzero(rows >= 0)
+            if len(hits):
+                positions.append(hits + start)
+                key_rows.append(rows[hits])
+        if not positions:
+            continue
+        at, which = np.concatenate(positions), np.concatenate(key_rows)
+        vector = None
+        if file.vector is not None:
+            vector = vectors.read(log.table, file.vector)
+            living = np.isin(at, vectors.positions(vector), assume_unique=True, invert=True)
+            at, which = at[living], which[living]
+        if len(at):
+            yield _Found(file, at, which, vector)
+
+
+def _read_columns(
+    log: TableLog, file: DataFile, names: Sequence[str], size: int, wanted: KeySet | None = None
+) -> Iterator[tuple[int, Any]]:
+    """The named columns of a file in its order, with the position of each piece's first row.
+
+    With `wanted`, row groups are left out whose statistics hold none of its keys.
+    """
+    with pq.ParquetFile(local_path(file, log.table), memory_map=True) as parquet:
+        start = 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            if wanted is None or not wanted.outside(_group_bounds(parquet, group, names[0])):
+                at = start
+                for batch in parquet.iter_batches(size, row_groups=[group], columns=list(names)):
+                    yield at, batch.select(list(names))
+                    at += batch.num_rows
+            start += count
+
+
+def _group_bounds(parquet: pq.ParquetFile, group: int, name: str) -> tuple[Any, Any] | None:
+    index = parquet.schema_arrow.get_field_index(name)
+    statistics = parquet.metadata.row_group(group).column(index).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    return statistics.min, statistics.max
+
+
+def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -> None:
+    """Remove the found rows: files that lose their last row go, the others get a new vector."""
+    marked: list[tuple[DataFile, BitMap64]] = []
+    for one in found:
+        changes.deleted_rows += len(one.positions)
+        changes.actions.append(_remove_action(one.file, now))
+        if one.file.deleted + len(one.positions) == _row_count(log, one.file):
+            continue
+        bitmap = BitMap64(one.positions.astype(np.uint64))
+        marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
+    if not marked:
+        return
+    path, descriptors = vectors.write(log.table, [bitmap for _, bitmap in marked])
+    changes.made.append(path)
+    for (file, _), descriptor in zip(marked, descriptors, strict=True):
+        changes.actions.append(
+            {
+                "add": {
+                    "path": file.path,
+                    "partitionValues": {},
+                    "size": file.size,
+                    "modificationTime": file.modification_time,
+                    "dataChange": True,
+                    "stats": _loose(log, file),
+                    "deletionVector": descriptor,
+                }
+            }
+        )
+
+
+def _row_count(log: TableLog, file: DataFile) -> int:
+    if file.rows is None:
+        file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
+    return file.rows
+
+
+def _loose(log: TableLog, file: DataFile) -> str:
+    """The file's statistics, no longer tight: a row at a bound may be gone.  The number of rows must be there."""
+    known = json.loads(file.stats) if file.stats else {}
+    known["numRecords"] = _row_count(log, file)
+    known["tightBounds"] = False
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+
+
+def _remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Action:
+    remove: Action = {
+        "path": file.path,
+        "deletionTimestamp": now,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": {},
+        "size": file.size,
+    }
+    if file.stats is not None:
+        remove["stats"] = file.stats
+    if file.vector is not None:
+        remove["deletionVector"] = dict(file.vector)
+    return {"remove": remove}
+
+
+def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> Any:
+    """The masked images with their unchanged values taken from the rows that they replace.
+
+    An image of a row that the table lacks is left out, as PostgreSQL skips the update of such a row (update_missing).
+    """
+    table, masked = staged.table, staged.masked
+    names = table.schema.names
+    bases = masked.select([f"{BASE_PREFIX}{index}" for index in range(len(table.key))])
+    of_key = wanted.rows(bases.rename_columns(list(table.key)).combine_chunks())
+    needed = np.zeros(len(wanted), np.bool_)
+    needed[of_key] = True
+    flagged = [name for index, name in enumerate(names) if f"{UNCHANGED_PREFIX}{index}" in masked.column_names]
+    place_of_key = np.full(len(wanted), -1, np.int64)
+    pieces: list[Any] = []
+    gathered = 0
+    for one in found:
+        chosen = needed[one.key_rows]
+        positions, key_rows = one.positions[chosen], one.key_rows[chosen]
+        for start, batch in _read_columns(log, one.file, flagged, _WIDE_BATCH_ROWS) if len(positions) else ():
+            first, last = np.searchsorted(positions, (start, start + batch.num_rows))
+            if first == last:
+                continue
+            pieces.append(batch.take(pa.array(positions[first:last] - start)))
+            place_of_key[key_rows[first:last]] = np.arange(gathered, gathered + last - first)
+            gathered += int(last - first)
+    places = place_of_key[of_key]
+    there = pa.array(places >= 0)
+    masked, at = masked.filter(there), pa.array(places[places >= 0])
+    if masked.num_rows == 0:
+        return table.schema.empty_table()
+    old = pa.Table.from_batches(pieces).combine_chunks()
+    columns = []
+    for index, name in enumerate(names):
+        column = masked.column(name)
+        if name in flagged:
+            kept = old.column(name).take(at).cast(column.type)
+            column = _choose(masked.column(f"{UNCHANGED_PREFIX}{index}"), kept, column)
+        columns.append(column)
+    return pa.table(columns, names=names)
+
+
+def _choose(flags: Any, kept: Any, new: Any) -> Any:
+    """`kept` where the flag is set, else `new`: by index, which works for nested types too."""
+    count = len(flags)
+    both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
+    own = np.arange(count)
+    return both.take(pa.array(np.where(np.asarray(flags), own, own + count)))
+
+
+def _mergeable(log: TableLog) -> list[DataFile]:
+    """Enough small files of one class; or files most of whose rows are gone."""
+    classes: dict[int, list[DataFile]] = {}
+    for file in log.files.values():
+        living = _row_count(log, file) - file.deleted
+        if living < _SMALL_ROWS and file.size < _SMALL_BYTES:
+            classes.setdefault(max(living, 1).bit_length() // 2, []).append(file)
+    for _, files in sorted(classes.items()):
+        if len(files) >= _MERGE:
+            return files
+    return []
+
+
+def _living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
+    for file in files:
+        gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
+        wide = file.size > _WIDE_BYTES * _row_count(log, file)
+        for start, batch in _read_columns(log, file, table.schema.names, _WIDE_BATCH_ROWS if wide else _BATCH_ROWS):
+            rows = pa.Table.from_batches([batch])
+            if gone is not None:
+                living = np.ones(batch.num_rows, np.bool_)
+                first, last = np.searchsorted(gone, (start, start + batch.num_rows))
+                living[gone[first:last] - start] = False
+                rows = rows.filter(pa.array(living))
+            yield rows

@@ -1,0 +1,99 @@
+"""Which rows of a data file stand under one of a batch's keys: by columns, never by value."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Indices = npt.NDArray[np.int64]
+_NOT_FOUND: Final = -1
+
+
+def can_match(schema: pa.Schema) -> bool:
+    """Whether keys of such columns are equal exactly where Arrow finds them equal: floats have two zeros."""
+    return all(_exact(field.type) for field in schema)
+
+
+class KeySet:
+    """Distinct keys, none with a NULL: a table of the key's columns."""
+
+    def __init__(self, keys: Any) -> None:
+        self._schema: pa.Schema = keys.schema
+        self._rows: int = keys.num_rows
+        columns = [column.combine_chunks() for column in keys.columns]
+        self._ordered: npt.NDArray[Any] | None = None
+        self._order: Indices | None = None
+        if len(columns) == 1 and pa.types.is_integer(columns[0].type):
+            values = columns[0].to_numpy(zero_copy_only=False)
+            self._order = np.argsort(values, kind="stable")
+            self._ordered = values[self._order]
+        # Each step pairs the codes so far with the next column's: those of the keys are numbered anew, so they stay small.
+        self._values = [column.unique() for column in columns]
+        self._pairs: list[pa.Array] = []
+        codes = pc.index_in(columns[0], self._values[0])
+        for column, values in zip(columns[1:], self._values[1:], strict=True):
+            paired = _pair(codes, pc.index_in(column, values), len(values))
+            self._pairs.append(paired.unique())
+            codes = pc.index_in(paired, self._pairs[-1])
+        # A code's row in `keys`.
+        self._row_of_code = np.empty(self._rows, np.int64)
+        self._row_of_code[codes.to_numpy(zero_copy_only=False)] = np.arange(self._rows)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def outside(self, bounds: tuple[Any, Any] | None) -> bool:
+        """Whether no key lies within the least and greatest value that a file has of the first key column (None: unknown)."""
+        if self._ordered is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
+            return False
+        low, high = bounds
+        first = int(np.searchsorted(self._ordered, low, side="left"))
+        return first == len(self._ordered) or int(self._ordered[first]) > high
+
+    def rows(self, columns: Any) -> Indices:
+        """For each row of `columns` (a table or record batch with the key's columns): its row among the keys, or -1."""
+        if self._ordered is not None and self._order is not None:
+            values = columns.column(0)
+            if values.null_count == 0 and len(values) * 8 < self._rows:
+                return self._by_search(values)
+        found = pc.index_in(columns.column(0).cast(self._schema.field(0).type), self._values[0])
+        for index, (values, pairs) in enumerate(zip(self._values[1:], self._pairs, strict=True), 1):
+            column = columns.column(index).cast(self._schema.field(index).type)
+            found = pc.index_in(_pair(found, pc.index_in(column, values), len(values)), pairs)
+        codes = pc.fill_null(found, _NOT_FOUND)
+        if isinstance(codes, pa.ChunkedArray):
+            codes = codes.combine_chunks()
+        numbers: Indices = codes.to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.where(numbers >= 0, self._row_of_code[numbers], _NOT_FOUND) if self._rows else numbers
+
+    def _by_search(self, column: Any) -> Indices:
+        """Few rows among many keys: a search of each, not a hash of all the keys."""
+        assert self._ordered is not None
+        assert self._order is not None
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        values = column.to_numpy(zero_copy_only=False)
+        places = np.minimum(np.searchsorted(self._ordered, values), self._rows - 1)
+        return np.where(self._ordered[places] == values, self._order[places], _NOT_FOUND)
+
+
+def _pair(left: Any, right: Any, count: int) -> Any:
+    """Two codes as one; NULL where either is NULL."""
+    return pc.add(pc.multiply(left.cast(pa.int64()), count), right.cast(pa.int64()))
+
+
+def _exact(kind: Any) -> bool:
+    kinds = pa.types
+    return bool(
+        kinds.is_integer(kind)
+        or kinds.is_string(kind)
+        or kinds.is_binary(kind)
+        or kinds.is_boolean(kind)
+        or kinds.is_date(kind)
+        or kinds.is_timestamp(kind)
+        or kinds.is_decimal(kind)
+    )

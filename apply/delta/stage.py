@@ -1,0 +1,47 @@
+"""Where a batch waits for its commit, and which way it is committed: directly, or by Spark."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from apply.delta import direct, writer
+from apply.delta.direct import DirectStaged
+from apply.delta.log import TableLog, is_local
+from apply.delta.table import TargetTable
+from apply.delta.writer import Staged
+from apply.fold import Folded
+
+AnyStaged = Staged | DirectStaged
+
+
+class Stage:
+    """The node's directory for staged batches, emptied at the start of each process, and the logs of the tables written.
+
+    `direct` false leaves everything to Spark.  A table has one writer at a time; several tables are staged side by side.
+    """
+
+    def __init__(self, directory: Path, *, direct: bool = True) -> None:
+        self._directory = directory
+        self._direct = direct
+        self._logs: dict[str, TableLog] = {}
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, mode=0o700)
+
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> AnyStaged:
+        """Stage one table's folded batch.  On failure nothing of it stays."""
+        if self._direct and is_local(table.path):
+            log = self._logs.setdefault(table.path, TableLog(table.path))
+            log.refresh()
+            if direct.suits(log, table, folded):
+                return direct.stage(log, table, folded, replace_all=replace_all)
+        return writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
+
+
+def discard(staged: AnyStaged) -> None:
+    """Remove what was staged, after the commit or when the batch is given up."""
+    if isinstance(staged, DirectStaged):
+        direct.discard(staged)
+    else:
+        writer.discard(staged)

@@ -1,0 +1,120 @@
+"""Deletion vectors as Delta stores them (PROTOCOL.md, Deletion Vectors): which rows of a data file are gone.
+
+A vector is a 64-bit Roaring bitmap of row positions behind a magic number.  The vectors of one commit share a file:
+a version byte, then for each its size, itself and its CRC-32.  A small one of another writer may stand in the log (inline).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from pubsub.errors import DataCorrupted, FeatureNotSupported
+
+_MAGIC: Final = struct.pack("<i", 1681511377)
+_VERSION: Final = b"\x01"
+_SIZE: Final = struct.Struct(">i")
+_CRC: Final = struct.Struct(">I")
+# Delta's Base85 is ZeroMQ's (Z85); Python's b85 is the same coding with another alphabet.
+_B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
+_FROM_Z85: Final = bytes.maketrans(_Z85, _B85)
+_UUID_CHARS: Final = 20
+
+Positions = npt.NDArray[np.int64]
+
+
+def unique_id(descriptor: Mapping[str, Any] | None) -> str | None:
+    """What tells two vectors of one file apart in the log."""
+    if descriptor is None:
+        return None
+    offset = descriptor.get("offset")
+    return f"{descriptor['storageType']}{descriptor['pathOrInlineDv']}" + (f"@{offset}" if offset is not None else "")
+
+
+def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
+    """The deleted positions that `descriptor` of the log of `table` names.
+
+    Raises DataCorrupted for what is not such a bitmap, FeatureNotSupported for a vector stored elsewhere.
+    """
+    kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
+    if kind == "i":
+        return _decode(base64.b85decode(place.encode("ascii").translate(_FROM_Z85))[: descriptor["sizeInBytes"]], place)
+    if kind == "u":
+        prefix, number = place[:-_UUID_CHARS], uuid.UUID(bytes=_decode_z85(place[-_UUID_CHARS:]))
+        path = table / prefix / f"deletion_vector_{number}.bin"
+    elif kind == "p" and place.startswith("file:"):
+        path = Path(unquote(place.removeprefix("file://").removeprefix("file:")))
+    else:
+        raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" can not be read')
+    with open(path, "rb") as file:
+        file.seek(descriptor.get("offset") or 0)
+        (size,) = _SIZE.unpack(_exactly(file.read(_SIZE.size), _SIZE.size, path))
+        data = _exactly(file.read(size), size, path)
+        (crc,) = _CRC.unpack(_exactly(file.read(_CRC.size), _CRC.size, path))
+    if size != descriptor["sizeInBytes"] or crc != zlib.crc32(data):
+        raise DataCorrupted(f'deletion vector in "{path}" at {descriptor.get("offset")} is damaged')
+    return _decode(data, str(path))
+
+
+def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:
+    """One new file, fsynced, with all of `bitmaps`; and the descriptors that name them in the log."""
+    number = uuid.uuid4()
+    path = table / f"deletion_vector_{number}.bin"
+    descriptors: list[dict[str, Any]] = []
+    parts = [_VERSION]
+    offset = len(_VERSION)
+    for bitmap in bitmaps:
+        data = _MAGIC + bitmap.serialize()
+        parts += [_SIZE.pack(len(data)), data, _CRC.pack(zlib.crc32(data))]
+        descriptors.append(
+            {
+                "storageType": "u",
+                "pathOrInlineDv": base64.b85encode(number.bytes).translate(_TO_Z85).decode("ascii"),
+                "offset": offset,
+                "sizeInBytes": len(data),
+                "cardinality": len(bitmap),
+            }
+        )
+        offset += _SIZE.size + len(data) + _CRC.size
+    with open(path, "xb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    return path, descriptors
+
+
+def positions(bitmap: BitMap64) -> Positions:
+    """The positions in a bitmap, ascending."""
+    return np.frombuffer(bitmap.to_array(), np.uint64).astype(np.int64)
+
+
+def _decode(data: bytes, where: str) -> BitMap64:
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise DataCorrupted(f'deletion vector "{where}" is of an unknown format')
+    try:
+        return BitMap64.deserialize(data[len(_MAGIC) :])
+    except (ValueError, RuntimeError) as error:
+        raise DataCorrupted(f'deletion vector "{where}" is damaged') from error
+
+
+def _decode_z85(text: str) -> bytes:
+    return base64.b85decode(text.encode("ascii").translate(_FROM_Z85))
+
+
+def _exactly(data: bytes, size: int, path: Path) -> bytes:
+    if len(data) != size:
+        raise DataCorrupted(f'deletion vector file "{path}" is too short')
+    return data
