@@ -110,6 +110,17 @@ def start_replication(slot: str, lsn: int, options: Mapping[str, str]) -> str:
     return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {Lsn(lsn)}{f' ({given})' if given else ''}"
 
 
+def start_physical_replication(slot: str | None, lsn: int, timeline: int) -> str:
+    """Start to stream WAL itself from `lsn` on, of `timeline`; a physical `slot` keeps what has not been acknowledged."""
+    given = f"SLOT {quote_identifier(slot)} " if slot is not None else ""
+    return f"START_REPLICATION {given}PHYSICAL {Lsn(lsn)} TIMELINE {timeline}"
+
+
+def timeline_history(timeline: int) -> str:
+    """Answered by one row: the name and the content of a timeline's history file."""
+    return f"TIMELINE_HISTORY {timeline}"
+
+
 def protocol_version(server_version: int) -> int:
     """The version of pgoutput's protocol that a stock subscriber asks of such a server, whatever it streams."""
     if server_version >= 160000:
