@@ -1,0 +1,223 @@
+"""Our decoding beside PostgreSQL's: the same WAL, the same plugin, and what differs.
+
+Two kinds (design: a logical slot on the server pins catalog_xmin and hides pruning):
+
+    `Decoding`, `slot_changes` and `differences`    bytes against those of a logical slot on the same server
+    `Decoding` and `Replayed`                       no slot: the changes applied to an empty copy, against the tables
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.testing.servers import EmbeddedPostgres
+
+_HEADER = struct.Struct(">QI")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a plugin wrote: its LSN, its transaction (0 where that is not told), its bytes."""
+
+    lsn: int
+    xid: int
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"<{Lsn(self.lsn)} {self.data[:200]!r}>"
+
+
+class Decoding:
+    """`python -m walsender decode` in a process of its own; a context manager that ends it."""
+
+    def __init__(
+        self,
+        server: EmbeddedPostgres,
+        dbname: str,
+        *,
+        plugin: str = "pgoutput",
+        publications: str = "p",
+        proto_version: int = 1,
+        options: Sequence[str] = (),
+        more: Sequence[str] = (),
+        conninfo: str | None = None,
+    ) -> None:
+        self.server = server
+        self.dbname = dbname
+        self.plugin = plugin
+        self.directory = tempfile.TemporaryDirectory(prefix="pubsub-decode-")
+        self.output = Path(self.directory.name) / "output"
+        arguments = [
+            sys.executable,
+            "-m",
+            "walsender",
+            "decode",
+            "--conninfo",
+            conninfo or server.conninfo(dbname),
+            "--plugin",
+            plugin,
+            "--output",
+            str(self.output),
+            *more,
+        ]
+        if plugin == "pgoutput":
+            arguments += ["--publication", publications, "--proto-version", str(proto_version)]
+        for option in options:
+            arguments += ["--option", option]
+        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        self.errors: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read_errors, daemon=True).start()
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.directory.cleanup()
+
+    def wait_consistent(self, timeout: float = 60.0) -> int:
+        """The consistent point that it says."""
+        while True:
+            line = self._lines.get(timeout=timeout)
+            assert line is not None, "".join(self.errors)
+            if found := re.match(r"consistent point ([0-9A-F]+/[0-9A-F]+)", line):
+                return int(Lsn.parse(found[1]))
+
+    def finish(self, timeout: float = 120.0) -> list[Message]:
+        """Wait until a decoding with --end is done; what it wrote."""
+        code = self.process.wait(timeout)
+        assert code == 0, "".join(self.errors)
+        return list(self.messages())
+
+    def stop(self) -> list[Message]:
+        """End it; what it wrote."""
+        self.process.terminate()
+        return self.finish()
+
+    def messages(self) -> Iterator[Message]:
+        data = self.output.read_bytes()
+        if self.plugin == "pgoutput":
+            position = 0
+            while position < len(data):
+                lsn, length = _HEADER.unpack_from(data, position)
+                position += _HEADER.size
+                yield Message(lsn, 0, data[position : position + length])
+                position += length
+            return
+        text = data
+        while text:
+            lsn_text, _, rest = text.partition(b"\t")
+            xid, _, rest = rest.partition(b"\t")
+            # A value may hold line ends: the next line starts with an LSN and an xid.
+            end = re.search(rb"\n(?=[0-9A-F]+/[0-9A-F]+\t\d+\t|\Z)", rest)
+            assert end is not None
+            yield Message(int(Lsn.parse(lsn_text.decode())), int(xid), rest[: end.start()])
+            text = rest[end.end() :]
+
+
+def create_slot(server: EmbeddedPostgres, dbname: str, name: str, plugin: str, *, two_phase: bool = False) -> int:
+    """A logical slot; its consistent point."""
+    ((lsn,),) = server.query(
+        f"SELECT lsn FROM pg_create_logical_replication_slot('{name}', '{plugin}', false, {two_phase})", dbname
+    )
+    return int(Lsn.parse(str(lsn)))
+
+
+def slot_changes(
+    server: EmbeddedPostgres, dbname: str, slot: str, plugin: str, options: dict[str, str], upto: int | None = None
+) -> list[Message]:
+    """What PostgreSQL's own decoding gives."""
+    given = "".join(f", '{name}', '{value}'" for name, value in options.items())
+    limit = f"'{Lsn(upto)}'" if upto is not None else "NULL"
+    kind = "binary_changes" if plugin == "pgoutput" else "changes"
+    rows = server.query(
+        f"SELECT lsn, xid::text, data FROM pg_logical_slot_get_{kind}('{slot}', {limit}, NULL{given})", dbname
+    )
+    return [
+        Message(int(Lsn.parse(str(lsn))), int(xid), bytes(data) if plugin == "pgoutput" else str(data).encode())
+        for lsn, xid, data in rows
+    ]
+
+
+def flush_lsn(server: EmbeddedPostgres) -> int:
+    """The end of the WAL, all of it flushed."""
+    server.execute("SELECT pg_logical_emit_message(true, 'end', '')")
+    ((lsn,),) = server.query("SELECT pg_current_wal_insert_lsn()")
+    return int(Lsn.parse(str(lsn)))
+
+
+def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[object, ...]]:
+    """Messages in a form that is equal for equal decodings: repeats of Relation and Type messages are taken out, and each
+    row, or truncation, has the definitions in effect beside it."""
+    if not pgoutput:
+        return [(m.lsn, m.xid, m.data) for m in messages]
+    found: list[tuple[object, ...]] = []
+    relations: dict[bytes, bytes] = {}
+    in_stream: dict[bytes, dict[bytes, bytes]] = {}
+    types: list[bytes] = []
+    stream: bytes | None = None
+    for m in messages:
+        kind = m.data[:1]
+        skip = 5 if stream is not None else 1
+        if kind == b"Y":
+            types.append(m.data[skip:])
+        elif kind == b"R":
+            known = relations if stream is None else in_stream.setdefault(stream, {})
+            known[m.data[skip : skip + 4]] = b"".join(types) + m.data[skip:]
+            types = []
+        elif kind in {b"I", b"U", b"D", b"T"}:
+            if kind == b"T":
+                (count,) = struct.unpack_from(">I", m.data, skip)
+                oids = [m.data[skip + 5 + 4 * i : skip + 9 + 4 * i] for i in range(count)]
+            else:
+                oids = [m.data[skip : skip + 4]]
+            inside = in_stream.get(stream, {}) if stream is not None else {}
+            found.append((m.lsn, m.data, [inside.get(oid) or relations.get(oid) for oid in oids]))
+        else:
+            if kind == b"S":
+                stream = m.data[1:5]
+            elif kind == b"E":
+                stream = None
+            elif kind == b"c":
+                relations.update(in_stream.pop(m.data[1:5], {}))
+            found.append((m.lsn, m.data))
+    return found
+
+
+def differences(ours: Sequence[Message], theirs: Sequence[Message], *, pgoutput: bool = True) -> str:
+    """Empty where both are equal; else the first difference, with what is around it."""
+    mine, other = comparable(ours, pgoutput=pgoutput), comparable(theirs, pgoutput=pgoutput)
+    for number, (a, b) in enumerate(zip(mine, other, strict=False)):
+        if a != b:
+            before = "\n".join(f"  both    {x}" for x in mine[max(0, number - 3) : number])
+            after = "\n".join(f"  ours    {x}" for x in mine[number : number + 3])
+            after2 = "\n".join(f"  server  {x}" for x in other[number : number + 3])
+            return f"message {number} of {len(mine)} (server: {len(other)})\n{before}\n{after}\n{after2}"
+    if len(mine) != len(other):
+        rest = mine[len(other) :] or other[len(mine) :]
+        return f"{len(mine)} messages, the server has {len(other)}; first of the rest: {rest[:3]}"
+    return ""

@@ -1,0 +1,1 @@
+"""From records to transactions: heap changes, commits, the order of transactions."""

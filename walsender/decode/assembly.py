@@ -1,0 +1,204 @@
+"""Transactions in progress: who belongs to whom, and their changes, on the way to the project's reorder buffer.
+
+Most transactions are small, and the reorder buffer's blocks are made for large ones: a transaction's first frames are kept
+here as they are, and handed over when they come to `HANDOVER_BYTES`, or when all of them together press on work_mem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+from pubsub.reorderbuffer.transaction import Transaction
+from walsender.decode.changes import HEAD
+
+HANDOVER_BYTES: Final = 256 << 10
+_FRAME_OVERHEAD: Final = 48  # of a bytes object in a list
+_CHUNK_BYTES: Final = 4 << 20
+
+
+class Txn:
+    """A top-level transaction in progress.  `xids` are its own and its subtransactions', aborted ones left out."""
+
+    __slots__ = (
+        "aborted",
+        "cache",
+        "error",
+        "error_lsn",
+        "first_lsn",
+        "frames",
+        "handed_over",
+        "has_base",
+        "held",
+        "prepared",
+        "sent",
+        "size",
+        "streamed",
+        "subxids",
+        "xid",
+        "xids",
+    )
+
+    def __init__(self, xid: int, first_lsn: int) -> None:
+        self.xid = xid
+        self.first_lsn = first_lsn
+        self.xids: set[int] = {xid}
+        self.subxids: list[int] = []
+        self.aborted: set[int] = set()
+        self.frames: list[bytes] = []
+        self.held = 0
+        """Bytes in `frames`."""
+        self.handed_over = False
+        self.has_base = False
+        """Whether it has done something that would have needed a snapshot: only then it is sent at all."""
+        self.cache: dict[int, Any] | None = None
+        """Relations by file, since it has changed the catalog itself."""
+        self.error: Exception | None = None
+        """Why it can not be sent."""
+        self.error_lsn = 0
+        self.sent: Any = None
+        self.prepared = False
+        self.streamed = False
+        self.size = 0
+
+
+class Assembly:
+    """All transactions in progress.  `spill_directory` is used for what does not fit into `work_mem` bytes."""
+
+    def __init__(self, buffer: ReorderBuffer) -> None:
+        self.by_xid: dict[int, Txn] = {}
+        """By every xid that is known to belong to one."""
+        self._buffer = buffer
+        self._held = 0
+
+    def begin(self, xid: int, lsn: int) -> Txn:
+        """A new top-level transaction."""
+        txn = self.by_xid[xid] = Txn(xid, lsn)
+        return txn
+
+    def assign(self, top: int, xid: int, lsn: int) -> Txn:
+        """`xid` is a subtransaction of `top`; both may be new (ReorderBufferAssignChild)."""
+        txn = self.by_xid.get(top)
+        if txn is None:
+            txn = self.begin(top, lsn)
+        known = self.by_xid.get(xid)
+        if known is txn:
+            return txn
+        if known is not None:
+            # It was taken for a transaction of its own: only where decoding began in the middle.
+            txn.first_lsn = min(txn.first_lsn, known.first_lsn)
+            txn.has_base |= known.has_base
+            if known.handed_over:
+                self._buffer.assign(xid, top)
+                txn.handed_over = True
+            txn.frames = sorted(known.frames + txn.frames, key=_lsn)
+            txn.held += known.held
+            txn.error = txn.error or known.error
+        self.by_xid[xid] = txn
+        txn.xids.add(xid)
+        txn.subxids.append(xid)
+        return txn
+
+    def append(self, txn: Txn, frame: bytes) -> None:
+        """One change more."""
+        txn.frames.append(frame)
+        size = len(frame) + _FRAME_OVERHEAD
+        txn.held += size
+        self._held += size
+        if txn.held >= HANDOVER_BYTES:
+            self.hand_over(txn)
+
+    def hand_over(self, txn: Txn) -> None:
+        """Move the transaction's frames into the reorder buffer, in runs of one subtransaction each."""
+        frames = txn.frames
+        if frames:
+            lsn = Lsn(txn.first_lsn)
+            start = 0
+            xid = _xid(frames[0])
+            for number, frame in enumerate(frames):
+                other = _xid(frame)
+                if other != xid:
+                    self._buffer.append(xid, frames[start:number], top=txn.xid, lsn=lsn)
+                    start, xid = number, other
+            self._buffer.append(xid, frames[start:], top=txn.xid, lsn=lsn)
+            txn.frames = []
+            self._held -= txn.held
+            txn.held = 0
+            txn.handed_over = True
+        if self._buffer.exceeded:
+            self._buffer.spill()
+
+    def relieve(self) -> None:
+        """Hand everything over where what is held here is more than half of work_mem."""
+        if self._held * 2 > self._buffer.work_mem:
+            for txn in {id(t): t for t in self.by_xid.values()}.values():
+                self.hand_over(txn)
+
+    def abort_subtransaction(self, txn: Txn, xid: int) -> None:
+        """`xid` is rolled back; what it contains has ended on its own."""
+        txn.xids.discard(xid)
+        txn.aborted.add(xid)
+        self.by_xid.pop(xid, None)
+        if txn.handed_over:
+            self._buffer.abort(xid, top=txn.xid)
+        if txn.frames:
+            kept = [frame for frame in txn.frames if _xid(frame) != xid]
+            if len(kept) != len(txn.frames):
+                size = sum(map(len, kept)) + _FRAME_OVERHEAD * len(kept)
+                self._held -= txn.held - size
+                txn.held = size
+                txn.frames = kept
+
+    def forget(self, txn: Txn) -> None:
+        """The transaction has ended; its changes, where they were not read, are gone."""
+        for xid in (txn.xid, *txn.subxids):
+            if self.by_xid.get(xid) is txn:
+                del self.by_xid[xid]
+        self._held -= txn.held
+        txn.held = 0
+        txn.frames = []
+        if txn.handed_over:
+            self._buffer.abort(txn.xid)
+            txn.handed_over = False
+
+    def changes(self, txn: Txn) -> Iterator[bytes]:
+        """The frames so far, in order, without those of aborted subtransactions; the transaction goes on without them."""
+        if not txn.handed_over:
+            frames = txn.frames
+            txn.frames = []
+            self._held -= txn.held
+            txn.held = 0
+            yield from frames
+            return
+        self.hand_over(txn)
+        with self._buffer.take(txn.xid) as part:
+            yield from _frames(part)
+
+    def transactions(self) -> list[Txn]:
+        """Each once, oldest first."""
+        return sorted({id(t): t for t in self.by_xid.values()}.values(), key=lambda t: t.first_lsn)
+
+    def oldest_lsn(self) -> int:
+        """Where the oldest transaction in progress began; 0 if there is none."""
+        return min((txn.first_lsn for txn in self.by_xid.values()), default=0)
+
+
+def _frames(part: Transaction) -> Iterator[bytes]:
+    for chunk in part.chunks(_CHUNK_BYTES):
+        for block in chunk.blocks:
+            data = block.data.tobytes()
+            start = 0
+            for length in block.lengths.tolist():
+                yield data[start : start + length]
+                start += length
+
+
+def _xid(frame: bytes) -> int:
+    return int.from_bytes(frame[1:5], "little")
+
+
+def _lsn(frame: bytes) -> int:
+    lsn: int = HEAD.unpack_from(frame)[3]
+    return lsn

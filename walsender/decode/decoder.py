@@ -1,0 +1,561 @@
+"""WAL records in, transactions out: the loop of logical decoding (decode.c, snapbuild.c, reorderbuffer.c).
+
+    decoder = Decoder(…)
+    decoder.run(reader.records())       as often as WAL has come in
+
+Each record is looked at just enough to know what it is.  Heap records of relations that are sent become frames, bytes cut
+out of the record; those of catalogs go to the tracker, whole.  What a change's relation looked like is found out when its
+record is read; what its values say, when its transaction is sent, at the commit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import Any, Final
+
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.protocol.lsn import Lsn
+from walsender.decode import changes as c
+from walsender.decode.assembly import Assembly, Txn
+from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
+from walsender.decode.replay import Replay
+from walsender.decode.snapbuild import SnapshotBuilder
+from walsender.decode.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts
+from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tuples import changes_tuples
+from walsender.output.plugin import OutputPlugin, SentTransaction
+from walsender.xlog import formats as f
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import Rmgr, WalFormat
+from walsender.xlog.reader import WalReader
+from walsender.xlog.record import Record, parse_record
+
+_HEAP: Final = int(Rmgr.HEAP)
+_HEAP2: Final = int(Rmgr.HEAP2)
+_XACT: Final = int(Rmgr.XACT)
+_LOOKED_AT: Final = frozenset({Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG})
+
+# A record with one block that has data and no image, and main data of less than 256 bytes: id, flags, length of the data,
+# locator, block, id of the main data, its length.
+_ONE_BLOCK: Final = Struct("<BBHIIIIBB")
+_DATA_AT: Final = f.RECORD_HEADER_BYTES + _ONE_BLOCK.size
+_PLAIN_FLAGS: Final = f.BKPBLOCK_HAS_DATA
+_IMAGE_OR_SAME: Final = f.BKPBLOCK_HAS_IMAGE | f.BKPBLOCK_SAME_REL
+
+_U16: Final = Struct("<H")
+_INSERT: Final = Struct("<HB")
+_UPDATE: Final = Struct("<IHBBIH")
+_DELETE: Final = Struct("<IHBB")
+_TRUNCATE: Final = Struct("<IIB")
+_MULTI: Final = Struct("<BxH")
+_MULTI_TUPLE: Final = Struct("<HHHB")
+_MESSAGE: Final = Struct("<I?xxxQQ")
+
+
+class Decoder:
+    """One pass over the WAL for one output plugin.
+
+    `database`: the oid of the database that is decoded.  `end`: nothing at or past this LSN is decoded; 0: no end.
+    `on_consistent(lsn)` is called once.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: int,
+        wal_format: WalFormat,
+        tracker: CatalogTracker,
+        registry: Registry[Any],
+        assembly: Assembly,
+        builder: SnapshotBuilder,
+        plugin: OutputPlugin[Any],
+        on_consistent: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.builder = builder
+        self.assembly = assembly
+        self.tracker = tracker
+        self.position = 0
+        """LSN of the last record."""
+        self._database = database
+        self._format = wal_format
+        self._registry = registry
+        self._plugin = plugin
+        self._on_consistent = on_consistent
+        self._announced = False
+        self._reader: WalReader
+
+    def run(self, reader: WalReader, end: int = 0) -> bool:
+        """Decode the records that `reader` has, those that start at `end` (0: no end) or later left out.
+
+        Returns whether `end` was reached.  Raises WalCorrupted, CatalogDiverged, and what sending raises: all of these end
+        the decoding.
+        """
+        by_xid = self.assembly.by_xid
+        lsn = self.position
+        self._reader = reader
+        stop = end or 1 << 64
+        try:
+            for data, offset, length, lsn, xid, info, rmgr in reader.records():
+                if lsn >= stop:
+                    return True
+                if rmgr == _HEAP:
+                    txn = by_xid.get(xid)
+                    if txn is not None:
+                        self._heap(data, offset, length, lsn, xid, info, txn)
+                        continue
+                elif rmgr == _HEAP2:
+                    txn = by_xid.get(xid)
+                    if txn is not None or not xid:
+                        self._heap2(data, offset, length, lsn, xid, info, txn)
+                        continue
+                elif rmgr not in _LOOKED_AT and (not xid or xid in by_xid):
+                    continue
+                self._record(data, offset, length, lsn, xid, info, rmgr)
+        except struct.error as error:
+            raise WalCorrupted("a record is too short", lsn) from error
+        finally:
+            self.position = lsn
+        return False
+
+    # The rare records, and the first one of every transaction
+
+    def _record(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, rmgr: int) -> None:
+        record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
+        if xid and xid not in self.assembly.by_xid:
+            if record.top_xid:
+                self.assembly.assign(record.top_xid, xid, lsn)
+            else:
+                ended = rmgr == _XACT and info & f.XLOG_XACT_OPMASK in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_ABORT}
+                if not ended:
+                    self.assembly.begin(xid, lsn)
+        if rmgr == _HEAP:
+            self._heap(data, offset, length, lsn, xid, info, self.assembly.by_xid[xid] if xid else None)
+        elif rmgr == _HEAP2:
+            self._heap2(data, offset, length, lsn, xid, info, self.assembly.by_xid.get(xid))
+        elif rmgr == _XACT:
+            record.end_lsn = self._reader.position
+            self._xact(record)
+        elif rmgr == Rmgr.STANDBY:
+            self._standby(record)
+        elif rmgr == Rmgr.XLOG:
+            self._xlog(record)
+        elif rmgr == Rmgr.SMGR:
+            if info & 0xF0 == f.XLOG_SMGR_TRUNCATE:
+                self.tracker.truncate(record)
+        elif rmgr == Rmgr.RELMAP:
+            self._changed(self.tracker.relmap_update(record), lsn)
+        elif rmgr == Rmgr.LOGICALMSG:
+            record.end_lsn = self._reader.position
+            self._logical_message(record)
+
+    def _xlog(self, record: Record) -> None:
+        kind = record.info & 0xF0
+        if kind == f.XLOG_CHECKPOINT_SHUTDOWN or kind == f.XLOG_END_OF_RECOVERY:
+            self.builder.shutdown(record.lsn)
+            self._announce()
+        elif kind == f.XLOG_PARAMETER_CHANGE:
+            level = int.from_bytes(record.main[20:24], "little")
+            if len(record.main) >= 24 and level < f.WAL_LEVEL_LOGICAL:
+                raise NotInPrerequisiteState(
+                    'logical decoding requires "wal_level" >= "logical" on the primary',
+                    context=f"WAL position {Lsn(record.lsn)}",
+                )
+        elif kind in {f.XLOG_FPI, f.XLOG_FPI_FOR_HINT}:
+            if any(self.tracker.is_file(block.locator) for block in record.blocks):
+                self.tracker.apply(record)
+        elif kind == f.XLOG_FPW_CHANGE and record.main[:1] == b"\0":
+            raise NotInPrerequisiteState("full_page_writes was turned off", context=f"WAL position {Lsn(record.lsn)}")
+
+    def _standby(self, record: Record) -> None:
+        running = parse_running_xacts(record)
+        if running is None:
+            return
+        self.builder.running(record.lsn, running)
+        self._announce()
+        oldest = running.oldest_running
+        for txn in self.assembly.transactions():
+            # What a crash left behind (ReorderBufferAbortOld).
+            if not txn.prepared and (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
+                self._abort(txn, record.lsn, 0)
+        self._registry.release(self.assembly.oldest_lsn() or record.lsn)
+
+    def _announce(self) -> None:
+        if self.builder.consistent and not self._announced:
+            self._announced = True
+            self._on_consistent(self.builder.consistent_point)
+
+    # Transactions
+
+    def _xact(self, record: Record) -> None:
+        operation = record.info & f.XLOG_XACT_OPMASK
+        if operation in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_COMMIT_PREPARED}:
+            self._commit(record, parse_end(record, self._format))
+        elif operation in {f.XLOG_XACT_ABORT, f.XLOG_XACT_ABORT_PREPARED}:
+            self._rollback(record, parse_end(record, self._format))
+        elif operation == f.XLOG_XACT_PREPARE:
+            self._prepare(record)
+
+    def _commit(self, record: Record, end: XactEnd) -> None:
+        xid = end.twophase_xid or record.xid
+        txn = self.assembly.by_xid.get(xid)
+        for subxid in end.subxids:
+            if txn is not None and subxid not in txn.xids and subxid in self.assembly.by_xid:
+                self.assembly.assign(xid, subxid, record.lsn)
+        # The catalog first: what the commit makes visible is so for everyone who reads the WAL from here on.
+        changed = self.tracker.commit((xid, *end.subxids), record.lsn)
+        skip = (
+            self.builder.needs_skip(record.lsn)
+            or (end.database != 0 and end.database != self._database)
+            or self._plugin.skips_origin(record.origin)
+        )
+        try:
+            if txn is not None:
+                sent = self._sent(txn, record, end)
+                if txn.prepared and self._plugin.two_phase:
+                    self._finish_prepared(txn, sent, end, skip=skip, commit=True)
+                elif not skip and txn.has_base:
+                    self._send(txn, sent)
+        finally:
+            if txn is not None:
+                self._end(txn, record.lsn)
+        if changed:
+            self._changed(changed, record.lsn)
+        self.builder.ended(record.lsn, (xid, *end.subxids))
+        self._announce()
+
+    def _sent(self, txn: Txn, record: Record, end: XactEnd) -> SentTransaction:
+        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
+        sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
+        sent.time = end.origin_time if end.origin_time or end.origin_lsn else end.time
+        if record.origin:
+            sent.origin_id = record.origin
+            sent.origin_lsn = end.origin_lsn
+            sent.origin_name = self._origin_name(record.origin)
+        if end.gid:
+            sent.gid = end.gid
+        return sent
+
+    def _origin_name(self, origin: int) -> str | None:
+        row = next(
+            (r for r in self.tracker.all("pg_replication_origin", frozenset()) if r.number("roident") == origin), None
+        )
+        return row.text("roname") if row is not None else None
+
+    def _send(self, txn: Txn, sent: SentTransaction) -> None:
+        """A committed transaction, whole."""
+        self._check(txn)
+        self._plugin.begin(sent)
+        Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
+        self._plugin.commit(sent)
+
+    def _check(self, txn: Txn) -> None:
+        if isinstance(txn.error, PubsubError):
+            txn.error.context = (
+                txn.error.context or f"change at WAL position {Lsn(txn.error_lsn)} of transaction {txn.xid}"
+            )
+            raise txn.error
+
+    def _prepare(self, record: Record) -> None:
+        prepared = parse_prepare(record)
+        txn = self.assembly.by_xid.get(record.xid)
+        if txn is None:
+            return
+        txn.prepared = True
+        for subxid in prepared.subxids:
+            if subxid not in txn.xids and subxid in self.assembly.by_xid:
+                self.assembly.assign(record.xid, subxid, record.lsn)
+        skip = (
+            self.builder.needs_skip(record.lsn)
+            or (prepared.database != 0 and prepared.database != self._database)
+            or self._plugin.skips_origin(record.origin)
+        )
+        if not self._plugin.two_phase or skip:
+            return
+        sent = SentTransaction(
+            txn.xid,
+            txn.first_lsn,
+            record.lsn,
+            record.end_lsn,
+            prepared.origin_time or prepared.time,
+            record.origin,
+            self._origin_name(record.origin) if record.origin else None,
+            prepared.origin_lsn,
+            prepared.gid,
+        )
+        txn.sent = sent
+        sent.prepare_end_lsn, sent.prepare_time = record.end_lsn, sent.time
+        if not txn.has_base:
+            return
+        self._check(txn)
+        self._plugin.begin_prepare(sent)
+        Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
+        self._plugin.prepare(sent)
+
+    def _finish_prepared(self, txn: Txn, sent: SentTransaction, end: XactEnd, *, skip: bool, commit: bool) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared)."""
+        if skip:
+            return
+        if txn.sent is None:
+            if not commit:
+                return
+            # Prepared before anyone listened: it is sent whole now, as prepared and committed.
+            sent.prepare_end_lsn, sent.prepare_time = sent.end_lsn, sent.time
+            if txn.has_base:
+                self._check(txn)
+                self._plugin.begin_prepare(sent)
+                Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
+                self._plugin.prepare(sent)
+        if commit:
+            self._plugin.commit_prepared(sent)
+        else:
+            self._plugin.rollback_prepared(sent)
+
+    def _rollback(self, record: Record, end: XactEnd) -> None:
+        xid = end.twophase_xid or record.xid
+        txn = self.assembly.by_xid.get(xid)
+        self.tracker.abort((xid, *end.subxids))
+        if txn is not None:
+            if txn.xid == xid:
+                if txn.prepared and self._plugin.two_phase:
+                    skip = (
+                        self.builder.needs_skip(record.lsn)
+                        or (end.database != 0 and end.database != self._database)
+                        or self._plugin.skips_origin(record.origin)
+                    )
+                    self._finish_prepared(txn, self._sent(txn, record, end), end, skip=skip, commit=False)
+                self._end(txn, record.lsn)
+            else:
+                for subxid in (*end.subxids, xid):
+                    self.assembly.abort_subtransaction(txn, subxid)
+                if txn.cache is not None:
+                    self._registry.retire(txn.cache, record.lsn)
+                    txn.cache = {}
+        self.builder.ended(record.lsn, (xid, *end.subxids))
+        self._announce()
+
+    def _abort(self, txn: Txn, lsn: int, time: int) -> None:
+        self.tracker.abort((txn.xid, *txn.subxids))
+        self._end(txn, lsn)
+
+    def _end(self, txn: Txn, lsn: int) -> None:
+        self.assembly.forget(txn)
+        if txn.cache is not None:
+            self._registry.retire(txn.cache, lsn)
+            txn.cache = None
+
+    def _changed(self, changed: Iterable[Any], lsn: int) -> None:
+        self._registry.forget(changed, lsn)
+        for txn in {id(t): t for t in self.assembly.by_xid.values()}.values():
+            if txn.cache:
+                self._registry.retire(txn.cache, lsn)
+                txn.cache = {}
+
+    # Heap records
+
+    def _heap(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
+        """decode.c: heap_decode."""
+        operation = info & f.XLOG_HEAP_OPMASK
+        if operation == f.XLOG_HEAP_LOCK or txn is None:
+            if txn is None and operation == f.XLOG_HEAP_INPLACE:
+                record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
+                self._catalog(record, None)
+            return
+        if operation == f.XLOG_HEAP_INSERT:
+            block_id, flags, size, _, database, number, _, main_id, _ = _ONE_BLOCK.unpack_from(data, offset + 24)
+            if (
+                block_id == 0
+                and not flags & _IMAGE_OR_SAME
+                and main_id == f.BLOCK_ID_DATA_SHORT
+                and flags & f.BKPBLOCK_HAS_DATA
+            ):
+                txn.has_base = True
+                if database != self._database and database != 0:
+                    return
+                found = (self._registry.by_file if txn.cache is None else txn.cache).get(number)
+                if found is IGNORED:
+                    return
+                if found.__class__ is Decoded:
+                    start = offset + _DATA_AT
+                    _, insert_flags = _INSERT.unpack_from(data, start + size)
+                    self._add_insert(txn, xid, lsn, found, insert_flags, data[start : start + size])
+                    return
+        record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
+        if operation == f.XLOG_HEAP_INPLACE:
+            if not self._format.inplace_has_invalidations:
+                txn.has_base = True
+            self._catalog(record, txn)
+            return
+        txn.has_base = True
+        if operation == f.XLOG_HEAP_TRUNCATE:
+            self._truncate(record, txn)
+            return
+        if not record.blocks:
+            return
+        locator = record.blocks[0].locator
+        if locator[1] != self._database and locator[1] != 0:
+            return
+        if self.tracker.is_file(locator):
+            self._catalog(record, txn)
+            return
+        if self._plugin.skips_origin(record.origin):
+            return
+        found = self._find(txn, locator[2])
+        if found is IGNORED:
+            return
+        main = record.main
+        if operation == f.XLOG_HEAP_INSERT:
+            _, insert_flags = _INSERT.unpack_from(main)
+            self._add_insert(txn, xid, lsn, found, insert_flags, record.blocks[0].data or b"")
+        elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
+            self._update(record, txn, found)
+        elif operation == f.XLOG_HEAP_DELETE:
+            self._delete(record, txn, found)
+        elif operation == f.XLOG_HEAP_CONFIRM and self._usable(txn, found, lsn):
+            self.assembly.append(txn, c.HEAD.pack(c.SPEC_CONFIRM, xid, found.number, lsn))
+
+    def _find(self, txn: Txn, number: int) -> Any:
+        """The relation whose file it is, as the transaction sees it now."""
+        cache = txn.cache
+        found = (self._registry.by_file if cache is None else cache).get(number)
+        if found is None:
+            found = self._registry.file(number, txn.xids, cache)
+        return found
+
+    def _usable(self, txn: Txn, found: Any, lsn: int) -> bool:
+        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent."""
+        if isinstance(found, Unknown):
+            if txn.error is None:
+                txn.error, txn.error_lsn = found.error, lsn
+            return False
+        return found is not IGNORED
+
+    def _add_insert(self, txn: Txn, xid: int, lsn: int, found: Any, flags: int, row: bytes) -> None:
+        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or not self._usable(txn, found, lsn):
+            return
+        if found.is_toast:
+            kind = c.TOAST_CHUNK
+        elif flags & f.XLH_INSERT_IS_SPECULATIVE:
+            kind = c.SPEC_INSERT
+        else:
+            kind = c.INSERT
+        self.assembly.append(txn, c.HEAD.pack(kind, xid, found.number, lsn) + row)
+
+    def _update(self, record: Record, txn: Txn, found: Any) -> None:
+        """decode.c: DecodeUpdate."""
+        flags = _UPDATE.unpack_from(record.main)[3]
+        new = record.blocks[0].data
+        if not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE or new is None or not self._usable(txn, found, record.lsn):
+            return
+        if found.is_toast:
+            return
+        if flags & (f.XLH_UPDATE_PREFIX_FROM_OLD | f.XLH_UPDATE_SUFFIX_FROM_OLD):
+            raise WalCorrupted("an update of a logged relation leaves bytes out", record.lsn)
+        old = record.main[_UPDATE.size :] if flags & f.XLH_UPDATE_CONTAINS_OLD else b""
+        head = c.HEAD.pack(c.UPDATE, record.xid, found.number, record.lsn)
+        self.assembly.append(txn, b"".join((head, c.OLD_LENGTH.pack(len(old)), old, new)))
+
+    def _delete(self, record: Record, txn: Txn, found: Any) -> None:
+        """decode.c: DecodeDelete."""
+        flags = _DELETE.unpack_from(record.main)[3]
+        if not self._usable(txn, found, record.lsn):
+            return
+        if flags & f.XLH_DELETE_IS_SUPER:
+            self.assembly.append(txn, c.HEAD.pack(c.SPEC_ABORT, record.xid, found.number, record.lsn))
+            return
+        if found.is_toast:
+            return
+        old = record.main[_DELETE.size :] if flags & f.XLH_DELETE_CONTAINS_OLD else b""
+        head = c.HEAD.pack(c.DELETE, record.xid, found.number, record.lsn)
+        self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(old)) + old)
+
+    def _heap2(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
+        """decode.c: heap2_decode."""
+        operation = info & f.XLOG_HEAP_OPMASK
+        if operation != f.XLOG_HEAP2_MULTI_INSERT:
+            if data[offset + f.RECORD_HEADER_BYTES + 1] & f.BKPBLOCK_HAS_IMAGE and operation != f.XLOG_HEAP2_NEW_CID:
+                # The image of a catalog's page is compared with what is known of it.
+                record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP2)
+                if any(self.tracker.is_file(block.locator) for block in record.blocks):
+                    self.tracker.apply(record)
+            return
+        if txn is None:
+            return
+        txn.has_base = True
+        record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP2)
+        if not record.blocks:
+            return
+        locator = record.blocks[0].locator
+        if locator[1] != self._database and locator[1] != 0:
+            return
+        if self.tracker.is_file(locator):
+            self._catalog(record, txn)
+            return
+        if self._plugin.skips_origin(record.origin):
+            return
+        flags, count = _MULTI.unpack_from(record.main)
+        rows = record.blocks[0].data
+        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
+            return
+        found = self._find(txn, locator[2])
+        if found is IGNORED or not self._usable(txn, found, lsn):
+            return
+        position = 0
+        last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
+        more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
+        final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
+        for index in range(count):
+            position = (position + 1) & ~1
+            (size,) = _U16.unpack_from(rows, position)
+            end = position + _MULTI_TUPLE.size + size
+            if end > len(rows):
+                raise WalCorrupted("a tuple reaches past its record", lsn)
+            self.assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
+            position = end
+
+    def _truncate(self, record: Record, txn: Txn) -> None:
+        """decode.c: DecodeTruncate."""
+        database, count, flags = _TRUNCATE.unpack_from(record.main)
+        if database != self._database or self._plugin.skips_origin(record.origin):
+            return
+        relids = struct.unpack_from(f"<{count}I", record.main, 12)
+        numbers: list[int] = []
+        for relid in relids:
+            found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
+            if self._usable(txn, found, record.lsn) and not found.is_toast:
+                numbers.append(found.number)
+        if numbers:
+            head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
+            self.assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
+
+    def _logical_message(self, record: Record) -> None:
+        """decode.c: logicalmsg_decode."""
+        database, transactional, prefix_size, size = _MESSAGE.unpack_from(record.main)
+        if database != self._database or self._plugin.skips_origin(record.origin):
+            return
+        start = _MESSAGE.size
+        prefix = record.main[start : start + max(prefix_size - 1, 0)]
+        content = record.main[start + prefix_size : start + prefix_size + size]
+        if len(content) != size:
+            raise WalCorrupted("a logical message is too short", record.lsn)
+        if transactional:
+            txn = self.assembly.by_xid[record.xid]
+            txn.has_base = True
+            head = c.HEAD.pack(c.MESSAGE, record.xid, 0, record.end_lsn)
+            self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(prefix)) + prefix + content)
+        elif not self.builder.needs_skip(record.lsn):
+            known = self.assembly.by_xid.get(record.xid)
+            sent = SentTransaction(known.xid, known.first_lsn, 0, 0, 0) if known is not None else None
+            self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
+
+    def _catalog(self, record: Record, txn: Txn | None) -> None:
+        """A change of a catalog: the transaction sees it from here on."""
+        if not changes_tuples(record):
+            return
+        if self.tracker.apply(record) and txn is not None:
+            if txn.cache is None:
+                txn.cache = {}
+            elif txn.cache:
+                self._registry.retire(txn.cache, record.lsn)
+                txn.cache = {}

@@ -1,0 +1,152 @@
+"""The relations that changes belong to: found by file, kept while nothing they were made from changes.
+
+A change refers to its relation by number: it must be read, perhaps much later, with what was true at its own position.
+`Registry` keeps what is referred to until no transaction can still do so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from pubsub.errors import PubsubError
+from walsender.historic.relation import RelationInfo, RelationResolver
+from walsender.historic.tracker import CatalogTracker, ChangedKey
+
+Entry = TypeVar("Entry")
+
+Describe = Callable[[RelationInfo, RelationResolver], Entry | None]
+"""What the output plugin makes of a relation; None: its changes are not sent."""
+
+
+@dataclass(eq=False, slots=True)
+class Decoded(Generic[Entry]):
+    """A relation with changes to send; `entry` is None for a TOAST table, whose chunks belong to such a relation."""
+
+    number: int
+    relation: RelationInfo
+    entry: Entry | None
+    is_toast: bool
+
+
+@dataclass(eq=False, slots=True)
+class Unknown:
+    """A file that belongs to no relation, or one that can not be described: an error if it has to be sent."""
+
+    error: PubsubError
+
+
+class _Ignored:
+    """A relation whose changes are not sent."""
+
+
+IGNORED: Final = _Ignored()
+
+Found = Decoded[Entry] | _Ignored | Unknown
+
+
+class Registry(Generic[Entry]):
+    """Relations by file number for everyone; a transaction that changed the catalog has a dictionary of its own."""
+
+    def __init__(self, tracker: CatalogTracker, describe: Describe[Entry], encoding: str) -> None:
+        self._tracker = tracker
+        self._describe = describe
+        self._encoding = encoding
+        self.by_file: dict[int, Found[Entry]] = {}
+        self._by_oid: dict[int, Found[Entry]] = {}
+        self._dependents: dict[ChangedKey, set[int]] = {}
+        self._numbered: dict[int, Decoded[Entry]] = {}
+        self._retired: deque[tuple[int, int]] = deque()
+        self._next = 1
+
+    def number(self, number: int) -> Decoded[Entry]:
+        """What a change refers to."""
+        return self._numbered[number]
+
+    def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
+        """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
+        resolver = RelationResolver(self._tracker, own, self._encoding)
+        oid = resolver.oid_of_file(number)
+        if not oid:
+            return Unknown(PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"))
+        found = self._resolve(oid, resolver)
+        if cache is not None:
+            cache[number] = found
+        else:
+            self.by_file[number] = found
+            self._note(resolver, number, oid, found)
+        return found
+
+    def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
+        """A relation by its oid.  `shared`: the transaction has not changed the catalog."""
+        if shared and oid in self._by_oid:
+            return self._by_oid[oid]
+        resolver = RelationResolver(self._tracker, own, self._encoding)
+        found = self._resolve(oid, resolver)
+        if shared:
+            self._by_oid[oid] = found
+            self._note(resolver, -oid, oid, found)
+        return found
+
+    def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
+        """The catalog changed for everyone at `lsn`."""
+        for key in changed:
+            if key[1] == 0 or key[0] in {"pg_publication", "pg_publication_namespace"}:
+                self._forget_all(lsn)
+                return
+            for place in self._dependents.pop(key, ()):
+                found = self.by_file.pop(place, None) if place > 0 else self._by_oid.pop(-place, None)
+                if isinstance(found, Decoded):
+                    self._retired.append((lsn, found.number))
+
+    def release(self, oldest: int) -> None:
+        """No transaction in progress has changes from before `oldest`."""
+        while self._retired and self._retired[0][0] < oldest:
+            self._numbered.pop(self._retired.popleft()[1], None)
+
+    def retire(self, cache: dict[int, Found[Entry]], lsn: int) -> None:
+        """A transaction's own relations are not used for further changes."""
+        for found in cache.values():
+            if isinstance(found, Decoded):
+                self._retired.append((lsn, found.number))
+
+    def _forget_all(self, lsn: int) -> None:
+        for cached in (self.by_file, self._by_oid):
+            for found in cached.values():
+                if isinstance(found, Decoded):
+                    self._retired.append((lsn, found.number))
+            cached.clear()
+        self._dependents.clear()
+
+    def _note(self, resolver: RelationResolver, place: int, oid: int, found: Found[Entry]) -> None:
+        keys: set[ChangedKey] = {("pg_class", oid), ("pg_publication_rel", oid)}
+        for key in resolver.depends | keys:
+            self._dependents.setdefault(key, set()).add(place)
+
+    def _resolve(self, oid: int, resolver: RelationResolver) -> Found[Entry]:
+        row = resolver.class_row(oid)
+        if row is not None and row.text("relkind") not in set("rpmt"):
+            return IGNORED
+        try:
+            relation = resolver.relation(oid)
+            if not relation.is_logged:
+                return IGNORED
+            if relation.kind == "t":
+                if not relation.toast_of:
+                    return IGNORED
+                owner = resolver.relation(relation.toast_of)
+                if not owner.is_logged or self._describe(owner, resolver) is None:
+                    return IGNORED
+                return self._decoded(relation, None, is_toast=True)
+            entry = self._describe(relation, resolver)
+        except PubsubError as error:
+            return Unknown(error)
+        return IGNORED if entry is None else self._decoded(relation, entry, is_toast=False)
+
+    def _decoded(self, relation: RelationInfo, entry: Entry | None, *, is_toast: bool) -> Decoded[Entry]:
+        found = Decoded(self._next, relation, entry, is_toast)
+        self._next += 1
+        self._numbered[found.number] = found
+        return found

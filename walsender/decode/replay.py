@@ -1,0 +1,120 @@
+"""A transaction's changes given to the output plugin, in order (reorderbuffer.c: ReorderBufferProcessTXN).
+
+TOAST chunks come before the rows that point at them: they are kept until such a row was sent, then forgotten, as
+ReorderBufferToastReplace and ReorderBufferToastReset do.  A pointer whose chunks did not come is an unchanged value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pubsub.errors import DataCorrupted, PubsubError
+from pubsub.protocol.lsn import Lsn
+from walsender.decode import changes as c
+from walsender.decode.relations import Decoded, Registry
+from walsender.output.plugin import OutputPlugin, RowChange, SentTransaction
+from walsender.types.layout import Raw, ToastPointer, read_varlena, toast_value
+
+_KINDS: Final = {
+    c.INSERT: "insert",
+    c.INSERT_MORE: "insert",
+    c.SPEC_INSERT: "insert",
+    c.UPDATE: "update",
+    c.DELETE: "delete",
+}
+_CHUNK_HEADER: Final = struct.Struct("<Ii")
+_U32: Final = struct.Struct("<I")
+
+
+class Replay:
+    """One pass over changes of one transaction; a streamed one has several, and keeps what is between them in here."""
+
+    def __init__(self, registry: Registry[Any], plugin: OutputPlugin[Any], txn: SentTransaction) -> None:
+        self._registry = registry
+        self._plugin = plugin
+        self._txn = txn
+        self._chunks: dict[int, dict[int, bytes]] = {}
+        self._speculative: bytes | None = None
+
+    def run(self, frames: Iterable[bytes]) -> None:
+        """Send `frames`.  Raises what the plugin raises; DataCorrupted; each with the change's position."""
+        unpack = c.HEAD.unpack_from
+        for frame in frames:
+            kind, xid, number, lsn = unpack(frame)
+            try:
+                if kind in _KINDS:
+                    if kind == c.SPEC_INSERT:
+                        self._speculative = frame
+                        continue
+                    self._row(kind, xid, self._registry.number(number), lsn, frame)
+                elif kind == c.TOAST_CHUNK:
+                    self._chunk(frame)
+                elif kind == c.SPEC_CONFIRM:
+                    confirmed, self._speculative = self._speculative, None
+                    if confirmed is not None:
+                        _, xid, number, lsn = unpack(confirmed)
+                        self._row(c.SPEC_INSERT, xid, self._registry.number(number), lsn, confirmed)
+                elif kind == c.SPEC_ABORT:
+                    self._speculative = None
+                    self._chunks.clear()
+                elif kind == c.TRUNCATE:
+                    self._truncate(xid, lsn, frame)
+                else:
+                    self._message(xid, lsn, frame)
+            except PubsubError as error:
+                error.context = error.context or f"change at WAL position {Lsn(lsn)} of transaction {self._txn.xid}"
+                raise
+
+    def _row(self, kind: int, xid: int, found: Decoded[Any], lsn: int, frame: bytes) -> None:
+        read = found.relation.row.deform
+        old: list[Raw] | None = None
+        new: list[Raw] | None = None
+        if kind in {c.UPDATE, c.DELETE}:
+            (length,) = _U32.unpack_from(frame, c.HEAD_BYTES)
+            end = c.PAYLOAD + length
+            if length:
+                old = read(frame[c.PAYLOAD : end])
+            if kind == c.UPDATE:
+                new = read(frame[end:])
+        else:
+            new = read(frame[c.HEAD_BYTES :])
+        if self._chunks and new is not None:
+            for index, value in enumerate(new):
+                if isinstance(value, ToastPointer) and value.value_id in self._chunks:
+                    parts = self._chunks[value.value_id]
+                    new[index] = toast_value(value, b"".join([parts[n] for n in sorted(parts)]))
+        self._plugin.change(self._txn, found.relation, found.entry, RowChange(lsn, xid, _KINDS[kind], old, new))
+        if kind != c.INSERT_MORE:
+            self._chunks.clear()
+
+    def _chunk(self, frame: bytes) -> None:
+        """A row of a TOAST table: value, number of the chunk, bytes (ReorderBufferToastAppendChunk)."""
+        start = c.HEAD_BYTES + frame[c.HEAD_BYTES + 4] - 18
+        try:
+            value_id, sequence = _CHUNK_HEADER.unpack_from(frame, start)
+            # Aligned as in the tuple: it begins on the fourth byte, behind two integers.
+            data, _ = read_varlena(frame[start + 8 :], 0)
+        except (struct.error, IndexError) as error:
+            raise DataCorrupted("a TOAST chunk is too short") from error
+        if not isinstance(data, bytes):
+            raise DataCorrupted("a TOAST chunk lies in a TOAST table")
+        parts = self._chunks.setdefault(value_id, {})
+        if sequence != len(parts):
+            raise DataCorrupted(f"got sequence entry {sequence} for toast chunk {value_id} instead of {len(parts)}")
+        parts[sequence] = data
+
+    def _truncate(self, xid: int, lsn: int, frame: bytes) -> None:
+        flags = frame[c.HEAD_BYTES]
+        count = (len(frame) - c.HEAD_BYTES - 1) // 4
+        numbers = struct.unpack_from(f"<{count}I", frame, c.HEAD_BYTES + 1)
+        found = [self._registry.number(number) for number in numbers]
+        self._plugin.truncate(
+            self._txn, lsn, xid, [(f.relation, f.entry) for f in found], bool(flags & 1), bool(flags & 2)
+        )
+
+    def _message(self, xid: int, lsn: int, frame: bytes) -> None:
+        (length,) = _U32.unpack_from(frame, c.HEAD_BYTES)
+        end = c.PAYLOAD + length
+        self._plugin.message(self._txn, lsn, xid, True, frame[c.PAYLOAD : end], frame[end:])

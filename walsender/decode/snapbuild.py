@@ -1,0 +1,94 @@
+"""When decoding may be relied on: the states of PostgreSQL's snapshot builder (snapbuild.c).
+
+    START      nothing is known
+    BUILDING   the catalogs are known at the starting position, and followed from there
+    FULL       a list of running transactions was seen: who begins from now on is seen whole
+    CONSISTENT all transactions on that list have ended: every commit from now on is decoded whole
+
+PostgreSQL needs three such lists, because it learns of the catalog from the transactions themselves.  Here the catalogs
+are known from the start, and the ends of the listed transactions are seen one by one.  The meaning of the consistent point
+is the same: every transaction that commits after it is decoded, with all of its changes, and none before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+from walsender.decode.xact import RunningXacts
+
+
+class State(Enum):
+    START = "start"
+    BUILDING = "building"
+    FULL = "full"
+    CONSISTENT = "consistent"
+
+
+STEPS: Final = {
+    State.START: frozenset({State.BUILDING}),
+    State.BUILDING: frozenset({State.FULL, State.CONSISTENT}),
+    State.FULL: frozenset({State.CONSISTENT}),
+    State.CONSISTENT: frozenset[State](),
+}
+
+
+class SnapshotBuilder:
+    """`start`: transactions whose commit record lies before this LSN are not sent; 0: before the consistent point."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.state = State.START
+        self.consistent_point = 0
+        self.start_decoding_at = start
+        self._waiting: set[int] = set()
+
+    def enter(self, state: State) -> None:
+        if state not in STEPS[self.state]:
+            raise ValueError(f"the snapshot builder can not go from {self.state.value} to {state.value}")
+        self.state = state
+
+    @property
+    def consistent(self) -> bool:
+        return self.state is State.CONSISTENT
+
+    @property
+    def full(self) -> bool:
+        return self.state in {State.FULL, State.CONSISTENT}
+
+    def running(self, lsn: int, running: RunningXacts) -> None:
+        """A list of running transactions at `lsn` (SnapBuildFindSnapshot)."""
+        if self.state is State.BUILDING:
+            self._waiting = set(running.xids)
+            if self._waiting:
+                self.enter(State.FULL)
+            else:
+                self._become_consistent(lsn)
+        elif self.state is State.FULL:
+            # What was on the first list and is not on this one has ended, in a crash perhaps.
+            self._waiting &= set(running.xids)
+            if not self._waiting:
+                self._become_consistent(lsn)
+
+    def shutdown(self, lsn: int) -> None:
+        """A checkpoint at shutdown, or the end of a recovery: nobody runs, prepared transactions aside."""
+        if self.state is State.FULL:
+            self._waiting.clear()
+            self._become_consistent(lsn)
+
+    def ended(self, lsn: int, xids: Iterable[int]) -> None:
+        """Transactions ended with the record that starts at `lsn`."""
+        if self.state is State.FULL:
+            self._waiting.difference_update(xids)
+            if not self._waiting:
+                self._become_consistent(lsn)
+
+    def needs_skip(self, lsn: int) -> bool:
+        """Whether what ends with the record at `lsn` is not to be sent (SnapBuildXactNeedsSkip)."""
+        return not self.consistent or lsn < self.start_decoding_at
+
+    def _become_consistent(self, lsn: int) -> None:
+        self.enter(State.CONSISTENT)
+        self.consistent_point = lsn
+        if self.start_decoding_at <= lsn:
+            self.start_decoding_at = lsn + 1

@@ -1,0 +1,239 @@
+"""The catalogs as they were at a checkpoint's redo position, from files that were read later, and the WAL in between.
+
+Nobody is stopped.  Between the redo position R and the position E that was reached when everything had been read:
+
+  a page that no record in [R, E] touches    is as it was at R, and the file has it
+  a page that one does touch                 was logged whole at its first touch after R (full_page_writes): the image,
+                                             less what that very record did, is the page at R
+  a page whose first touch initialises it    was empty at R
+
+and the transactions' fates at R:
+
+  it has a record in [R, E], or is named in one    in progress at R (or not begun)
+  else                                             as its hint bits say, or as the server said before E
+
+From R on the tracker follows the WAL.  `WindowScan` is told of the records of [R, E]; `CatalogBootstrap` makes the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
+from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
+from walsender.historic.catalogs import DEFINITIONS, CatalogLayout, CatalogName
+from walsender.historic.encodings import python_encoding
+from walsender.historic.table import CatalogTable
+from walsender.historic.tuples import changes_tuples, places
+from walsender.historic.upstream import CatalogFile
+from walsender.xlog import formats as f
+from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
+from walsender.xlog.heappage import (
+    HEAP_MOVED,
+    HEAP_XMAX_COMMITTED,
+    HEAP_XMAX_INVALID,
+    HEAP_XMAX_IS_MULTI,
+    HEAP_XMAX_LOCK_ONLY,
+    HEAP_XMIN_COMMITTED,
+    HEAP_XMIN_FROZEN,
+    HEAP_XMIN_INVALID,
+    PageTuple,
+    tuples_of,
+)
+from walsender.xlog.record import Record
+
+_FIRST_NORMAL_XID: Final = 3
+_EMPTY: Final = b""
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page at R: the image at its first touch, and the places that touch inserted at and deleted."""
+
+    image: bytes
+    inserted: frozenset[int]
+    deleted: frozenset[int]
+
+
+class WindowScan:
+    """What the records of [R, E] say about R."""
+
+    def __init__(self, database: int, files: list[CatalogFile]) -> None:
+        self._database = database
+        self._files = {file.number: file for file in files}
+        self._oids = {file.oid for file in files}
+        self.pages: dict[tuple[int, int], _Page] = {}
+        self.seen: set[int] = set()
+        """Every transaction that has a record, or is named in one."""
+
+    def add(self, record: Record, wal_format: WalFormat) -> None:
+        """The next record.  Raises WalCorrupted; NotInPrerequisiteState where the window can not serve."""
+        if record.xid:
+            self.seen.add(record.xid)
+        if record.top_xid:
+            self.seen.add(record.top_xid)
+        if record.rmgr == Rmgr.XACT:
+            self._transaction(record, wal_format)
+        elif record.rmgr == Rmgr.STANDBY:
+            running = parse_running_xacts(record)
+            if running is not None:
+                self.seen.update(running.xids)
+        elif record.rmgr == Rmgr.RELMAP:
+            raise _moved(record.lsn)
+        elif record.rmgr == Rmgr.SMGR and record.info & 0xF0 == f.XLOG_SMGR_CREATE:
+            _, database, number = _locator(record.main)
+            if number in self._files and database in {self._database, 0}:
+                raise _moved(record.lsn)
+        inserted: set[tuple[int, int]] | None = None
+        deleted: set[tuple[int, int]] = set()
+        for block in record.blocks:
+            if block.fork or block.locator[2] not in self._files or block.locator[1] not in {self._database, 0}:
+                continue
+            key = (block.locator[2], block.block)
+            if key in self.pages:
+                continue
+            if block.will_init:
+                self.pages[key] = _Page(_EMPTY, frozenset(), frozenset())
+            elif block.image is not None:
+                if inserted is None:
+                    inserted, deleted = places(record) if changes_tuples(record) else (set(), set())
+                self.pages[key] = _Page(
+                    block.full_page(record.lsn),
+                    frozenset(o for b, o in inserted if b == block.block),
+                    frozenset(o for b, o in deleted if b == block.block),
+                )
+            elif changes_tuples(record):
+                raise NotInPrerequisiteState(
+                    "a catalog's page was changed without having been logged whole",
+                    detail="full_page_writes must have been on since the checkpoint.",
+                    context=f"WAL position {Lsn(record.lsn)}",
+                )
+
+    def _transaction(self, record: Record, wal_format: WalFormat) -> None:
+        operation = record.info & f.XLOG_XACT_OPMASK
+        if operation in {
+            f.XLOG_XACT_COMMIT,
+            f.XLOG_XACT_ABORT,
+            f.XLOG_XACT_COMMIT_PREPARED,
+            f.XLOG_XACT_ABORT_PREPARED,
+        }:
+            end = parse_end(record, wal_format)
+            self.seen.update(end.subxids)
+            if end.twophase_xid:
+                self.seen.add(end.twophase_xid)
+        elif operation == f.XLOG_XACT_PREPARE:
+            self.seen.update(parse_prepare(record).subxids)
+
+
+class CatalogBootstrap:
+    """The catalogs' files as they were read, to become tables at R."""
+
+    def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], encoding: str) -> None:
+        self._files = files
+        self._contents = contents
+        self._encoding = encoding
+
+    def undecided(self, scan: WindowScan) -> set[int]:
+        """The transactions whose fate only the server knows."""
+        found: set[int] = set()
+        for file in self._files:
+            for _, (_, xmin, xmax, mask, _) in self._tuples(file, scan):
+                if _fate_unknown(xmin, mask, HEAP_XMIN_COMMITTED, HEAP_XMIN_INVALID):
+                    found.add(xmin)
+                if not mask & (HEAP_XMAX_LOCK_ONLY | HEAP_XMAX_IS_MULTI) and _fate_unknown(
+                    xmax, mask, HEAP_XMAX_COMMITTED, HEAP_XMAX_INVALID
+                ):
+                    found.add(xmax)
+        return found - scan.seen
+
+    def tables(
+        self, scan: WindowScan, status: dict[int, str | None]
+    ) -> tuple[dict[int, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
+        """The tables by file number, and what the transactions in progress at R had done to them.
+
+        Raises DataCorrupted, NotInPrerequisiteState.
+        """
+        tables: dict[int, CatalogTable] = {}
+        pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
+        open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
+        aborted = {xid for xid, said in status.items() if said == "aborted"}
+        for file in self._files:
+            definition = next(d for d in DEFINITIONS if d.name == file.name)
+            table = CatalogTable(CatalogLayout(definition, file.attributes, python_encoding(self._encoding)))
+            tables[file.number] = table
+            for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
+                if mask & HEAP_MOVED:
+                    raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
+                creator = 0
+                if mask & HEAP_XMIN_FROZEN != HEAP_XMIN_FROZEN and xmin >= _FIRST_NORMAL_XID:
+                    if xmin in open_ones:
+                        creator = xmin
+                    elif mask & HEAP_XMIN_INVALID or (not mask & HEAP_XMIN_COMMITTED and xmin in aborted):
+                        continue
+                deleter = 0
+                if not mask & HEAP_XMAX_LOCK_ONLY and xmax >= _FIRST_NORMAL_XID:
+                    if mask & HEAP_XMAX_IS_MULTI:
+                        if not mask & HEAP_XMAX_INVALID:
+                            raise NotInPrerequisiteState(
+                                f"a row of {file.name} was changed while others had it locked",
+                                detail="Its xmax is a multixact, which is not in the WAL's reach.",
+                                hint=f"VACUUM {file.name}, and start again.",
+                            )
+                    elif xmax in open_ones:
+                        deleter = xmax
+                    elif mask & HEAP_XMAX_INVALID or (not mask & HEAP_XMAX_COMMITTED and xmax in aborted):
+                        pass
+                    else:
+                        continue
+                tid = block << 16 | number
+                table.insert(tid, row, creator, deleter)
+                if creator:
+                    pending.setdefault(creator, []).append((table, tid, True))
+                if deleter:
+                    pending.setdefault(deleter, []).append((table, tid, False))
+        return tables, pending
+
+    def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
+        """The tuples at R, each with its block."""
+        content = self._contents[file.name]
+        blocks = len(content) // BLCKSZ
+        touched = {block: page for (number, block), page in scan.pages.items() if number == file.number}
+        for block in sorted({*range(blocks), *touched}):
+            page = touched.get(block)
+            try:
+                if page is None:
+                    for found in tuples_of(content[block * BLCKSZ : (block + 1) * BLCKSZ]):
+                        yield block, found
+                    continue
+                for number, xmin, xmax, mask, row in tuples_of(page.image) if page.image else ():
+                    if number in page.inserted:
+                        continue
+                    if number in page.deleted:
+                        yield block, (number, xmin, 0, mask | HEAP_XMAX_INVALID, row)
+                    else:
+                        yield block, (number, xmin, xmax, mask, row)
+            except DataCorrupted as error:
+                error.context = f"block {block} of {file.name}"
+                raise
+
+
+def _fate_unknown(xid: int, mask: int, committed: int, invalid: int) -> bool:
+    return xid >= _FIRST_NORMAL_XID and not mask & (committed | invalid)
+
+
+def _locator(main: bytes) -> tuple[int, int, int]:
+    if len(main) < 12:
+        return 0, 0, 0
+    return tuple(int.from_bytes(main[i : i + 4], "little") for i in (0, 4, 8))  # type: ignore[return-value]
+
+
+def _moved(lsn: int) -> NotInPrerequisiteState:
+    return NotInPrerequisiteState(
+        "a catalog was written anew while decoding began",
+        detail="VACUUM FULL or CLUSTER moved it to another file.",
+        hint="Start again.",
+        context=f"WAL position {Lsn(lsn)}",
+    )

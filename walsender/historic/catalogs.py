@@ -1,0 +1,276 @@
+"""The system catalogs that decoding needs: which they are, and what is read from their rows.
+
+The layout of a catalog is the server's own, read from its pg_attribute when decoding begins, so that one code path serves
+all versions; a column that a version does not have reads as None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, Literal
+
+from walsender.types.layout import ColumnLayout, RowLayout
+
+CatalogName = Literal[
+    "pg_class",
+    "pg_attribute",
+    "pg_type",
+    "pg_namespace",
+    "pg_index",
+    "pg_enum",
+    "pg_range",
+    "pg_inherits",
+    "pg_publication",
+    "pg_publication_rel",
+    "pg_publication_namespace",
+    "pg_replication_origin",
+]
+
+Value = int | str | bool | bytes | tuple[int, ...] | None
+"""A column's value: oids and integers as int, names and texts as str, "char" as str of one character, vectors as tuples."""
+
+_INT2VECTOR, _OIDVECTOR = 22, 30
+_INTEGERS: Final = {20: "<q", 21: "<h", 23: "<i", 26: "<I", 24: "<I", 28: "<I"}
+_BOOL, _CHAR, _NAME, _TEXT, _NODE_TREE = 16, 18, 19, 25, 194
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogDefinition:
+    """`keys`: the sets of columns that rows are looked up by; `columns`: those that are read."""
+
+    name: CatalogName
+    keys: tuple[tuple[str, ...], ...]
+    columns: tuple[str, ...]
+    shared: bool = False
+
+
+DEFINITIONS: Final = (
+    CatalogDefinition(
+        "pg_class",
+        (("oid",), ("relfilenode",), ("reltoastrelid",)),
+        (
+            "oid",
+            "relname",
+            "relnamespace",
+            "relfilenode",
+            "reltoastrelid",
+            "relpersistence",
+            "relkind",
+            "relnatts",
+            "relreplident",
+            "relispartition",
+            "relrewrite",
+        ),
+    ),
+    CatalogDefinition(
+        "pg_attribute",
+        (("attrelid",),),
+        (
+            "attrelid",
+            "attname",
+            "atttypid",
+            "attlen",
+            "attnum",
+            "atttypmod",
+            "attbyval",
+            "attalign",
+            "atthasmissing",
+            "attgenerated",
+            "attisdropped",
+            "attmissingval",
+        ),
+    ),
+    CatalogDefinition(
+        "pg_type",
+        (("oid",),),
+        (
+            "oid",
+            "typname",
+            "typnamespace",
+            "typlen",
+            "typbyval",
+            "typtype",
+            "typcategory",
+            "typdelim",
+            "typrelid",
+            "typelem",
+            "typbasetype",
+            "typtypmod",
+            "typalign",
+            "typoutput",
+        ),
+    ),
+    CatalogDefinition("pg_namespace", (("oid",),), ("oid", "nspname")),
+    CatalogDefinition(
+        "pg_index",
+        (("indrelid",),),
+        (
+            "indexrelid",
+            "indrelid",
+            "indisunique",
+            "indisprimary",
+            "indimmediate",
+            "indisvalid",
+            "indislive",
+            "indisreplident",
+            "indkey",
+            "indpred",
+        ),
+    ),
+    CatalogDefinition("pg_enum", (("enumtypid",),), ("oid", "enumtypid", "enumlabel")),
+    CatalogDefinition("pg_range", (("rngtypid",), ("rngmultitypid",)), ("rngtypid", "rngsubtype", "rngmultitypid")),
+    CatalogDefinition("pg_inherits", (("inhrelid",),), ("inhrelid", "inhparent", "inhseqno", "inhdetachpending")),
+    CatalogDefinition(
+        "pg_publication",
+        (("oid",), ("pubname",)),
+        (
+            "oid",
+            "pubname",
+            "puballtables",
+            "pubinsert",
+            "pubupdate",
+            "pubdelete",
+            "pubtruncate",
+            "pubviaroot",
+            "pubgencols",
+        ),
+    ),
+    CatalogDefinition("pg_publication_rel", (("prrelid",),), ("prpubid", "prrelid", "prqual", "prattrs")),
+    CatalogDefinition("pg_publication_namespace", (("pnnspid",),), ("pnpubid", "pnnspid")),
+    CatalogDefinition("pg_replication_origin", (("roident",),), ("roident", "roname"), shared=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAttribute:
+    """A column of a catalog, as the server's pg_attribute has it."""
+
+    name: str
+    type_oid: int
+    length: int
+    alignment: int
+
+
+class Row:
+    """A row's values by column name, as attributes are too many to name: `row["relname"]`."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Value]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def number(self, name: str) -> int:
+        """An oid or integer; NULL and columns that the version has not are 0."""
+        value = self._values[name]
+        return value if isinstance(value, int) else 0
+
+    def text(self, name: str) -> str:
+        """A name, text or "char"; NULL is empty."""
+        value = self._values[name]
+        return value if isinstance(value, str) else ""
+
+    def flag(self, name: str) -> bool:
+        return self._values[name] is True
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """An int2vector or oidvector."""
+        value = self._values[name]
+        return value if isinstance(value, tuple) else None
+
+    def raw(self, name: str) -> bytes | None:
+        value = self._values[name]
+        return value if isinstance(value, bytes) else None
+
+
+class CatalogLayout:
+    """How the rows of one catalog are read, on one server."""
+
+    def __init__(self, definition: CatalogDefinition, attributes: Sequence[CatalogAttribute], encoding: str) -> None:
+        self.definition = definition
+        self._encoding = encoding
+        self._rows = RowLayout([ColumnLayout(a.length, a.alignment) for a in attributes])
+        self._columns = [
+            (number, a.name, a.type_oid) for number, a in enumerate(attributes) if a.name in definition.columns
+        ]
+        self._absent = {name: None for name in definition.columns if name not in {a.name for a in attributes}}
+        self._keys = [_key_reader(key, attributes) for key in definition.keys]
+
+    def keys(self, row: bytes) -> list[int | bytes]:
+        """The row's key in each index of the definition: an oid, or a name's bytes.  Raises IndexError, struct.error."""
+        base = row[4] - 18
+        found: list[int | bytes] = []
+        for layout, offset in self._keys:
+            if layout is None:
+                start = base + offset
+                found.append(row[start : row.index(b"\0", start)])
+            else:
+                found.append(layout.unpack_from(row, base + offset)[0])
+        return found
+
+    def read(self, row: bytes) -> Row:
+        """The row's values.  Raises DataCorrupted."""
+        raw = self._rows.deform(row)
+        values: dict[str, Value] = dict(self._absent)
+        for number, name, type_oid in self._columns:
+            value = raw[number]
+            values[name] = None if not isinstance(value, bytes) else self._convert(type_oid, value)
+            if value is not None and not isinstance(value, bytes):
+                values[name] = _TOASTED
+        return Row(values)
+
+    def _convert(self, type_oid: int, value: bytes) -> Value:
+        code = _INTEGERS.get(type_oid)
+        if code is not None:
+            return int.from_bytes(value, "little", signed=code[1].islower())
+        if type_oid == _BOOL:
+            return value != b"\0"
+        if type_oid == _CHAR:
+            return value.decode("latin-1") if value != b"\0" else ""
+        if type_oid == _NAME:
+            return value[: value.index(b"\0")].decode(self._encoding)
+        if type_oid in {_TEXT, _NODE_TREE}:
+            return value.decode(self._encoding)
+        if type_oid in {_INT2VECTOR, _OIDVECTOR}:
+            return _vector(value)
+        return value
+
+
+_TOASTED: Final = b"\xfftoasted"
+"""Stands for a value of a catalog that lies in its TOAST table, which is not followed."""
+
+
+def is_toasted(value: Value) -> bool:
+    return value is _TOASTED
+
+
+def _vector(value: bytes) -> tuple[int, ...]:
+    """An array of one dimension without NULLs: ndim, dataoffset, elemtype, dim, lbound, elements (the header is cut)."""
+    elemtype = int.from_bytes(value[8:12], "little")
+    count = int.from_bytes(value[12:16], "little") if len(value) >= 20 else 0
+    size, code = (2, "h") if elemtype == 21 else (4, "I")
+    return Struct(f"<{count}{code}").unpack_from(value, 20) if count and len(value) >= 20 + size * count else ()
+
+
+def vector(value: bytes) -> tuple[int, ...]:
+    """An int2vector or oidvector that was not read as one."""
+    return _vector(value)
+
+
+def _key_reader(key: tuple[str, ...], attributes: Sequence[CatalogAttribute]) -> tuple[Struct | None, int]:
+    """The layout and the offset of a key of one column, which lies among those of fixed length that are never NULL."""
+    (wanted,) = key
+    offset = 0
+    for attribute in attributes:
+        mask = attribute.alignment - 1
+        offset = (offset + mask) & ~mask
+        if attribute.name == wanted:
+            return (None if attribute.type_oid == _NAME else Struct("<I"), offset)
+        if attribute.length < 0:
+            break
+        offset += attribute.length
+    raise AssertionError(f"{wanted} is no column of fixed place")

@@ -1,0 +1,316 @@
+"""A relation as the historic catalog has it, for one transaction at one position: all that a change's bytes do not say.
+
+Made once and kept until a row that it was made from changes (`depends`).  Follows relcache.c
+(RelationGetIdentityKeyBitmap, RelationGetIndexList), partition.c (get_partition_ancestors), lsyscache.c (getBaseType).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import Final
+
+from pubsub.errors import DataCorrupted
+from walsender.historic.catalogs import Row, vector
+from walsender.historic.tracker import CatalogTracker, ChangedKey
+from walsender.types import registry
+from walsender.types.layout import ColumnLayout, Raw, RowLayout, alignment_of
+from walsender.types.registry import TypeInfo, UnsupportedType
+
+FIRST_NORMAL_OID: Final = 16384
+FIRST_UNPINNED_OID: Final = 12000
+_TOAST_NAMESPACE: Final = 99
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column; `type` is None for a dropped one."""
+
+    number: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    dropped: bool
+    generated: str
+    """"", "s" (stored) or "v" (virtual)."""
+    type: TypeInfo | None
+
+
+@dataclass(eq=False, slots=True)
+class RelationInfo:
+    """`columns` in the order of their numbers, dropped ones included; `row` reads their values."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+    replica_identity: str
+    is_partition: bool
+    rewrites: int
+    """The relation that this one stands in for while that is written anew; 0: none."""
+    toast_of: int
+    """The relation whose TOAST table this is; 0: none."""
+    namespace_oid: int
+    columns: tuple[ColumnInfo, ...]
+    identity: frozenset[int]
+    """Numbers of the columns of the replica identity's index."""
+    ancestors: tuple[int, ...]
+    """The partitioned tables above it, the nearest first."""
+    row: RowLayout
+    depends: frozenset[ChangedKey] = field(default_factory=frozenset)
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def is_logged(self) -> bool:
+        """RelationIsLogicallyLogged, and no rewrite nor sequence (ReorderBufferProcessTXN)."""
+        return self.persistence == "p" and self.kind in "rpmt" and self.oid >= FIRST_UNPINNED_OID and not self.rewrites
+
+    @property
+    def is_publishable(self) -> bool:
+        """pg_publication.c: is_publishable_class."""
+        return self.kind in "rp" and self.persistence == "p" and self.oid >= FIRST_NORMAL_OID
+
+
+class RelationResolver:
+    """Relations and types out of the tracker, for a transaction with the ids `own`; notes what it looked at."""
+
+    def __init__(self, tracker: CatalogTracker, own: Set[int], encoding: str) -> None:
+        self._tracker = tracker
+        self._own = own
+        self._encoding = encoding
+        self._types: dict[int, TypeInfo] = {}
+        self.depends: set[ChangedKey] = set()
+
+    def oid_of_file(self, number: int) -> int:
+        """The relation whose file has this number; 0: none that is visible."""
+        row = self._tracker.first("pg_class", number, self._own, 1)
+        return row.number("oid") if row is not None else 0
+
+    def class_row(self, oid: int) -> Row | None:
+        self.depends.add(("pg_class", oid))
+        return self._tracker.first("pg_class", oid, self._own)
+
+    def relation(self, oid: int) -> RelationInfo:
+        """Raises DataCorrupted where there is none; UnsupportedType is put off until a value is written."""
+        row = self.class_row(oid)
+        if row is None:
+            raise DataCorrupted(f"the historic catalog has no relation {oid}")
+        toast_of = 0
+        kind = row.text("relkind")
+        if kind == "t":
+            owner = self._tracker.first("pg_class", oid, self._own, 2)
+            toast_of = owner.number("oid") if owner is not None else 0
+        columns = self._columns(oid, row.number("relnatts"))
+        layout = RowLayout([column[1] for column in columns])
+        replica_identity = row.text("relreplident")
+        ancestors = self.ancestors(oid) if row.flag("relispartition") else ()
+        return RelationInfo(
+            oid,
+            self.namespace(row.number("relnamespace")),
+            row.text("relname"),
+            kind,
+            row.text("relpersistence"),
+            replica_identity,
+            row.flag("relispartition"),
+            row.number("relrewrite"),
+            toast_of,
+            row.number("relnamespace"),
+            tuple(column[0] for column in columns),
+            self._identity(oid, replica_identity, kind),
+            ancestors,
+            layout,
+            frozenset(self.depends),
+        )
+
+    def namespace(self, oid: int) -> str:
+        self.depends.add(("pg_namespace", oid))
+        row = self._tracker.first("pg_namespace", oid, self._own)
+        return row.text("nspname") if row is not None else ""
+
+    def ancestors(self, oid: int) -> tuple[int, ...]:
+        """The nearest first (get_partition_ancestors_worker); a partition that is being detached has none above it."""
+        found: list[int] = []
+        while len(found) < 1000:
+            self.depends.add(("pg_inherits", oid))
+            row = next(
+                (r for r in self._tracker.find("pg_inherits", oid, self._own) if r.number("inhseqno") == 1), None
+            )
+            if row is None or row.flag("inhdetachpending"):
+                break
+            parent = self.class_row(row.number("inhparent"))
+            if parent is None or parent.text("relkind") != "p":
+                break
+            oid = row.number("inhparent")
+            found.append(oid)
+        return tuple(found)
+
+    def type(self, oid: int) -> TypeInfo:
+        """Raises UnsupportedType, naming it."""
+        known = self._types.get(oid)
+        if known is None:
+            known = self._types[oid] = self._type(oid, 0)
+        return known
+
+    def _columns(self, oid: int, natts: int) -> list[tuple[ColumnInfo, ColumnLayout]]:
+        self.depends.add(("pg_attribute", oid))
+        rows = {row.number("attnum"): row for row in self._tracker.find("pg_attribute", oid, self._own)}
+        found: list[tuple[ColumnInfo, ColumnLayout]] = []
+        for number in range(1, natts + 1):
+            row = rows.get(number)
+            if row is None:
+                raise DataCorrupted(f"the historic catalog has no column {number} of relation {oid}")
+            dropped = row.flag("attisdropped")
+            missing: Raw = None
+            length, alignment = row.number("attlen"), alignment_of(row.text("attalign"))
+            if row.flag("atthasmissing"):
+                stored = row.raw("attmissingval")
+                if stored is not None:
+                    _, _, elements = registry.array_elements(stored, length, alignment)
+                    missing = elements[0] if elements else None
+            type_oid = row.number("atttypid")
+            info = None if dropped else self._type_or_refusal(type_oid, length, alignment)
+            found.append(
+                (
+                    ColumnInfo(
+                        number,
+                        row.text("attname"),
+                        type_oid,
+                        row.number("atttypmod"),
+                        dropped,
+                        row.text("attgenerated"),
+                        info,
+                    ),
+                    ColumnLayout(length, alignment, missing),
+                )
+            )
+        return found
+
+    def _type_or_refusal(self, oid: int, length: int, alignment: int) -> TypeInfo:
+        """The type; or one that raises when a value of it is written: other columns' values can be."""
+        try:
+            return self.type(oid)
+        except UnsupportedType as error:
+            refusal = error
+
+        def refuse(value: bytes) -> bytes:
+            raise UnsupportedType(refusal.message, detail=refusal.detail, hint=refusal.hint)
+
+        row = self._tracker.first("pg_type", oid, self._own)
+        name = row.text("typname") if row is not None else str(oid)
+        namespace = self.namespace(row.number("typnamespace")) if row is not None else ""
+        return TypeInfo(oid, namespace, name, length, alignment, refuse, refuse, namespace, name, "?", name, oid)
+
+    def _identity(self, oid: int, replica_identity: str, kind: str) -> frozenset[int]:
+        self.depends.add(("pg_index", oid))
+        if replica_identity not in {"d", "i"}:
+            return frozenset()
+        for row in self._tracker.find("pg_index", oid, self._own):
+            if not row.flag("indislive") or not row.flag("indisunique") or row["indpred"] is not None:
+                continue
+            if not row.flag("indimmediate"):
+                continue
+            if not row.flag("indisvalid") and not (kind == "p" and row.flag("indisprimary")):
+                continue
+            if row.flag("indisprimary" if replica_identity == "d" else "indisreplident"):
+                return frozenset(number for number in row.numbers("indkey") or () if number)
+        return frozenset()
+
+    def _type(self, oid: int, depth: int) -> TypeInfo:
+        self.depends.add(("pg_type", oid))
+        row = self._tracker.first("pg_type", oid, self._own)
+        if row is None or depth > 32:
+            raise UnsupportedType(f"the type {oid} is not in the historic catalog")
+        name = row.text("typname")
+        namespace = self.namespace(row.number("typnamespace"))
+        length, alignment = row.number("typlen"), alignment_of(row.text("typalign"))
+        kind = row.text("typtype")
+        label = registry.SPECIAL_NAMES.get(oid) or _type_label(namespace, name)
+        base_namespace, base_name, base_oid = namespace, name, oid
+        builtin = registry.BUILTIN.get(oid)
+        if builtin is not None:
+            out, send = builtin
+        elif oid in {registry.INT2VECTOR, registry.OIDVECTOR}:
+            out, send = registry.vector_type(self._type(21 if oid == registry.INT2VECTOR else 26, depth + 1))
+        elif kind == "d":
+            below = self._type(row.number("typbasetype"), depth + 1)
+            out, send = below.out, below.send
+            base_namespace, base_name, base_oid = below.base_namespace, below.base_name, below.base_oid
+        elif kind == "e":
+            self.depends.add(("pg_enum", oid))
+            labels = {
+                r.number("oid"): r.text("enumlabel").encode(self._encoding)
+                for r in self._tracker.find("pg_enum", oid, self._own)
+            }
+            out = send = registry.enum_type(name, labels)
+        elif kind == "c":
+            columns = self._columns_of_type(row.number("typrelid"), depth)
+            out, send = registry.composite_type(
+                [(info, dropped) for info, dropped, _ in columns], RowLayout([layout for _, _, layout in columns])
+            )
+        elif kind in {"r", "m"}:
+            self.depends.add(("pg_range", oid))
+            range_row = self._tracker.first("pg_range", oid, self._own, 0 if kind == "r" else 1)
+            if range_row is None:
+                raise UnsupportedType(f"the range type {name} is not in the historic catalog")
+            of_range = registry.RangeType(self._type(range_row.number("rngsubtype"), depth + 1))
+            if kind == "r":
+                out, send = of_range.out, of_range.send
+            else:
+                out, send = of_range.multirange_out, of_range.multirange_send
+        elif kind == "b" and row.number("typelem") and row.number("typoutput") == registry.ARRAY_OUT:
+            element = self._type(row.number("typelem"), depth + 1)
+            out, send = registry.array_type(element, self._delimiter(element.oid))
+            label = element.label + "[]"
+        else:
+            raise UnsupportedType(
+                f'values of type "{namespace}.{name}" can not be decoded',
+                hint="Leave the column out with a column list, or the table out of the publication.",
+            )
+        return TypeInfo(
+            oid, namespace, name, length, alignment, out, send, base_namespace, base_name, kind, label, base_oid
+        )
+
+    def _delimiter(self, element: int) -> str:
+        row = self._tracker.first("pg_type", element, self._own)
+        return (row.text("typdelim") if row is not None else "") or ","
+
+    def _columns_of_type(self, relation: int, depth: int) -> list[tuple[TypeInfo, bool, ColumnLayout]]:
+        self.depends.add(("pg_attribute", relation))
+        rows = sorted(
+            (row for row in self._tracker.find("pg_attribute", relation, self._own) if row.number("attnum") > 0),
+            key=lambda row: row.number("attnum"),
+        )
+        found = []
+        for row in rows:
+            length, alignment = row.number("attlen"), alignment_of(row.text("attalign"))
+            dropped = row.flag("attisdropped")
+            if dropped:
+                info = TypeInfo(0, "", "", length, alignment, _dropped, _dropped, "", "")
+            else:
+                info = self._type(row.number("atttypid"), depth + 1)
+            found.append((info, dropped, ColumnLayout(length, alignment)))
+        return found
+
+
+def _dropped(value: bytes) -> bytes:
+    raise AssertionError("a dropped column has no value")
+
+
+def _type_label(namespace: str, name: str) -> str:
+    from pubsub.sql.identifiers import quote_identifier
+
+    if namespace in {"pg_catalog", "public"}:
+        return quote_identifier(name)
+    return f"{quote_identifier(namespace)}.{quote_identifier(name)}"
+
+
+def prattrs(row: Row) -> tuple[int, ...] | None:
+    """A publication's column list."""
+    value = row["prattrs"]
+    if isinstance(value, tuple):
+        return value
+    return vector(value) if isinstance(value, bytes) else None

@@ -1,0 +1,320 @@
+"""The catalogs followed along the WAL.
+
+The tracker is told of every record that touches a catalog's file, and of every transaction's end; in between, `find` and
+`first` answer for the position reached.  What changed for everyone at a commit comes back as keys (`ChangedKey`), from
+which whoever keeps things that were made from the catalogs knows what to forget.
+
+VACUUM FULL and CLUSTER write a catalog anew, into a file of a relation that stands in for a moment (pg_class.relrewrite);
+that file is followed too, and takes the old one's place when the relation map or pg_class say so.
+
+Everything is checked against the full-page images that come by: a catalog that has silently gone wrong is the worst that
+can happen here.  Then `CatalogDiverged` is raised: decoding must begin anew.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Set
+from struct import Struct
+from typing import Final
+
+from pubsub.errors import DataCorrupted
+from pubsub.protocol.lsn import Lsn
+from walsender.historic.catalogs import CatalogLayout, CatalogName, Row
+from walsender.historic.table import CatalogTable
+from walsender.historic.tuples import changes_tuples, operations
+from walsender.xlog import formats as f
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import Rmgr
+from walsender.xlog.heappage import (
+    HEAP_XMAX_COMMITTED,
+    HEAP_XMAX_INVALID,
+    HEAP_XMAX_IS_MULTI,
+    HEAP_XMAX_LOCK_ONLY,
+    HEAP_XMIN_COMMITTED,
+    HEAP_XMIN_FROZEN,
+    HEAP_XMIN_INVALID,
+    tuples_of,
+)
+from walsender.xlog.record import BlockRef, Record, RelFileLocator
+
+ChangedKey = tuple[CatalogName, int]
+"""A catalog and the oid that its changed rows belong to: a relation's, a type's; 0 where it can be any."""
+
+_RELMAP: Final = Struct("<III")
+_SMGR_TRUNCATE: Final = Struct("<IIIII")
+_FIRST_NORMAL_XID: Final = 3
+_MAX_TUPLES: Final = 291  # of a page (htup_details.h: MaxHeapTuplesPerPage)
+
+# By which oid what is made from a row is known.
+_OWNER: Final[dict[CatalogName, str]] = {
+    "pg_class": "oid",
+    "pg_attribute": "attrelid",
+    "pg_index": "indrelid",
+    "pg_inherits": "inhrelid",
+    "pg_publication_rel": "prrelid",
+    "pg_type": "oid",
+    "pg_enum": "enumtypid",
+    "pg_range": "rngtypid",
+    "pg_namespace": "oid",
+}
+
+
+class CatalogDiverged(DataCorrupted):
+    """What is known of a catalog is not what the server has."""
+
+    def __init__(self, message: str, lsn: int) -> None:
+        super().__init__(
+            f"the historic catalog is wrong: {message}",
+            hint="Decoding must be started anew, from a new consistent point.",
+            context=f"WAL position {Lsn(lsn)}",
+        )
+
+
+class CatalogTracker:
+    """`tables`: the catalogs at the starting position, by the number of the file that each lies in.
+
+    `oids`: the catalogs' own oids.  `in_progress` tells whether a transaction has not ended yet.
+    """
+
+    def __init__(
+        self,
+        database: int,
+        tables: dict[int, CatalogTable],
+        oids: dict[CatalogName, int],
+        in_progress: Callable[[int], bool],
+    ) -> None:
+        self._database = database
+        self._files = tables
+        self._active: dict[CatalogName, CatalogTable] = {table.name: table for table in tables.values()}
+        self._by_oid = {oid: name for name, oid in oids.items()}
+        self._in_progress = in_progress
+        self._touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
+        self._mapped: dict[int, int] = {}
+        self.version = 0
+        """Grows with every change of a catalog."""
+        self.checks = 0
+        """How many images have been compared."""
+
+    # Looking things up
+
+    def find(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Iterable[Row]:
+        """Rows by the index-th key of the catalog's definition, as a transaction with the ids `own` sees them."""
+        return self._active[name].find(key, own, index)
+
+    def first(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Row | None:
+        return self._active[name].first(key, own, index)
+
+    def all(self, name: CatalogName, own: Set[int]) -> Iterable[Row]:
+        return self._active[name].all(own)
+
+    def layout(self, name: CatalogName) -> CatalogLayout:
+        return self._active[name].layout
+
+    def tuple_count(self) -> int:
+        return sum(len(table.tuples) for table in self._files.values())
+
+    def is_file(self, locator: RelFileLocator) -> bool:
+        """Whether the file is a catalog's, of the database or shared."""
+        return locator[2] in self._files and locator[1] in {self._database, 0}
+
+    def has_changes(self, xid: int) -> bool:
+        return xid in self._touched
+
+    # Following the WAL
+
+    def apply(self, record: Record) -> bool:
+        """A heap record, or one that carries images.  Returns whether it changed what a catalog says.
+
+        Raises WalCorrupted, CatalogDiverged.
+        """
+        changed = False
+        if changes_tuples(record) and record.blocks and self.is_file(record.blocks[0].locator):
+            self._apply_operations(record)
+            changed = record.info & f.XLOG_HEAP_OPMASK != f.XLOG_HEAP_INPLACE or record.rmgr == Rmgr.HEAP2
+        for block in record.blocks:
+            if block.image is not None and block.fork == 0 and self.is_file(block.locator):
+                self._check_image(record, block)
+        return changed
+
+    def _apply_operations(self, record: Record) -> None:
+        table = self._files[record.blocks[0].locator[2]]
+        xid = record.xid
+        touched = self._touched.setdefault(xid, []) if xid else []
+        try:
+            for operation in operations(record, self._old_row):
+                tid = operation.block << 16 | operation.offset
+                if operation.kind == "insert":
+                    table.insert(tid, operation.row, xid)
+                    touched.append((table, tid, True))
+                    if table.name == "pg_class":
+                        self._follow_rewrite(operation.row)
+                elif operation.kind == "delete":
+                    found = table.tuples.get(tid)
+                    if found is None:
+                        raise CatalogDiverged(
+                            f"{table.name} ({tid >> 16},{tid & 0xFFFF}) is deleted but not known", record.lsn
+                        )
+                    found.xmax = xid
+                    touched.append((table, tid, False))
+                elif operation.kind == "inplace":
+                    if tid not in table.tuples:
+                        raise CatalogDiverged(
+                            f"{table.name} ({tid >> 16},{tid & 0xFFFF}) is changed but not known", record.lsn
+                        )
+                    table.change_in_place(tid, operation.row)
+                else:
+                    table.remove(tid)
+        except DataCorrupted as error:
+            error.context = error.context or f"WAL position {Lsn(record.lsn)}"
+            raise
+        self.version += 1
+
+    def _old_row(self, locator: RelFileLocator, block: int, offset: int) -> bytes | None:
+        found = self._files[locator[2]].tuples.get(block << 16 | offset)
+        return None if found is None else found.row
+
+    def _follow_rewrite(self, row: bytes) -> None:
+        """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
+        values = self._active["pg_class"].layout.read(row)
+        name = self._by_oid.get(values.number("relrewrite"))
+        number = values.number("relfilenode")
+        if name is not None and number and number not in self._files:
+            self._files[number] = CatalogTable(self._active[name].layout)
+
+    def _check_image(self, record: Record, block: BlockRef) -> None:
+        table = self._files[block.locator[2]]
+        page = block.full_page(record.lsn)
+        try:
+            found = {number: (xmin, xmax, mask, row) for number, xmin, xmax, mask, row in tuples_of(page)}
+        except DataCorrupted as error:
+            raise WalCorrupted(error.message, record.lsn) from error
+        if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_FPI and table is not self._active[table.name]:
+            self._adopt(table, block.block, found, record)
+            return
+        self.checks += 1
+        base = block.block << 16
+        for number, (_, _, mask, row) in found.items():
+            known = table.tuples.get(base | number)
+            if known is None:
+                if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_COMMITTED and mask & HEAP_XMAX_INVALID:
+                    raise CatalogDiverged(f"{table.name} ({block.block},{number}) is not known", record.lsn)
+            elif known.row[5:] != row[5:]:
+                raise CatalogDiverged(f"{table.name} ({block.block},{number}) has other bytes", record.lsn)
+        for number in range(1, _MAX_TUPLES + 1):
+            if base | number in table.tuples and number not in found:
+                raise CatalogDiverged(f"{table.name} ({block.block},{number}) is gone from its page", record.lsn)
+
+    def _adopt(
+        self, table: CatalogTable, block: int, found: dict[int, tuple[int, int, int, bytes]], record: Record
+    ) -> None:
+        """A page of a catalog that is being written anew (rewriteheap.c): its tuples keep their transactions."""
+        for number, (xmin, xmax, mask, row) in found.items():
+            if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID:
+                continue
+            creator = xmin if self._in_progress(xmin) else 0
+            deleter = 0
+            if not mask & HEAP_XMAX_INVALID and not mask & HEAP_XMAX_LOCK_ONLY and xmax >= _FIRST_NORMAL_XID:
+                if mask & HEAP_XMAX_IS_MULTI:
+                    raise CatalogDiverged(f"a tuple of {table.name} has several lockers and was updated", record.lsn)
+                if self._in_progress(xmax):
+                    deleter = xmax
+                elif mask & HEAP_XMAX_COMMITTED:
+                    continue
+                else:
+                    raise CatalogDiverged(f"whether {xmax} deleted a tuple of {table.name} is not known", record.lsn)
+            table.insert(block << 16 | number, row, creator, deleter)
+            if creator:
+                self._touched.setdefault(creator, []).append((table, block << 16 | number, True))
+            if deleter:
+                self._touched.setdefault(deleter, []).append((table, block << 16 | number, False))
+        self.version += 1
+
+    def truncate(self, record: Record) -> None:
+        """A file is cut (storage.c: xl_smgr_truncate).  Raises WalCorrupted."""
+        try:
+            blocks, space, database, number, flags = _SMGR_TRUNCATE.unpack_from(record.main)
+        except struct.error as error:
+            raise WalCorrupted("a truncation's record is too short", record.lsn) from error
+        if flags & 1 and self.is_file((space, database, number)):
+            self._files[number].truncate(blocks)
+            self.version += 1
+
+    def relmap_update(self, record: Record) -> list[ChangedKey]:
+        """The map of the catalogs that pg_class can not tell the file of (relmapper.c).  Raises WalCorrupted."""
+        try:
+            database, _, size = _RELMAP.unpack_from(record.main)
+            if database not in {self._database, 0}:
+                return []
+            _, count = struct.unpack_from("<II", record.main, 12)
+            if count * 8 + 8 > size or size + 12 > len(record.main):
+                raise WalCorrupted("a relation map with an impossible length", record.lsn)
+            mappings = list(struct.iter_unpack("<II", record.main[20 : 20 + count * 8]))
+        except struct.error as error:
+            raise WalCorrupted("a relation map's record is too short", record.lsn) from error
+        changed: list[ChangedKey] = []
+        for oid, number in mappings:
+            name = self._by_oid.get(oid)
+            if name is not None:
+                changed += self._activate(name, number, record.lsn)
+        return changed
+
+    def _activate(self, name: CatalogName, number: int, lsn: int) -> list[ChangedKey]:
+        table = self._files.get(number)
+        old = self._active[name]
+        if table is old:
+            return []
+        if table is None:
+            raise CatalogDiverged(f"{name} moved to a file that was not followed", lsn)
+        self._active[name] = table
+        for other, kept in list(self._files.items()):
+            if kept is old:
+                del self._files[other]
+        self.version += 1
+        return [("pg_publication", 0)]
+
+    # Ends of transactions
+
+    def commit(self, xids: Iterable[int], lsn: int) -> list[ChangedKey]:
+        """The transactions' changes are everyone's now.  Returns what they changed."""
+        changed: dict[ChangedKey, None] = {}
+        for xid in xids:
+            for table, tid, inserted in self._touched.pop(xid, ()):
+                found = table.tuples.get(tid)
+                if found is None:
+                    continue
+                owner = _OWNER.get(table.name)
+                row = table._row(found)
+                changed[(table.name, 0 if owner is None else row.number(owner))] = None
+                if inserted and found.xmin == xid:
+                    found.xmin = 0
+                    if table.name == "pg_class":
+                        name = self._by_oid.get(row.number("oid"))
+                        if name is not None and row.number("relfilenode") and found.xmax == 0:
+                            for key in self._activate(name, row.number("relfilenode"), lsn):
+                                changed[key] = None
+                elif not inserted and found.xmax == xid:
+                    table.remove(tid)
+        if changed:
+            self.version += 1
+        return list(changed)
+
+    def abort(self, xids: Iterable[int]) -> None:
+        """The transactions' changes never were."""
+        for xid in xids:
+            touched = self._touched.pop(xid, None)
+            if touched is None:
+                continue
+            self.version += 1
+            for table, tid, inserted in reversed(touched):
+                found = table.tuples.get(tid)
+                if found is None:
+                    continue
+                if inserted and found.xmin == xid:
+                    table.remove(tid)
+                elif not inserted and found.xmax == xid:
+                    found.xmax = 0
+
+    def remember(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
+        """A change of a transaction in progress that was made before the starting position."""
+        self._touched.setdefault(xid, []).append((table, tid, inserted))

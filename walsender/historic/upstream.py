@@ -1,0 +1,222 @@
+"""What the upstream server is asked for once, when decoding begins: all SQL of this package.
+
+Works on 15 to 18.  Follows nothing: it is what physical WAL does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import (
+    DataCorrupted,
+    FeatureNotSupported,
+    InsufficientPrivilege,
+    NotInPrerequisiteState,
+    PublisherError,
+)
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from walsender.historic.catalogs import DEFINITIONS, CatalogAttribute, CatalogName
+from walsender.types.layout import alignment_of
+from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
+
+_CHUNK: Final = 8 << 20
+
+_SETTINGS: Final = """
+SELECT current_setting('wal_level'), current_setting('full_page_writes'), current_setting('block_size'),
+       current_setting('wal_block_size'), pg_size_bytes(current_setting('wal_segment_size')), d.oid,
+       pg_encoding_to_char(d.encoding), (SELECT system_identifier FROM pg_control_system()), pg_is_in_recovery(),
+       (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+       has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
+       current_setting('server_version_num')
+  FROM pg_database d WHERE d.datname = current_database()
+"""
+_CATALOGS: Final = """
+SELECT c.relname, c.oid, pg_relation_filenode(c.oid), pg_relation_filepath(c.oid)
+  FROM pg_class c WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY ($1)
+"""
+_ATTRIBUTES: Final = """
+SELECT c.relname, a.attname, a.atttypid, a.attlen, a.attalign
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+ WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY ($1) AND a.attnum > 0
+ ORDER BY c.relname, a.attnum
+"""
+_REDO: Final = "SELECT redo_lsn, timeline_id FROM pg_control_checkpoint()"
+_XACT_STATUS: Final = """
+WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::numeric AS xid)
+SELECT x, pg_xact_status((CASE WHEN x > mod(now.xid, 4294967296) THEN trunc(now.xid / 4294967296) - 1
+                               ELSE trunc(now.xid / 4294967296) END * 4294967296 + x)::text::xid8)
+  FROM unnest($1::numeric[]) x, now WHERE now.xid >= x
+"""
+_OPERATORS: Final = """
+SELECT o.oid, o.oprname, o.oprcode::oid FROM pg_operator o WHERE o.oid < 16384
+"""
+_FUNCTIONS: Final = (
+    "SELECT p.oid, p.proname, p.proargtypes::text FROM pg_proc p WHERE p.oid < 16384 AND p.prolang IN (12, 14)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The server and the database that are decoded."""
+
+    version: int
+    """libpq's number."""
+    database: int
+    database_name: str
+    encoding: str
+    system_identifier: int
+    segment_size: int
+    may_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogFile:
+    """Where a catalog's rows lie and what they look like."""
+
+    name: CatalogName
+    oid: int
+    number: int
+    path: str
+    attributes: tuple[CatalogAttribute, ...]
+
+
+async def inspect(connection: Connection) -> Upstream:
+    """The server, after it was made sure that it can be decoded and that the role may do what is needed.
+
+    Raises NotInPrerequisiteState, InsufficientPrivilege, FeatureNotSupported with all that is missing.
+    """
+    (row,) = await connection.query(_SETTINGS)
+    wal_level, fpw, block, wal_block, segment, database, encoding, system, recovery, replication, files, checkpoint = (
+        row[:12]
+    )
+    version = int(str(row[12]))
+    if format_of_version(version) is None:
+        raise FeatureNotSupported(
+            f"the WAL of PostgreSQL {version // 10000} can not be decoded", hint="PostgreSQL 15 to 18 can."
+        )
+    if int(str(block)) != BLCKSZ or int(str(wal_block)) != XLOG_BLCKSZ:
+        raise FeatureNotSupported(f"pages of {block} bytes and WAL pages of {wal_block} bytes are not supported")
+    wrong: list[str] = []
+    if wal_level != "logical":
+        wrong.append(f'wal_level is "{wal_level}", and must be "logical"')
+    if fpw != "on":
+        wrong.append('full_page_writes is "off", and must be "on"')
+    if recovery == "t":
+        wrong.append("the server is a standby in recovery")
+    if wrong:
+        raise NotInPrerequisiteState("the server's WAL can not be decoded", detail="; ".join(wrong) + ".")
+    missing: list[str] = []
+    if replication != "t":
+        missing.append("the attribute REPLICATION")
+    if files != "t":
+        missing.append("EXECUTE on pg_read_binary_file(text, bigint, bigint, boolean)")
+    if missing:
+        raise InsufficientPrivilege(
+            f'the role "{connection.user}" may not do what decoding needs',
+            detail=f"Missing: {', '.join(missing)}.",
+            hint="ALTER ROLE … REPLICATION; GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO …",
+        )
+    return Upstream(
+        version,
+        int(str(database)),
+        connection.dbname,
+        str(encoding),
+        int(str(system)),
+        int(str(segment)),
+        checkpoint == "t",
+    )
+
+
+async def catalog_files(connection: Connection) -> list[CatalogFile]:
+    """Every catalog of DEFINITIONS, on this server."""
+    names = [d.name for d in DEFINITIONS]
+    attributes: dict[str, list[CatalogAttribute]] = {}
+    for relname, attname, type_oid, length, align in await connection.query(_ATTRIBUTES, [names]):
+        attributes.setdefault(str(relname), []).append(
+            CatalogAttribute(str(attname), int(str(type_oid)), int(str(length)), alignment_of(str(align)))
+        )
+    found: dict[str, CatalogFile] = {}
+    for relname, oid, number, path in await connection.query(_CATALOGS, [names]):
+        name = next(d.name for d in DEFINITIONS if d.name == relname)
+        found[name] = CatalogFile(name, int(str(oid)), int(str(number)), str(path), tuple(attributes[name]))
+    absent = [name for name in names if name not in found]
+    if absent:
+        raise DataCorrupted(f"the server has no catalog {absent[0]}")
+    return [found[name] for name in names]
+
+
+async def read_file(connection: Connection, path: str) -> bytes:
+    """A file of the server's data directory with the segments that follow it; whole pages."""
+    parts: list[bytes] = []
+    segment = 0
+    while True:
+        offset = 0
+        name = path if segment == 0 else f"{path}.{segment}"
+        while True:
+            ((text,),) = await connection.query(
+                f"SELECT pg_read_binary_file($1, {offset}, {_CHUNK}, true)",
+                [name],
+            )
+            data = b"" if text is None else bytes.fromhex(text[2:])
+            parts.append(data)
+            offset += len(data)
+            if len(data) < _CHUNK:
+                break
+        if offset < 1 << 30:
+            break
+        segment += 1
+    whole = b"".join(parts)
+    return whole[: len(whole) - len(whole) % BLCKSZ]
+
+
+async def checkpoint(connection: Connection, may_checkpoint: bool) -> tuple[Lsn, int]:
+    """A new checkpoint, where the role may make one, else the last one; its redo position and timeline."""
+    if may_checkpoint:
+        await connection.execute("CHECKPOINT")
+    ((redo, timeline),) = await connection.query(_REDO)
+    return Lsn.parse(str(redo)), int(str(timeline))
+
+
+async def flushed(connection: Connection) -> Lsn:
+    """Where the WAL ends: every commit that is visible now lies before."""
+    ((lsn,),) = await connection.query("SELECT pg_current_wal_insert_lsn()")
+    return Lsn.parse(str(lsn))
+
+
+async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
+    """Of each: "committed", "aborted", "in progress", or None where the server remembers it no more."""
+    wanted = sorted(xids)
+    found: dict[int, str | None] = {}
+    for first in range(0, len(wanted), 1000):
+        try:
+            rows = await connection.query(_XACT_STATUS, [wanted[first : first + 1000]])
+        except PublisherError as error:
+            error.context = "while asking for the status of transactions"
+            raise
+        for xid, status in rows:
+            found[int(str(xid))] = status
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Builtins:
+    """Operators and functions that came with the server, by oid: what a row filter's expression tree names."""
+
+    operators: dict[int, tuple[str, int]]
+    """oid → name, function."""
+    functions: dict[int, tuple[str, tuple[int, ...]]]
+    """oid → name, argument types."""
+
+
+async def builtins(connection: Connection) -> Builtins:
+    """They never change while a server of one major version runs."""
+    operators = {int(str(o)): (str(n), int(str(c))) for o, n, c in await connection.query(_OPERATORS)}
+    functions = {
+        int(str(o)): (str(n), tuple(int(a) for a in str(args).split()))
+        for o, n, args in await connection.query(_FUNCTIONS)
+    }
+    return Builtins(operators, functions)

@@ -1,0 +1,1 @@
+"""Output plugins: what is sent, and how it looks."""

@@ -1,0 +1,250 @@
+"""Which changes of a relation the subscriber's publications send, and as what (pgoutput.c: get_rel_sync_entry).
+
+Evaluated once per relation, against the historic catalog of the change at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pubsub.errors import FeatureNotSupported, UndefinedObject
+from walsender.historic.catalogs import Row, is_toasted
+from walsender.historic.relation import RelationInfo, RelationResolver, prattrs
+from walsender.historic.tracker import CatalogTracker
+from walsender.output.rowfilter import Filter, RowFilterCompiler
+from walsender.types.layout import Raw
+
+VERSION_18 = 180000
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRelation:
+    """How a relation's changes are sent.
+
+    `target`: the relation that they are sent as, itself or an ancestor; `source_of`: for each of its columns the index in
+    this relation's rows, None where rows are the same.  `columns`: indexes of the target's columns that are sent.
+    """
+
+    target: RelationInfo
+    source_of: tuple[int | None, ...] | None
+    columns: tuple[int, ...]
+    own_columns: tuple[int, ...]
+    """Of the relation itself, whose definition is sent behind its ancestor's."""
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    filters: tuple[Filter | None, Filter | None, Filter | None]
+    """For inserts, updates and deletes."""
+
+    def as_target(self, row: list[Raw] | None) -> list[Raw] | None:
+        """A row in the order of the target's columns (tupconvert.c: execute_attr_map_slot)."""
+        if row is None or self.source_of is None:
+            return row
+        return [None if index is None else row[index] for index in self.source_of]
+
+
+class PublicationFilter:
+    """The publications of one subscriber."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        tracker: CatalogTracker,
+        compiler: RowFilterCompiler,
+        server_version: int,
+        encoding: str,
+    ) -> None:
+        self._names = tuple(names)
+        self._tracker = tracker
+        self._compiler = compiler
+        self._version = server_version
+        self._encoding = encoding
+
+    def published(self, relation: RelationInfo, resolver: RelationResolver) -> PublishedRelation | None:
+        """None: nothing of it is sent.  Raises UndefinedObject for a publication that is not there."""
+        if not relation.is_publishable:
+            return None
+        own = resolver._own
+        find = self._tracker.find
+        ids = {row.number("prpubid") for row in find("pg_publication_rel", relation.oid, own)}
+        schema_ids = self._schema_publications(relation.namespace_oid, resolver)
+        ancestors = relation.ancestors
+        insert = update = delete = truncate = False
+        level = 0
+        target_oid = relation.oid
+        through: list[Row] = []
+        for name in self._names:
+            publication = self._tracker.first("pg_publication", name.encode(self._encoding), own, 1)
+            if publication is None:
+                if self._version >= VERSION_18:
+                    continue
+                raise UndefinedObject(f'publication "{name}" does not exist')
+            oid = publication.number("oid")
+            via_root = publication.flag("pubviaroot")
+            here, here_level = relation.oid, 0
+            publish = publication.flag("puballtables")
+            if publish:
+                if via_root and ancestors:
+                    here, here_level = ancestors[-1], len(ancestors)
+            else:
+                top = self._topmost(oid, ancestors, resolver)
+                if top:
+                    publish = True
+                    if via_root:
+                        here, here_level = ancestors[top - 1], top
+                publish = publish or oid in ids or oid in schema_ids
+            if not publish or (relation.kind == "p" and not via_root):
+                continue
+            insert |= publication.flag("pubinsert")
+            update |= publication.flag("pubupdate")
+            delete |= publication.flag("pubdelete")
+            truncate |= publication.flag("pubtruncate")
+            if level > here_level:
+                continue
+            if level < here_level:
+                target_oid, level = here, here_level
+                through = []
+            through.append(publication)
+        if not (insert or update or delete or truncate):
+            return None
+        target = relation if target_oid == relation.oid else resolver.relation(target_oid)
+        source_of = None if target is relation else _attribute_map(relation, target)
+        columns: tuple[int, ...] = ()
+        own_columns: tuple[int, ...] = ()
+        filters: tuple[Filter | None, Filter | None, Filter | None] = (None, None, None)
+        if insert or update or delete:
+            filters = self._filters(through, target, resolver)
+        listed, generated = self._column_list(through, target, resolver)
+        columns = self._sent(target, listed, generated)
+        own_columns = (
+            columns if target is relation else self._sent(relation, _numbers_in(listed, target, relation), generated)
+        )
+        return PublishedRelation(target, source_of, columns, own_columns, insert, update, delete, truncate, filters)
+
+    def _schema_publications(self, namespace: int, resolver: RelationResolver) -> set[int]:
+        return {
+            row.number("pnpubid") for row in self._tracker.find("pg_publication_namespace", namespace, resolver._own)
+        }
+
+    def _topmost(self, publication: int, ancestors: tuple[int, ...], resolver: RelationResolver) -> int:
+        """The level (1: the parent) of the topmost ancestor in the publication (GetTopMostAncestorInPublication)."""
+        found = 0
+        for level, oid in enumerate(ancestors, 1):
+            resolver.depends.add(("pg_publication_rel", oid))
+            if any(
+                r.number("prpubid") == publication for r in self._tracker.find("pg_publication_rel", oid, resolver._own)
+            ):
+                found = level
+                continue
+            row = resolver.class_row(oid)
+            if row is not None and publication in self._schema_publications(row.number("relnamespace"), resolver):
+                found = level
+        return found
+
+    def _membership(self, publication: Row, target: RelationInfo, resolver: RelationResolver) -> Row | None:
+        """The row of pg_publication_rel for the relation that changes are sent as."""
+        resolver.depends.add(("pg_publication_rel", target.oid))
+        oid = publication.number("oid")
+        rows = self._tracker.find("pg_publication_rel", target.oid, resolver._own)
+        return next((row for row in rows if row.number("prpubid") == oid), None)
+
+    def _filters(
+        self, through: list[Row], target: RelationInfo, resolver: RelationResolver
+    ) -> tuple[Filter | None, Filter | None, Filter | None]:
+        """pgoutput.c: pgoutput_row_filter_init: the filters of each action, joined by OR."""
+        actions = ("pubinsert", "pubupdate", "pubdelete")
+        unfiltered = [False, False, False]
+        nodes: list[list[str]] = [[], [], []]
+        schema_ids = self._schema_publications(target.namespace_oid, resolver)
+        for publication in through:
+            qual: str | None = None
+            if not publication.flag("puballtables") and publication.number("oid") not in schema_ids:
+                row = self._membership(publication, target, resolver)
+                if row is not None and row["prqual"] is not None:
+                    if is_toasted(row["prqual"]):
+                        raise FeatureNotSupported(f'the row filter of table "{target.qualified_name}" is too long')
+                    qual = row.text("prqual")
+            for number, action in enumerate(actions):
+                if publication.flag(action):
+                    if qual is None:
+                        unfiltered[number] = True
+                    else:
+                        nodes[number].append(qual)
+            if all(unfiltered):
+                break
+        compiled = [
+            None if skip or not texts else self._compiler.any_of(texts, target)
+            for skip, texts in zip(unfiltered, nodes, strict=True)
+        ]
+        return compiled[0], compiled[1], compiled[2]
+
+    def _column_list(
+        self, through: list[Row], target: RelationInfo, resolver: RelationResolver
+    ) -> tuple[frozenset[int] | None, bool]:
+        """The numbers of the listed columns, None where all are sent; and whether stored generated ones are too."""
+        generated: bool | None = None
+        has_generated = any(column.generated and not column.dropped for column in target.columns)
+        chosen: frozenset[int] | None = None
+        sets: list[frozenset[int]] = []
+        lists: list[frozenset[int] | None] = []
+        for publication in through:
+            listed: frozenset[int] | None = None
+            if not publication.flag("puballtables"):
+                row = self._membership(publication, target, resolver)
+                numbers = prattrs(row) if row is not None else None
+                if numbers is not None:
+                    listed = frozenset(numbers)
+            lists.append(listed)
+        for publication, listed in zip(through, lists, strict=True):
+            if listed is None and self._version >= VERSION_18 and has_generated:
+                wanted = publication.text("pubgencols") == "s"
+                if generated is not None and generated != wanted:
+                    raise FeatureNotSupported(
+                        "cannot use different values of publish_generated_columns for table "
+                        f'"{target.qualified_name}" in different publications'
+                    )
+                generated = wanted
+        for listed in lists:
+            if listed is None:
+                numbers_sent = frozenset(target.columns[i].number for i in self._sent(target, None, bool(generated)))
+            else:
+                numbers_sent = listed
+            sets.append(numbers_sent)
+        if len(set(sets)) > 1:
+            raise FeatureNotSupported(
+                f'cannot use different column lists for table "{target.qualified_name}" in different publications'
+            )
+        if lists and lists[0] is not None:
+            chosen = lists[0]
+        return chosen, bool(generated)
+
+    def _sent(self, relation: RelationInfo, listed: frozenset[int] | None, generated: bool) -> tuple[int, ...]:
+        """proto.c: logicalrep_should_publish_column."""
+        found = []
+        for index, column in enumerate(relation.columns):
+            if column.dropped:
+                continue
+            if self._version < VERSION_18:
+                if column.generated or (listed is not None and column.number not in listed):
+                    continue
+            elif listed is not None:
+                if column.number not in listed:
+                    continue
+            elif column.generated and not (column.generated == "s" and generated):
+                continue
+            found.append(index)
+        return tuple(found)
+
+
+def _attribute_map(source: RelationInfo, target: RelationInfo) -> tuple[int | None, ...] | None:
+    """tupconvert.c: build_attrmap_by_name_if_req."""
+    by_name = {column.name: index for index, column in enumerate(source.columns) if not column.dropped}
+    found = tuple(None if column.dropped else by_name.get(column.name) for column in target.columns)
+    return None if found == tuple(range(len(source.columns))) else found
+
+
+def _numbers_in(listed: frozenset[int] | None, target: RelationInfo, relation: RelationInfo) -> frozenset[int] | None:
+    """The list as it is applied to the relation itself: by number, whatever columns these are there."""
+    return listed

@@ -1,0 +1,288 @@
+"""The output plugin test_decoding: changes as lines of text (contrib/test_decoding/test_decoding.c)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import PubsubError
+from pubsub.sql.identifiers import quote_identifier
+from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
+from walsender.output.plugin import RowChange, SentTransaction, Write
+from walsender.types.layout import Raw, ToastPointer
+from walsender.types.registry import UnsupportedType
+from walsender.types.times import timestamptz_out
+
+_TRUE: Final = {"true", "on", "1", "yes", "t", "y"}
+_FALSE: Final = {"false", "off", "0", "no", "f", "n"}
+_BARE: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
+_BITS: Final = frozenset({1560, 1562})
+_BOOL: Final = 16
+
+_OPTIONS: Final = {
+    "include-xids": "include_xids",
+    "include-timestamp": "include_timestamp",
+    "force-binary": "force_binary",
+    "skip-empty-xacts": "skip_empty_xacts",
+    "only-local": "only_local",
+    "include-rewrites": "include_rewrites",
+    "stream-changes": "stream_changes",
+    "two-phase": "two_phase",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TestDecodingOptions:
+    """test_decoding's own options; `two_phase` is the slot's, which has no name there."""
+
+    __test__ = False
+
+    include_xids: bool = True
+    include_timestamp: bool = False
+    force_binary: bool = False
+    skip_empty_xacts: bool = False
+    only_local: bool = False
+    include_rewrites: bool = False
+    stream_changes: bool = False
+    two_phase: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> TestDecodingOptions:
+        """Raises PubsubError in the server's words."""
+        values: dict[str, bool] = {}
+        for name, text in options.items():
+            field = _OPTIONS.get(name)
+            if field is None:
+                raise PubsubError(f'option "{name}" = "{text}" is unknown', sqlstate="22023")
+            lowered = text.lower()
+            if lowered not in _TRUE | _FALSE:
+                raise PubsubError(f'could not parse value "{text}" for parameter "{name}"', sqlstate="22023")
+            values[field] = lowered in _TRUE
+        return cls(**values)
+
+
+@dataclass(eq=False, slots=True)
+class TextEntry:
+    """A relation's name and its columns' heads."""
+
+    head: bytes
+    name: bytes
+    columns: tuple[tuple[int, bytes, ColumnInfo], ...]
+    """Index, " name[type]:", column: those that are written."""
+
+
+@dataclass(slots=True)
+class _Private:
+    wrote_changes: bool = False
+    stream_wrote_changes: bool = False
+
+
+class TestDecodingPlugin:
+    """`write` gets each line without its end."""
+
+    __test__ = False
+
+    def __init__(self, options: TestDecodingOptions, write: Write, encoding: str) -> None:
+        self.streaming = options.stream_changes
+        self.two_phase = options.two_phase
+        self._options = options
+        self._write = write
+        self._encoding = encoding
+        self._in_stream = False
+
+    def describe(self, relation: RelationInfo, resolver: RelationResolver) -> TextEntry | None:
+        encoding = self._encoding
+        name = f"{quote_identifier(relation.schema)}.{quote_identifier(relation.name)}".encode(encoding)
+        columns = tuple(
+            (
+                index,
+                f" {quote_identifier(column.name)}[{column.type.label if column.type else ''}]:".encode(encoding),
+                column,
+            )
+            for index, column in enumerate(relation.columns)
+            if not column.dropped and column.generated != "v"
+        )
+        return TextEntry(b"table " + name + b":", name, columns)
+
+    def skips_origin(self, origin_id: int) -> bool:
+        return origin_id != 0 and self._options.only_local
+
+    # Transactions
+
+    def begin(self, txn: SentTransaction) -> None:
+        txn.private = _Private()
+        if not self._options.skip_empty_xacts:
+            self._begin_line(txn, txn.first_lsn)
+
+    def _begin_line(self, txn: SentTransaction, lsn: int) -> None:
+        self._line(txn, lsn, b"BEGIN %d" % txn.xid if self._options.include_xids else b"BEGIN")
+
+    def _before_change(self, txn: SentTransaction, lsn: int) -> None:
+        private: _Private = txn.private
+        if self._in_stream:
+            if self._options.skip_empty_xacts and not private.stream_wrote_changes:
+                self._stream_line(txn, lsn, b"opening a streamed block for transaction")
+            private.wrote_changes = private.stream_wrote_changes = True
+            return
+        if self._options.skip_empty_xacts and not private.wrote_changes:
+            self._begin_line(txn, lsn)
+        private.wrote_changes = True
+
+    def commit(self, txn: SentTransaction) -> None:
+        if self._options.skip_empty_xacts and not txn.private.wrote_changes:
+            return
+        self._ended(txn, b"COMMIT %d" % txn.xid if self._options.include_xids else b"COMMIT")
+
+    def _ended(self, txn: SentTransaction, line: bytes) -> None:
+        if self._options.include_timestamp:
+            line += b" (at " + timestamptz_out(txn.time.to_bytes(8, "little", signed=True)) + b")"
+        self._line(txn, txn.end_lsn, line)
+
+    def begin_prepare(self, txn: SentTransaction) -> None:
+        self.begin(txn)
+
+    def prepare(self, txn: SentTransaction) -> None:
+        if self._options.skip_empty_xacts and not txn.private.wrote_changes:
+            return
+        self._two_phase(txn, b"PREPARE TRANSACTION ")
+
+    def commit_prepared(self, txn: SentTransaction) -> None:
+        self._two_phase(txn, b"COMMIT PREPARED ")
+
+    def rollback_prepared(self, txn: SentTransaction) -> None:
+        self._two_phase(txn, b"ROLLBACK PREPARED ")
+
+    def _two_phase(self, txn: SentTransaction, verb: bytes) -> None:
+        line = verb + _literal(txn.gid)
+        if self._options.include_xids:
+            line += b", txid %d" % txn.xid
+        self._ended(txn, line)
+
+    # Changes
+
+    def change(self, txn: SentTransaction, relation: RelationInfo, entry: TextEntry, change: RowChange) -> None:
+        self._before_change(txn, change.lsn)
+        if self._in_stream:
+            self._stream_line(txn, change.lsn, b"streaming change for transaction")
+            return
+        parts = [entry.head]
+        try:
+            if change.kind == "insert":
+                parts.append(b" INSERT:")
+                self._row(parts, entry, change.new, skip_nulls=False)
+            elif change.kind == "update":
+                parts.append(b" UPDATE:")
+                if change.old is not None:
+                    parts.append(b" old-key:")
+                    self._row(parts, entry, change.old, skip_nulls=True)
+                    parts.append(b" new-tuple:")
+                self._row(parts, entry, change.new, skip_nulls=False)
+            else:
+                parts.append(b" DELETE:")
+                self._row(parts, entry, change.old, skip_nulls=True)
+        except UnsupportedType as error:
+            raise UnsupportedType(
+                f'table "{relation.qualified_name}": {error.message}', detail=error.detail, hint=error.hint
+            ) from error
+        self._line(txn, change.lsn, b"".join(parts))
+
+    def _row(self, parts: list[bytes], entry: TextEntry, row: list[Raw] | None, *, skip_nulls: bool) -> None:
+        if row is None:
+            parts.append(b" (no-tuple-data)")
+            return
+        for index, head, column in entry.columns:
+            value = row[index]
+            if value is None:
+                if not skip_nulls:
+                    parts += (head, b"null")
+            elif isinstance(value, ToastPointer):
+                parts += (head, b"unchanged-toast-datum")
+            else:
+                assert column.type is not None
+                text = column.type.out(value)
+                if column.type_oid in _BARE:
+                    pass
+                elif column.type_oid in _BITS:
+                    text = b"B'" + text + b"'"
+                elif column.type_oid == _BOOL:
+                    text = b"true" if text == b"t" else b"false"
+                else:
+                    text = b"'" + text.replace(b"'", b"''") + b"'"
+                parts += (head, text)
+
+    def truncate(
+        self,
+        txn: SentTransaction,
+        lsn: int,
+        xid: int,
+        relations: list[tuple[RelationInfo, TextEntry | None]],
+        cascade: bool,
+        restart_seqs: bool,
+    ) -> None:
+        self._before_change(txn, lsn)
+        if self._in_stream:
+            self._stream_line(txn, lsn, b"streaming truncate for transaction")
+            return
+        names = b", ".join(entry.name for _, entry in relations if entry is not None)
+        flags = (b" restart_seqs" if restart_seqs else b"") + (b" cascade" if cascade else b"")
+        self._line(txn, lsn, b"table " + names + b": TRUNCATE:" + (flags or b" (no-flags)"))
+
+    def message(
+        self, txn: SentTransaction | None, lsn: int, xid: int, transactional: bool, prefix: bytes, content: bytes
+    ) -> None:
+        if transactional and txn is not None:
+            self._before_change(txn, lsn)
+        kind = b"streaming message" if self._in_stream else b"message"
+        line = kind + b": transactional: %d prefix: " % transactional + prefix + b", sz: %d" % len(content)
+        if not (self._in_stream and transactional):
+            line += b" content:" + content
+        self._write(lsn, txn.xid if txn is not None else 0, line)
+
+    # Streams
+
+    def stream_start(self, txn: SentTransaction, lsn: int, first: bool) -> None:
+        if txn.private is None:
+            txn.private = _Private()
+        txn.private.stream_wrote_changes = False
+        self._in_stream = True
+        if not self._options.skip_empty_xacts:
+            self._stream_line(txn, lsn, b"opening a streamed block for transaction")
+
+    def stream_stop(self, txn: SentTransaction, lsn: int) -> None:
+        self._in_stream = False
+        if not self._options.skip_empty_xacts or txn.private.stream_wrote_changes:
+            self._stream_line(txn, lsn, b"closing a streamed block for transaction")
+
+    def stream_abort(self, txn: SentTransaction, xid: int, lsn: int, time: int) -> None:
+        if self._options.skip_empty_xacts and not txn.private.wrote_changes:
+            return
+        line = b"aborting streamed (sub)transaction"
+        self._line(txn, lsn, line + (b" TXN %d" % xid if self._options.include_xids else b""))
+
+    def stream_prepare(self, txn: SentTransaction) -> None:
+        if self._options.skip_empty_xacts and not txn.private.wrote_changes:
+            return
+        line = b"preparing streamed transaction "
+        if self._options.include_xids:
+            self._ended(txn, line + b"TXN " + _literal(txn.gid) + b", txid %d" % txn.xid)
+        else:
+            self._ended(txn, line + _literal(txn.gid))
+
+    def stream_commit(self, txn: SentTransaction) -> None:
+        if self._options.skip_empty_xacts and not txn.private.wrote_changes:
+            return
+        line = b"committing streamed transaction"
+        self._ended(txn, line + (b" TXN %d" % txn.xid if self._options.include_xids else b""))
+
+    def _stream_line(self, txn: SentTransaction, lsn: int, line: bytes) -> None:
+        self._line(txn, lsn, line + (b" TXN %d" % txn.xid if self._options.include_xids else b""))
+
+    def _line(self, txn: SentTransaction, lsn: int, line: bytes) -> None:
+        self._write(lsn, txn.xid, line)
+
+
+def _literal(text: bytes) -> bytes:
+    """quote.c: quote_literal_cstr."""
+    quoted = b"'" + text.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"'"
+    return b"E" + quoted if b"\\" in text else quoted

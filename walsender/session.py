@@ -1,0 +1,200 @@
+"""A decoding session: from a server's conninfo to an output plugin's messages.
+
+    inspect the server ► checkpoint ► read the catalogs' files ► scan the WAL from the redo position to now
+      ► the catalogs at the redo position ► decode from there, over the consistent point, for as long as is wanted
+
+Follows logical.c (CreateInitDecodingContext, DecodingContextFindStartpoint) in what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+from walsender.decode.assembly import Assembly
+from walsender.decode.decoder import Decoder
+from walsender.decode.relations import Registry
+from walsender.decode.snapbuild import SnapshotBuilder, State
+from walsender.historic import upstream
+from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
+from walsender.historic.catalogs import CatalogName
+from walsender.historic.encodings import python_encoding
+from walsender.historic.tracker import CatalogTracker
+from walsender.historic.upstream import CatalogFile, Upstream
+from walsender.output.pgoutput import PgoutputOptions, PgoutputPlugin
+from walsender.output.plugin import OutputPlugin, Write
+from walsender.output.publication import PublicationFilter
+from walsender.output.rowfilter import RowFilterCompiler
+from walsender.output.test_decoding import TestDecodingOptions, TestDecodingPlugin
+from walsender.source.source import WalSource
+from walsender.xlog.formats import format_of_version
+from walsender.xlog.geometry import Geometry
+from walsender.xlog.reader import WalReader
+from walsender.xlog.record import parse_record
+
+WORK_MEM = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """What is wanted.  `start`, `end`: LSNs, 0 for none; `options`: the plugin's; `work_mem` in bytes."""
+
+    conninfo: str
+    plugin: str
+    options: dict[str, str]
+    spill: Path
+    start: int = 0
+    end: int = 0
+    wal: Path | None = None
+    slot: str | None = None
+    work_mem: int = WORK_MEM
+
+
+class Session:
+    """Made by `open`; `run` decodes until the end that was asked for, or for ever."""
+
+    def __init__(
+        self, request: DecodeRequest, server: Upstream, source: WalSource, reader: WalReader, decoder: Decoder
+    ) -> None:
+        self.server = server
+        self.decoder = decoder
+        self.reader = reader
+        self._request = request
+        self._source = source
+
+    @classmethod
+    async def open(cls, request: DecodeRequest, write: Write, on_consistent: Callable[[int], None]) -> Session:
+        """Everything up to the redo position.  Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before
+        anything is written."""
+        async with await Connection.connect(request.conninfo, application_name="walsender") as connection:
+            server = await upstream.inspect(connection)
+            plugin_options = _parse_options(request, server)
+            redo, timeline = await upstream.checkpoint(connection, server.may_checkpoint)
+            source = WalSource(request.conninfo, server, timeline, request.wal, request.slot)
+            try:
+                files, contents, status, scan = await _scan(connection, server, source, redo)
+                builtins = await upstream.builtins(connection)
+            except BaseException:
+                await source.close()
+                raise
+        bootstrap = CatalogBootstrap(files, contents, server.encoding)
+        tables, pending = bootstrap.tables(scan, status)
+        buffer = ReorderBuffer(request.spill, request.work_mem)
+        assembly = Assembly(buffer)
+        open_xids = set(pending)
+        tracker = CatalogTracker(
+            server.database,
+            tables,
+            {file.name: file.oid for file in files},
+            lambda xid: xid in assembly.by_xid or xid in open_xids,
+        )
+        for xid, changes in pending.items():
+            for table, tid, inserted in changes:
+                tracker.remember(xid, table, tid, inserted)
+        encoding = python_encoding(server.encoding)
+        plugin = _make_plugin(plugin_options, tracker, RowFilterCompiler(builtins), server, write, encoding)
+        wal_format = format_of_version(server.version)
+        assert wal_format is not None
+        builder = SnapshotBuilder(request.start)
+        builder.enter(State.BUILDING)
+        decoder = Decoder(
+            database=server.database,
+            wal_format=wal_format,
+            tracker=tracker,
+            registry=Registry(tracker, plugin.describe, encoding),
+            assembly=assembly,
+            builder=builder,
+            plugin=plugin,
+            on_consistent=on_consistent,
+        )
+        reader = WalReader(Geometry(server.segment_size), int(redo))
+        await source.seek(int(redo))
+        return cls(request, server, source, reader, decoder)
+
+    async def run(self, idle: Callable[[], None] = lambda: None) -> None:
+        """Decode.  Returns at the end that was asked for; else goes on until cancelled.  `idle` is called whenever there is nothing
+        more to read for now.  Raises what ends a decoding."""
+        end = self._request.end
+        reader, decoder = self.reader, self.decoder
+        stop = reader.geometry.to_byte_position(end) if end else 0
+        async for piece in self._source.pieces():
+            if piece is None:
+                decoder.assembly.relieve()
+                idle()
+                self._source.flushed = reader.position
+                continue
+            lsn, data = piece
+            reader.feed(lsn, data)
+            if decoder.run(reader, end):
+                return
+            if end and reader.geometry.to_byte_position(reader.position) >= stop:
+                return
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+async def _scan(
+    connection: Connection, server: Upstream, source: WalSource, redo: Lsn
+) -> tuple[list[CatalogFile], dict[CatalogName, bytes], dict[int, str | None], WindowScan]:
+    """The catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says."""
+    files = await upstream.catalog_files(connection)
+    contents: dict[CatalogName, bytes] = {file.name: await upstream.read_file(connection, file.path) for file in files}
+    bootstrap = CatalogBootstrap(files, contents, server.encoding)
+    scan = WindowScan(server.database, files)
+    wal_format = format_of_version(server.version)
+    assert wal_format is not None
+    reader = WalReader(Geometry(server.segment_size), int(redo))
+    status: dict[int, str | None] = {}
+    await source.seek(int(redo))
+    pieces = source.pieces()
+    while True:
+        unknown = bootstrap.undecided(scan) - status.keys()
+        if unknown:
+            status |= await upstream.xact_status(connection, unknown)
+        end = int(await upstream.flushed(connection))
+        while reader.position < end and reader.geometry.to_byte_position(
+            reader.position
+        ) < reader.geometry.to_byte_position(end):
+            piece = await anext(pieces)
+            if piece is None:
+                continue
+            reader.feed(*piece)
+            for data, offset, length, lsn, xid, info, rmgr in reader.records():
+                scan.add(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), wal_format)
+        if not bootstrap.undecided(scan) - status.keys():
+            break
+    await pieces.aclose()
+    if await upstream.catalog_files(connection) != files:
+        raise NotInPrerequisiteState("a catalog was written anew while decoding began", hint="Start again.")
+    return files, contents, status, scan
+
+
+def _parse_options(request: DecodeRequest, server: Upstream) -> PgoutputOptions | TestDecodingOptions:
+    if request.plugin == "pgoutput":
+        return PgoutputOptions.parse(request.options, server.version)
+    if request.plugin == "test_decoding":
+        return TestDecodingOptions.parse(request.options)
+    raise FeatureNotSupported(
+        f'there is no output plugin "{request.plugin}"', hint='There are "pgoutput" and "test_decoding".'
+    )
+
+
+def _make_plugin(
+    options: PgoutputOptions | TestDecodingOptions,
+    tracker: CatalogTracker,
+    compiler: RowFilterCompiler,
+    server: Upstream,
+    write: Write,
+    encoding: str,
+) -> OutputPlugin[Any]:
+    if isinstance(options, PgoutputOptions):
+        publications = PublicationFilter(options.publication_names, tracker, compiler, server.version, encoding)
+        return PgoutputPlugin(options, publications, write, encoding)
+    return TestDecodingPlugin(options, write, encoding)

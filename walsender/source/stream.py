@@ -1,0 +1,100 @@
+"""WAL from a running server: physical streaming replication over libpq.
+
+Follows walreceiver.c and walsender.c (StartReplication).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from pubsub.errors import ConnectionFailure, PublisherError
+from pubsub.protocol.commands import start_physical_replication
+from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import ReplicationStream, StreamEnded, identify_system
+from walsender.xlog.errors import WalMissing
+from walsender.xlog.formats import XLOG_BLCKSZ
+
+STATUS_INTERVAL: Final = 5.0
+"""Seconds between status updates."""
+_UNDEFINED_FILE: Final = "58P01"
+
+
+class WalStream:
+    """WAL of one timeline from a server.
+
+    `slot`: a physical slot that keeps the WAL; `flushed` is what it is told of, an LSN up to which nothing is needed again.
+    """
+
+    def __init__(self, connection: Connection, slot: str | None = None) -> None:
+        self._connection = connection
+        self._slot = slot
+        self._stream: ReplicationStream | None = None
+        self._sent = 0.0
+        self.flushed = 0
+        self.server_end = 0
+        """Where the server's WAL ends, as far as it has said."""
+
+    async def start(self, lsn: int, timeline: int) -> None:
+        """Begin at the page that holds `lsn`.  Raises WalMissing where the server no longer has it, PublisherError."""
+        page = lsn - lsn % XLOG_BLCKSZ
+        try:
+            await self._connection.start_copy_both(start_physical_replication(self._slot, page, timeline))
+        except PublisherError as error:
+            if error.sqlstate == _UNDEFINED_FILE:
+                raise WalMissing(
+                    f"the server no longer has the WAL at {Lsn(lsn)}: {error.message}",
+                    lsn,
+                    hint="Use a physical slot (--slot), wal_keep_size, or an archive (--wal).",
+                ) from error
+            raise
+        self._stream = ReplicationStream(self._connection)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, bytes] | None]:
+        """(LSN, bytes) in order, and None whenever all that is there has been given.
+
+        Ends where the timeline ends.  Raises ConnectionFailure, PublisherError, ProtocolViolation.
+        """
+        stream = self._stream
+        assert stream is not None
+        while True:
+            try:
+                frames = await stream.receive()
+            except StreamEnded:
+                return
+            reply = False
+            for frame in frames:
+                if frame[:1] == b"w":
+                    yield int.from_bytes(frame[1:9], "big"), frame[XLOG_HEADER:]
+                else:
+                    message = read_server_message(frame)
+                    if isinstance(message, Keepalive):
+                        self.server_end = max(self.server_end, int(message.wal_end))
+                        reply |= message.reply_requested
+            yield None
+            if reply or time.monotonic() - self._sent > STATUS_INTERVAL:
+                await self.send_status()
+
+    async def send_status(self) -> None:
+        """Tell the server what is no longer needed.  Raises ConnectionFailure."""
+        self._sent = time.monotonic()
+        if self._stream is not None:
+            await self._stream.send_status(self.flushed, self.flushed, self.flushed)
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            await self._stream.close()
+        await self._connection.close()
+
+
+async def current_timeline(conninfo: str) -> tuple[int, int]:
+    """The server's system identifier and timeline.  Raises ConnectionFailure."""
+    async with await Connection.connect(conninfo, replication=True, application_name="walsender") as connection:
+        identity = await identify_system(connection)
+        return int(identity.system_identifier), identity.timeline
+
+
+__all__ = ["ConnectionFailure", "WalStream", "current_timeline"]

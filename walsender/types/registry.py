@@ -1,0 +1,386 @@
+"""Types: how a value of each is written, as text (typoutput) and in binary (typsend).
+
+Built-in types are known by their oids.  Arrays, composites, domains, enums, ranges and multiranges are put together from
+the historic catalog, as it is for the transaction that is decoded: an enum's label, say, is the one of that moment.
+Whatever else there is (types of extensions, those that depend on a locale or on a catalog's present contents) is refused:
+`UnsupportedType` names it.
+
+Follows arrayfuncs.c (array_out, array_send), rowtypes.c (record_out, record_send), rangetypes.c, multirangetypes.c, enum.c,
+format_type.c (format_type_extended).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.errors import DataCorrupted, FeatureNotSupported
+from walsender.types import geometry, numbers, texts, times
+from walsender.types.layout import Raw, RowLayout, read_varlena
+
+Output = Callable[[bytes], bytes]
+"""From a value's bytes, as layout.py gives them, to text or to the binary form."""
+
+
+class UnsupportedType(FeatureNotSupported):
+    """A type whose values can not be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """`length`, `alignment` as in ColumnLayout.  `out` and `send` take what layout.py gives."""
+
+    oid: int
+    namespace: str
+    name: str
+    length: int
+    alignment: int
+    out: Output
+    send: Output
+    base_namespace: str
+    base_name: str
+    """Of the type below domains, which is what pgoutput's Type message names."""
+    kind: str = "b"
+    label: str = ""
+    """As format_type_be writes it."""
+    base_oid: int = 0
+    """The type below domains."""
+
+
+def _failing(name: str, reason: str) -> Output:
+    def refuse(value: bytes) -> bytes:
+        raise UnsupportedType(f"values of type {name} can not be decoded", detail=reason)
+
+    return refuse
+
+
+_n = numbers.reversed_bytes
+
+BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
+    16: (numbers.boolout, texts.as_is),
+    17: (texts.bytea_out, texts.as_is),
+    18: (texts.char_out, texts.as_is),
+    19: (texts.name_out, texts.name_out),
+    20: (numbers.int8out, _n),
+    21: (numbers.int2out, _n),
+    23: (numbers.int4out, _n),
+    25: (texts.as_is, texts.as_is),
+    26: (numbers.oidout, _n),
+    27: (texts.tid_out, texts.tid_send),
+    28: (numbers.oidout, _n),
+    29: (numbers.oidout, _n),
+    114: (texts.as_is, texts.as_is),
+    142: (texts.as_is, texts.as_is),
+    600: (geometry.point_out, geometry.floats_send),
+    601: (geometry.lseg_out, geometry.floats_send),
+    602: (geometry.path_out, geometry.path_send),
+    603: (geometry.box_out, geometry.floats_send),
+    604: (geometry.polygon_out, geometry.polygon_send),
+    628: (geometry.line_out, geometry.floats_send),
+    650: (texts.cidr_out, texts.cidr_send),
+    700: (numbers.float4out, _n),
+    701: (numbers.float8out, _n),
+    718: (geometry.circle_out, geometry.floats_send),
+    774: (texts.macaddr_out, texts.as_is),
+    829: (texts.macaddr_out, texts.as_is),
+    869: (texts.inet_out, texts.inet_send),
+    1042: (texts.as_is, texts.as_is),
+    1043: (texts.as_is, texts.as_is),
+    1082: (times.date_out, _n),
+    1083: (times.time_out, _n),
+    1114: (times.timestamp_out, _n),
+    1184: (times.timestamptz_out, _n),
+    1186: (times.interval_out, times.interval_send),
+    1266: (times.timetz_out, times.timetz_send),
+    1560: (texts.bit_out, texts.bit_send),
+    1562: (texts.bit_out, texts.bit_send),
+    1700: (numbers.numeric_out, numbers.numeric_send),
+    1790: (texts.as_is, texts.as_is),
+    2950: (texts.uuid_out, texts.as_is),
+    2970: (texts.snapshot_out, texts.snapshot_send),
+    3220: (texts.pg_lsn_out, _n),
+    3614: (texts.tsvector_out, texts.tsvector_send),
+    3615: (texts.tsquery_out, _failing("tsquery", "Its binary form is not known here.")),
+    3802: (texts.jsonb_out, texts.jsonb_send),
+    5038: (texts.snapshot_out, texts.snapshot_send),
+    5069: (numbers.xid8out, _n),
+}
+"""oid → output, send."""
+
+SPECIAL_NAMES: Final = {
+    16: "boolean",
+    20: "bigint",
+    21: "smallint",
+    23: "integer",
+    114: "json",
+    700: "real",
+    701: "double precision",
+    1042: "character",
+    1043: "character varying",
+    1083: "time without time zone",
+    1114: "timestamp without time zone",
+    1184: "timestamp with time zone",
+    1186: "interval",
+    1266: "time with time zone",
+    1560: "bit",
+    1562: "bit varying",
+    1700: "numeric",
+}
+"""format_type.c: names that are not pg_type's."""
+
+INT2VECTOR: Final = 22
+OIDVECTOR: Final = 30
+ARRAY_OUT: Final = 751
+
+_ARRAY_SPECIAL: Final = frozenset(b'"\\{} \t\n\r\v\f')
+_RECORD_SPECIAL: Final = frozenset(b'"\\(), \t\n\r\v\f')
+_RANGE_SPECIAL: Final = frozenset(b'"\\()[], \t\n\r\v\f')
+
+
+def read_element(data: bytes, position: int, length: int, alignment: int, *, nominal: bool) -> tuple[bytes, int]:
+    """A value inside another one, and where it ends.  `nominal`: aligned whatever its first byte is."""
+    mask = alignment - 1
+    if length > 0:
+        position = (position + mask) & ~mask
+        if position + length > len(data):
+            raise DataCorrupted("an element reaches past its value")
+        return data[position : position + length], position + length
+    if length == -1:
+        if nominal or not data[position]:
+            position = (position + mask) & ~mask
+        value, end = read_varlena(data, position)
+        if not isinstance(value, bytes):
+            raise DataCorrupted("an element lies in a TOAST table")
+        return value, end
+    end = data.index(b"\0", position)
+    return data[position:end], end + 1
+
+
+def array_elements(value: bytes, length: int, alignment: int) -> tuple[list[int], list[int], list[bytes | None]]:
+    """Dimensions, lower bounds and elements of an array.  Raises DataCorrupted."""
+    try:
+        ndim, offset = struct.unpack_from("<ii", value)
+        if not 0 <= ndim <= 6:
+            raise DataCorrupted("an array has an impossible number of dimensions")
+        dims = list(struct.unpack_from(f"<{ndim}i", value, 12))
+        lower = list(struct.unpack_from(f"<{ndim}i", value, 12 + 4 * ndim))
+        count = 1 if ndim else 0
+        for dim in dims:
+            count *= dim
+        if count < 0 or count > len(value) * 8:
+            raise DataCorrupted("an array has more elements than it can hold")
+        header = 16 + 8 * ndim  # with the varlena header that is cut
+        start = (offset or (header + 7) & ~7) - 4
+        bitmap = value[header - 4 :] if offset else b""
+        data = value[start:]
+        elements: list[bytes | None] = []
+        position = 0
+        for number in range(count):
+            if bitmap and not bitmap[number >> 3] >> (number & 7) & 1:
+                elements.append(None)
+                continue
+            element, position = read_element(data, position, length, alignment, nominal=True)
+            elements.append(element)
+    except (struct.error, IndexError, ValueError) as error:
+        raise DataCorrupted("an array is too short") from error
+    return dims, lower, elements
+
+
+def array_type(element: TypeInfo, delimiter: str) -> tuple[Output, Output]:
+    """array_out and array_send for one element type."""
+    length, alignment, out, send = element.length, element.alignment, element.out, element.send
+    comma = delimiter.encode()
+    special = _ARRAY_SPECIAL | {comma[0]}
+
+    def quoted(text: bytes) -> bytes:
+        if text and text.upper() != b"NULL" and special.isdisjoint(text):
+            return text
+        return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+
+    def array_out(value: bytes) -> bytes:
+        dims, lower, elements = array_elements(value, length, alignment)
+        if not elements:
+            return b"{}"
+        written = [b"NULL" if e is None else quoted(out(e)) for e in elements]
+        for dim in reversed(dims):
+            written = [b"{" + comma.join(written[i : i + dim]) + b"}" for i in range(0, len(written), dim)]
+        text = written[0]
+        if any(bound != 1 for bound in lower):
+            bounds = "".join(f"[{low}:{low + dim - 1}]" for low, dim in zip(lower, dims, strict=True))
+            text = bounds.encode() + b"=" + text
+        return text
+
+    def array_send(value: bytes) -> bytes:
+        dims, lower, elements = array_elements(value, length, alignment)
+        nulls = int(struct.unpack_from("<i", value, 4)[0] != 0)
+        parts = [struct.pack(">iiI", len(dims), nulls, element.oid)]
+        parts += [struct.pack(">ii", dim, low) for dim, low in zip(dims, lower, strict=True)]
+        for e in elements:
+            if e is None:
+                parts.append(b"\xff\xff\xff\xff")
+            else:
+                sent = send(e)
+                parts += (struct.pack(">i", len(sent)), sent)
+        return b"".join(parts)
+
+    return array_out, array_send
+
+
+def vector_type(element: TypeInfo) -> tuple[Output, Output]:
+    """int2vector and oidvector: text with spaces, binary as an array."""
+    _, send = array_type(element, ",")
+
+    def vector_out(value: bytes) -> bytes:
+        _, _, elements = array_elements(value, element.length, element.alignment)
+        return b" ".join(element.out(e) for e in elements if e is not None)
+
+    return vector_out, send
+
+
+def composite_type(columns: Sequence[tuple[TypeInfo, bool]], layout: RowLayout) -> tuple[Output, Output]:
+    """record_out and record_send; each column with whether it was dropped."""
+
+    def values(value: bytes) -> list[Raw]:
+        # Behind a header of its own (length of the tuple, type) lies a tuple as on a page.
+        return layout.deform(value[14:])
+
+    def quoted(text: bytes) -> bytes:
+        if text and _RECORD_SPECIAL.isdisjoint(text):
+            return text
+        return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'""') + b'"'
+
+    def record_out(value: bytes) -> bytes:
+        parts = [
+            b"" if raw is None else quoted(info.out(_in_place(raw)))
+            for raw, (info, dropped) in zip(values(value), columns, strict=True)
+            if not dropped
+        ]
+        return b"(" + b",".join(parts) + b")"
+
+    def record_send(value: bytes) -> bytes:
+        parts = [struct.pack(">i", sum(not dropped for _, dropped in columns))]
+        for raw, (info, dropped) in zip(values(value), columns, strict=True):
+            if dropped:
+                continue
+            parts.append(struct.pack(">I", info.oid))
+            if raw is None:
+                parts.append(b"\xff\xff\xff\xff")
+            else:
+                sent = info.send(_in_place(raw))
+                parts += (struct.pack(">i", len(sent)), sent)
+        return b"".join(parts)
+
+    return record_out, record_send
+
+
+def _in_place(raw: Raw) -> bytes:
+    if not isinstance(raw, bytes):
+        raise DataCorrupted("a composite's field lies in a TOAST table")
+    return raw
+
+
+_RANGE_EMPTY: Final = 0x01
+_RANGE_LB_INC: Final = 0x02
+_RANGE_UB_INC: Final = 0x04
+_RANGE_LB_INF: Final = 0x08
+_RANGE_UB_INF: Final = 0x10
+
+
+class RangeType:
+    """range_out, range_send and their multirange's."""
+
+    def __init__(self, subtype: TypeInfo) -> None:
+        self._subtype = subtype
+
+    def out(self, value: bytes) -> bytes:
+        return self._text(*self._parts(value))
+
+    def send(self, value: bytes) -> bytes:
+        return self._binary(*self._parts(value))
+
+    def multirange_out(self, value: bytes) -> bytes:
+        return b"{" + b",".join([self._text(*parts) for parts in self._ranges(value)]) + b"}"
+
+    def multirange_send(self, value: bytes) -> bytes:
+        ranges = [self._binary(*parts) for parts in self._ranges(value)]
+        return struct.pack(">I", len(ranges)) + b"".join([struct.pack(">I", len(r)) + r for r in ranges])
+
+    def _parts(self, value: bytes) -> tuple[int, bytes | None, bytes | None]:
+        # Offsets count from the varlena's start, four bytes before.
+        return (value[-1], *self._bounds(b"\0\0\0\0" + value[:-1], 8, value[-1]))
+
+    def _bounds(self, data: bytes, position: int, flags: int) -> tuple[bytes | None, bytes | None]:
+        subtype = self._subtype
+        lower = upper = None
+        try:
+            if not flags & (_RANGE_EMPTY | _RANGE_LB_INF):
+                lower, position = read_element(data, position, subtype.length, subtype.alignment, nominal=False)
+            if not flags & (_RANGE_EMPTY | _RANGE_UB_INF):
+                upper, _ = read_element(data, position, subtype.length, subtype.alignment, nominal=False)
+        except (struct.error, IndexError, ValueError) as error:
+            raise DataCorrupted("a range is too short") from error
+        return lower, upper
+
+    def _ranges(self, value: bytes) -> list[tuple[int, bytes | None, bytes | None]]:
+        try:
+            (count,) = struct.unpack_from("<I", value, 4)
+            if not count:
+                return []
+            items = struct.unpack_from(f"<{count - 1}I", value, 8)
+            flags = value[8 + 4 * (count - 1) :][:count]
+            data = b"\0\0\0\0" + value
+            mask = self._subtype.alignment - 1
+            start = (12 + 4 * (count - 1) + count + mask) & ~mask
+            body = data[start:]
+            offset = 0
+            found = []
+            for number in range(count):
+                if number:
+                    item = items[number - 1]
+                    offset = item & 0x7FFFFFFF if item & 0x80000000 else offset + item
+                found.append((flags[number], *self._bounds(body, offset, flags[number])))
+        except (struct.error, IndexError) as error:
+            raise DataCorrupted("a multirange is too short") from error
+        return found
+
+    def _text(self, flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
+        if flags & _RANGE_EMPTY:
+            return b"empty"
+        out = self._subtype.out
+        return b"".join(
+            (
+                b"[" if flags & _RANGE_LB_INC else b"(",
+                b"" if lower is None else _range_quoted(out(lower)),
+                b",",
+                b"" if upper is None else _range_quoted(out(upper)),
+                b"]" if flags & _RANGE_UB_INC else b")",
+            )
+        )
+
+    def _binary(self, flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
+        parts = [bytes((flags,))]
+        for bound in (lower, upper):
+            if bound is not None:
+                sent = self._subtype.send(bound)
+                parts += (struct.pack(">I", len(sent)), sent)
+        return b"".join(parts)
+
+
+def _range_quoted(text: bytes) -> bytes:
+    if text and _RANGE_SPECIAL.isdisjoint(text):
+        return text
+    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'""') + b'"'
+
+
+def enum_type(name: str, labels: dict[int, bytes]) -> Output:
+    """enum_out, which enum_send is too; `labels` by the label's oid."""
+
+    def enum_out(value: bytes) -> bytes:
+        label = labels.get(int.from_bytes(value, "little"))
+        if label is None:
+            raise DataCorrupted(f"invalid internal value for enum {name}: {int.from_bytes(value, 'little')}")
+        return label
+
+    return enum_out

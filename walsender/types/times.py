@@ -1,0 +1,138 @@
+"""Dates, times and intervals, as datestyle ISO and intervalstyle postgres write them; timestamptz in UTC.
+
+Follows datetime.c (EncodeDateTime, EncodeDateOnly, EncodeTimeOnly, EncodeInterval, j2date), date.c, timestamp.c.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+_I4: Final = Struct("<i").unpack
+_I8: Final = Struct("<q").unpack
+_TIMETZ: Final = Struct("<qi")
+_INTERVAL: Final = Struct("<qii")
+
+_EPOCH_JULIAN: Final = 2451545
+_DAY: Final = 86_400_000_000
+_I4_MAX: Final = 2**31 - 1
+_I4_MIN: Final = -(2**31)
+_I8_MAX: Final = 2**63 - 1
+_I8_MIN: Final = -(2**63)
+
+
+def date_out(value: bytes) -> bytes:
+    (days,) = _I4(value)
+    if days == _I4_MAX:
+        return b"infinity"
+    if days == _I4_MIN:
+        return b"-infinity"
+    text, era = _date(days)
+    return (text + era).encode()
+
+
+def time_out(value: bytes) -> bytes:
+    return _time(_I8(value)[0]).encode()
+
+
+def timetz_out(value: bytes) -> bytes:
+    microseconds, zone = _TIMETZ.unpack(value)
+    return (_time(microseconds) + _zone(zone)).encode()
+
+
+def timestamp_out(value: bytes) -> bytes:
+    return _timestamp(value, "")
+
+
+def timestamptz_out(value: bytes) -> bytes:
+    return _timestamp(value, "+00")
+
+
+def _timestamp(value: bytes, zone: str) -> bytes:
+    (microseconds,) = _I8(value)
+    if microseconds == _I8_MAX:
+        return b"infinity"
+    if microseconds == _I8_MIN:
+        return b"-infinity"
+    days, rest = divmod(microseconds, _DAY)
+    text, era = _date(days)
+    return f"{text} {_time(rest)}{zone}{era}".encode()
+
+
+def _date(days: int) -> tuple[str, str]:
+    """Days since 2000-01-01 as year, month and day of the proleptic Gregorian calendar."""
+    # Julian day to date (datetime.c: j2date), in whole 400-year cycles.
+    julian = days + _EPOCH_JULIAN + 32044
+    quad, extra = divmod(julian, 146097)
+    century = min(extra // 36524, 3)
+    extra -= century * 36524
+    four, extra = divmod(extra, 1461)
+    year_in_four = min(extra // 365, 3)
+    day_of_year = extra - year_in_four * 365
+    month_index = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_index + 2) // 5 + 1
+    month = month_index + 3 if month_index < 10 else month_index - 9
+    year = quad * 400 + century * 100 + four * 4 + year_in_four - 4800 + (month <= 2)
+    if year > 0:
+        return f"{year:04d}-{month:02d}-{day:02d}", ""
+    return f"{1 - year:04d}-{month:02d}-{day:02d}", " BC"
+
+
+def _time(microseconds: int) -> str:
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    text = f"{hour:02d}:{minute:02d}:{second:02d}"
+    return text + f".{fraction:06d}".rstrip("0") if fraction else text
+
+
+def _zone(west: int) -> str:
+    """Seconds west of Greenwich (EncodeTimezone)."""
+    sign = "-" if west > 0 else "+"
+    minutes, second = divmod(abs(west), 60)
+    hour, minute = divmod(minutes, 60)
+    if second:
+        return f"{sign}{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{sign}{hour:02d}:{minute:02d}" if minute else f"{sign}{hour:02d}"
+
+
+def interval_out(value: bytes) -> bytes:
+    time, day, month = _INTERVAL.unpack(value)
+    if time == _I8_MAX and day == _I4_MAX and month == _I4_MAX:
+        return b"infinity"
+    if time == _I8_MIN and day == _I4_MIN and month == _I4_MIN:
+        return b"-infinity"
+    years, months = _truncated(month, 12)
+    parts: list[str] = []
+    negative_before = False
+    for count, unit in ((years, "year"), (months, "mon"), (day, "day")):
+        if not count:
+            continue
+        sign = "+" if negative_before and count > 0 else ""
+        parts.append(f"{sign}{count} {unit}{'' if count == 1 else 's'}")
+        negative_before = count < 0
+    if not parts or time:
+        seconds, fraction = divmod(abs(time), 1_000_000)
+        minutes, second = divmod(seconds, 60)
+        hour, minute = divmod(minutes, 60)
+        sign = "-" if time < 0 else "+" if negative_before else ""
+        text = f"{sign}{hour:02d}:{minute:02d}:{second:02d}"
+        parts.append(text + f".{fraction:06d}".rstrip("0") if fraction else text)
+    return " ".join(parts).encode()
+
+
+def _truncated(value: int, by: int) -> tuple[int, int]:
+    """C's division: towards zero."""
+    quotient = abs(value) // by
+    if value < 0:
+        quotient = -quotient
+    return quotient, value - quotient * by
+
+
+def interval_send(value: bytes) -> bytes:
+    time, day, month = _INTERVAL.unpack(value)
+    return Struct(">qii").pack(time, day, month)
+
+
+def timetz_send(value: bytes) -> bytes:
+    return Struct(">qi").pack(*_TIMETZ.unpack(value))

@@ -1,0 +1,202 @@
+"""One WAL record taken apart: its blocks, their images, its main data (xlogreader.c: DecodeXLogRecord).
+
+`parse_record` is for the records whose contents matter beyond the hot path, which has its own, narrower, look at heap
+records (decode/heap.py).  Whatever the bytes are it raises WalCorrupted and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import pyarrow as pa
+
+from pubsub.errors import DataCorrupted
+from walsender.xlog import pglz
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import (
+    BKPBLOCK_FORK_MASK,
+    BKPBLOCK_HAS_DATA,
+    BKPBLOCK_HAS_IMAGE,
+    BKPBLOCK_SAME_REL,
+    BKPBLOCK_WILL_INIT,
+    BKPIMAGE_COMPRESS_LZ4,
+    BKPIMAGE_COMPRESS_PGLZ,
+    BKPIMAGE_COMPRESSED,
+    BKPIMAGE_HAS_HOLE,
+    BLCKSZ,
+    BLOCK_ID_DATA_LONG,
+    BLOCK_ID_DATA_SHORT,
+    BLOCK_ID_ORIGIN,
+    BLOCK_ID_TOPLEVEL_XID,
+    MAX_BLOCK_ID,
+    RECORD_HEADER_BYTES,
+)
+
+_BLOCK: Final = Struct("<BBH")
+_IMAGE: Final = Struct("<HHB")
+_U16: Final = Struct("<H")
+_U32: Final = Struct("<I")
+_LOCATOR: Final = Struct("<III")
+
+RelFileLocator = tuple[int, int, int]
+"""Tablespace, database (0: shared), file number."""
+
+
+@dataclass(slots=True)
+class BlockRef:
+    """A block that a record touches.  `data` and `image` are None where the record has none."""
+
+    number: int
+    locator: RelFileLocator
+    fork: int
+    block: int
+    will_init: bool
+    data: bytes | None
+    image: bytes | None
+    """As stored, hole cut out, perhaps compressed: `full_page` gives the page."""
+    hole_offset: int
+    hole_length: int
+    image_info: int
+
+    def full_page(self, lsn: int) -> bytes:
+        """The page of BLCKSZ bytes.  Raises WalCorrupted (xlogreader.c: RestoreBlockImage)."""
+        image = self.image
+        if image is None:
+            raise WalCorrupted("a full-page image is missing", lsn)
+        raw_size = BLCKSZ - self.hole_length
+        if self.image_info & BKPIMAGE_COMPRESSED:
+            try:
+                if self.image_info & BKPIMAGE_COMPRESS_PGLZ:
+                    image = pglz.decompress(image, raw_size, whole=False)
+                else:
+                    codec = "lz4_raw" if self.image_info & BKPIMAGE_COMPRESS_LZ4 else "zstd"
+                    image = pa.Codec(codec).decompress(image, raw_size, asbytes=True)
+            except (DataCorrupted, pa.ArrowException, OSError) as error:
+                raise WalCorrupted(f"could not restore the image of block {self.block}: {error}", lsn) from error
+        if len(image) != raw_size:
+            raise WalCorrupted(f"the image of block {self.block} has {len(image)} bytes, not {raw_size}", lsn)
+        if not self.hole_length:
+            return image
+        return image[: self.hole_offset] + bytes(self.hole_length) + image[self.hole_offset :]
+
+
+@dataclass(slots=True)
+class Record:
+    """`lsn` is where the record starts, `end_lsn` the byte after it (XLogReaderState: ReadRecPtr, EndRecPtr)."""
+
+    lsn: int
+    end_lsn: int
+    xid: int
+    rmgr: int
+    info: int
+    blocks: list[BlockRef]
+    main: bytes
+    origin: int
+    """Replication origin; 0: none."""
+    top_xid: int
+    """The transaction that `xid` is a part of, on the first record of a subtransaction; else 0."""
+
+
+def parse_record(
+    data: bytes, start: int, length: int, lsn: int, end_lsn: int, xid: int, info: int, rmgr: int
+) -> Record:
+    """The record of `length` bytes at `data[start]`.  Raises WalCorrupted."""
+    try:
+        return _parse(data, start, length, lsn, end_lsn, xid, info, rmgr)
+    except (struct.error, IndexError) as error:
+        raise WalCorrupted("record with an invalid length of its parts", lsn) from error
+
+
+def _parse(data: bytes, start: int, length: int, lsn: int, end_lsn: int, xid: int, info: int, rmgr: int) -> Record:
+    position = start + RECORD_HEADER_BYTES
+    end = start + length
+    total = 0  # bytes of data that the headers read so far stand for
+    main_length = 0
+    origin = top_xid = 0
+    headers: list[tuple[int, int, RelFileLocator, int, int, int, int, int, int]] = []
+    locator: RelFileLocator | None = None
+    last_id = -1
+    while end - position > total:
+        block_id = data[position]
+        if block_id <= MAX_BLOCK_ID:
+            if block_id <= last_id:
+                raise WalCorrupted(f"out-of-order block_id {block_id}", lsn)
+            last_id = block_id
+            _, fork_flags, data_length = _BLOCK.unpack_from(data, position)
+            position += 4
+            image_length = hole_offset = hole_length = image_info = 0
+            if bool(fork_flags & BKPBLOCK_HAS_DATA) != (data_length > 0):
+                raise WalCorrupted("the flag for a block's data and the data's length do not agree", lsn)
+            if fork_flags & BKPBLOCK_HAS_IMAGE:
+                image_length, hole_offset, image_info = _IMAGE.unpack_from(data, position)
+                position += 5
+                if image_info & BKPIMAGE_COMPRESSED:
+                    if image_info & BKPIMAGE_HAS_HOLE:
+                        (hole_length,) = _U16.unpack_from(data, position)
+                        position += 2
+                else:
+                    hole_length = BLCKSZ - image_length
+                if hole_length < 0 or hole_offset + hole_length > BLCKSZ or image_length > BLCKSZ:
+                    raise WalCorrupted("a full-page image with an impossible hole", lsn)
+                if bool(image_info & BKPIMAGE_HAS_HOLE) != (hole_length > 0):
+                    raise WalCorrupted("a full-page image whose hole and its flag do not agree", lsn)
+            if fork_flags & BKPBLOCK_SAME_REL:
+                if locator is None:
+                    raise WalCorrupted("BKPBLOCK_SAME_REL set but no previous rel", lsn)
+            else:
+                locator = _LOCATOR.unpack_from(data, position)
+                position += 12
+            (block,) = _U32.unpack_from(data, position)
+            position += 4
+            total += data_length + image_length
+            headers.append(
+                (block_id, fork_flags, locator, block, data_length, image_length, hole_offset, hole_length, image_info)
+            )
+        elif block_id == BLOCK_ID_DATA_SHORT:
+            main_length = data[position + 1]
+            position += 2
+            total += main_length
+            break
+        elif block_id == BLOCK_ID_DATA_LONG:
+            (main_length,) = _U32.unpack_from(data, position + 1)
+            position += 5
+            total += main_length
+            break
+        elif block_id == BLOCK_ID_ORIGIN:
+            (origin,) = _U16.unpack_from(data, position + 1)
+            position += 3
+        elif block_id == BLOCK_ID_TOPLEVEL_XID:
+            (top_xid,) = _U32.unpack_from(data, position + 1)
+            position += 5
+        else:
+            raise WalCorrupted(f"invalid block_id {block_id}", lsn)
+    if end - position != total:
+        raise WalCorrupted("record with an invalid length of its parts", lsn)
+    blocks: list[BlockRef] = []
+    for block_id, flags, where, block, data_length, image_length, hole_offset, hole_length, image_info in headers:
+        image = None
+        if flags & BKPBLOCK_HAS_IMAGE:
+            image = data[position : position + image_length]
+            position += image_length
+        payload = None
+        if flags & BKPBLOCK_HAS_DATA:
+            payload = data[position : position + data_length]
+            position += data_length
+        blocks.append(
+            BlockRef(
+                block_id,
+                where,
+                flags & BKPBLOCK_FORK_MASK,
+                block,
+                bool(flags & BKPBLOCK_WILL_INIT),
+                payload,
+                image,
+                hole_offset,
+                hole_length,
+                image_info,
+            )
+        )
+    return Record(lsn, end_lsn, xid, rmgr, info, blocks, data[position:end], origin, top_xid)
