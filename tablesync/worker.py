@@ -217,7 +217,8 @@ class SyncWorker:
                 detail=f'It should lie at "{target.path}".',
                 hint="Create it, or use WITH (create_tables = true).",
             )
-        await self._engine.run(delta.create, target, identity)
+        if not await self._engine.run_without_spark(delta.create_directly, target, identity):
+            await self._engine.run(delta.create, target, identity)
 
     # w, c, s
 

@@ -65,6 +65,32 @@ class _State:
     versions_of_applications: dict[str, int] = field(default_factory=dict)
 
 
+def create(path: str, schema: str, features: Sequence[str], properties: Mapping[str, str]) -> None:
+    """Make a table without rows: `schema` is Delta's JSON of it, `features` are those of its readers.
+
+    Raises FileExistsError when there is a table already, OSError.
+    """
+    log = TableLog(path)
+    log.make_directory()
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": list(features),
+        "writerFeatures": [*features, "invariants", "appendOnly"],
+    }
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema,
+        "partitionColumns": [],
+        "configuration": dict(properties),
+        "createdTime": int(time.time() * 1000),
+    }
+    log.commit(
+        [{"metaData": metadata}, {"protocol": protocol}], operation="CREATE TABLE", metrics={}, user_metadata=None
+    )
+
+
 class TableLog:
     """The log of the table at `path`.  One writer at a time uses it; `refresh` before anything else."""
 
@@ -92,6 +118,10 @@ class TableLog:
     def application_version(self, app_id: str) -> int | None:
         """The version of the application's last transaction in the table."""
         return self._state.versions_of_applications.get(app_id)
+
+    def make_directory(self) -> None:
+        """Make the directories of a table that is not there yet."""
+        self._log.mkdir(parents=True, exist_ok=True)
 
     def refresh(self) -> None:
         """Replay what has been committed since.  Raises UndefinedTable when there is no table, DataCorrupted for a broken log."""
@@ -150,13 +180,14 @@ class TableLog:
             "timestamp": int(time.time() * 1000),
             "operation": operation,
             "operationParameters": {},
-            "readVersion": self._state.version,
             "isolationLevel": "Serializable",
             "isBlindAppend": not any("remove" in action for action in actions),
             "operationMetrics": {name: str(value) for name, value in metrics.items()},
             "engineInfo": "pubsub",
             "txnId": str(uuid.uuid4()),
         }
+        if version > 0:
+            info["readVersion"] = self._state.version
         if operation == "WRITE":
             info["operationParameters"] = {"mode": "Append" if info["isBlindAppend"] else "Overwrite"}
         if user_metadata is not None:

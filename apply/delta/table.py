@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from apply.delta import log
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import types
 from pubsub.protocol.lsn import Lsn
@@ -89,12 +90,31 @@ def row_count(path: str) -> int:
     return int(pa.table(result).column("n")[0].as_py())
 
 
-def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
-    """Make the Delta table of `table` if there is none; one that is there must be able to take its rows.
+def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
+    """Make the Delta table of `table` if there is none, without a JVM; False when it takes Spark to make it.
 
     `identity` are the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState
     when a table that is there lacks a column or has another type for it.
     """
+    from deltalake import Schema
+
+    if not log.is_local(table.path) or _needs_mapping(table):
+        return False
+    if not exists(table.path):
+        features = ["deletionVectors"]
+        if any(_is_ntz(field.type) for field in table.schema):
+            features.append("timestampNtz")
+        try:
+            log.create(table.path, Schema.from_arrow(table.schema).to_json(), features, _settings(table, identity))
+            return True
+        except FileExistsError:
+            pass
+    check_columns(table)
+    return True
+
+
+def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
+    """As `create_directly`, by Spark."""
     if exists(table.path):
         check_columns(table)
         return
@@ -103,6 +123,13 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
     builder = DeltaTable.createIfNotExists(spark).location(table.path)
     for field in table.schema:
         builder = builder.addColumn(field.name, types.spark_ddl(field.type), nullable=field.nullable)
+    for name, value in _settings(table, identity).items():
+        builder = builder.property(name, value)
+    builder.execute()
+
+
+def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]:
+    """The table's properties."""
     settings = dict(identity) | {
         "pubsub.relation": table.relation,
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
@@ -111,11 +138,19 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
     ordered = [name for name in table.key if _has_statistics(table.schema.field(name).type)]
     if ordered:
         settings["delta.dataSkippingStatsColumns"] = ",".join(map(quote, ordered))
-    if any(_UNSAFE_NAME & set(field.name) for field in table.schema):
+    if _needs_mapping(table):
         settings["delta.columnMapping.mode"] = "name"
-    for name, value in settings.items():
-        builder = builder.property(name, value)
-    builder.execute()
+    return settings
+
+
+def _needs_mapping(table: TargetTable) -> bool:
+    return any(_UNSAFE_NAME & set(field.name) for field in table.schema)
+
+
+def _is_ntz(data_type: Any) -> bool:
+    if pa.types.is_list(data_type):
+        return _is_ntz(data_type.value_type)
+    return bool(pa.types.is_timestamp(data_type) and data_type.tz is None)
 
 
 def _has_statistics(data_type: Any) -> bool:

@@ -61,7 +61,8 @@ class Replica:
             for c in sent.columns
         ]
         self.table = TargetTable(str(path / "t"), pa.schema(fields), tuple(key), f"public.{sent.name}")
-        delta.create(self.session, self.table, {"pubsub.node": "1"})
+        if not (direct and delta.create_directly(self.table, {"pubsub.node": "1"})):
+            delta.create(self.session, self.table, {"pubsub.node": "1"})
         if extra:
             self.session.sql(f"ALTER TABLE delta.{writer.quote(self.table.path)} ADD COLUMNS ({extra})")
         self.table = delta.load(self.table.path, self.table.relation, None)
