@@ -90,6 +90,14 @@ class ChangeBlock:
             yield self.data[start : start + length].tobytes()
             start += length
 
+    def others(self, types: bytes = b"IUD") -> Iterator[tuple[int, bytes]]:
+        """The messages whose type is none of `types`, each with the number of its frame: Relation, Type, Truncate, …"""
+        wanted = ~np.isin(self.message_types(), np.frombuffer(types, np.uint8))
+        ends = np.cumsum(self.lengths.astype(np.int64))
+        for number in np.flatnonzero(wanted).tolist():
+            end = int(ends[number])
+            yield number, self.data[end - int(self.lengths[number]) : end].tobytes()[self.header :]
+
     def by_xid(self) -> Iterator[tuple[int, int, int]]:
         """Each (sub)transaction with the number and the bytes of its frames."""
         if not self.count:

@@ -72,6 +72,7 @@ class ReorderBuffer:
         self._prepared: dict[str, Transaction] = {}
         # Everything that holds changes, oldest first.
         self._held: dict[Transaction, None] = {}
+        # A log's changes that arrived with none of another log between them share an arrival.
         self._last: Transaction | None = None
         self._arrival = 0
         self._numbers = itertools.count()
@@ -122,7 +123,6 @@ class ReorderBuffer:
             del self._held[known]
             for sub in (xid, *known.parents):
                 self._by_xid[sub] = transaction
-            self._last = None
         else:
             raise ValueError(f"{xid} is of {known!r} and can not be a subtransaction of {parent}")
         self._by_xid[xid] = transaction
@@ -305,8 +305,6 @@ class ReorderBuffer:
         """Its xids may come again."""
         for xid in (transaction.xid, *transaction.parents):
             self._by_xid.pop(xid, None)
-        if self._last is transaction:
-            self._last = None
 
     def _count(self, transaction: Transaction, *, taken: bool = False) -> None:
         size = transaction.nbytes

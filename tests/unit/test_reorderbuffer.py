@@ -123,6 +123,7 @@ def test_a_committed_transaction_moves_to_disk_until_it_is_read(buffer: ReorderB
     reader = transaction.chunks(10_000)
     next(reader)
     buffer.spill()
+    transaction.spill(lambda _: pytest.fail("it is being read"))
     assert transaction.memory > 100_000
     with pytest.raises(ValueError, match="being read"):
         transaction.release()
@@ -138,9 +139,17 @@ def test_what_an_earlier_process_left_is_removed(tmp_path: Path) -> None:
     first.append(10, rows(10, 1000))
     first.spill()
     (directory / "somebody-else").touch()
+    directory.chmod(0o755)
     assert len(spilled(directory)) == 2
     ReorderBuffer(directory, WORK_MEM)
     assert spilled(directory) == [directory / "somebody-else"]
+    first.append(10, rows(10, 1000))
+    with pytest.raises(FileFailure):
+        first.spill()  # two buffers must not share a directory: this one's file is gone
+    first.append(20, rows(20, 1000))
+    first.abort(10)
+    first.spill()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 def test_chunks_are_bounded(buffer: ReorderBuffer) -> None:
@@ -222,6 +231,16 @@ def test_a_subtransaction_that_is_known_too_late(buffer: ReorderBuffer) -> None:
     assert buffer.memory > 0
     transaction.release()  # type: ignore[union-attr]
     assert buffer.memory == 0
+
+
+def test_what_was_rolled_back_before_it_is_known_too_late(buffer: ReorderBuffer) -> None:
+    buffer.append(11, rows(11, 1))
+    buffer.append(12, rows(12, 1), top=11)
+    buffer.append(13, rows(13, 1), top=12)
+    buffer.abort(12)
+    buffer.append(10, rows(10, 1))
+    buffer.assign(11, 10)
+    assert read(buffer.commit(10)) == [*rows(11, 1), *rows(10, 1)]
 
 
 def test_an_aborted_subtransaction_is_not_written(buffer: ReorderBuffer, tmp_path: Path) -> None:
@@ -343,6 +362,7 @@ def test_a_stream(buffer: ReorderBuffer) -> None:
     [block] = transaction.blocks()
     assert block.xids().tolist() == [10, 10, 12, 12]
     assert bytes(block.message_types()) == b"RITI"
+    assert [(number, read_message(one)) for number, one in block.others()] == [(0, messages[0][1]), (2, messages[4][1])]
     found = [read_message(one, start=block.header) for one in block.frames()]
     assert found == [message for xid, message in messages if xid != 11]
     relations = split_by_relation([block])
