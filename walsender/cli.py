@@ -39,7 +39,8 @@ class Output:
         self._file.write(_HEADER.pack(lsn, len(data)) + data)
 
     def _line(self, lsn: int, xid: int, data: bytes) -> None:
-        self._file.write(b"%s\t%d\t%s\n" % (str(Lsn(lsn)).encode(), xid, data))
+        # A text ends at a NUL, where a logical message brought one.
+        self._file.write(b"%s\t%d\t%s\n" % (str(Lsn(lsn)).encode(), xid, data.partition(b"\0")[0]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -107,7 +107,7 @@ class Session:
             database=server.database,
             wal_format=wal_format,
             tracker=tracker,
-            registry=Registry(tracker, plugin.describe, encoding),
+            registry=Registry(tracker, plugin.describe, encoding, schema_renames=server.version >= 160000),
             assembly=assembly,
             builder=builder,
             plugin=plugin,

@@ -316,19 +316,20 @@ class Decoder:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
-        if txn is not None:
-            if txn.xid == xid:
-                if txn.prepared and self._plugin.two_phase:
-                    skip = (
-                        self.builder.needs_skip(record.lsn)
-                        or (end.database != 0 and end.database != self._database)
-                        or self._plugin.skips_origin(record.origin)
-                    )
-                    self._finish_prepared(txn, self._sent(txn, record, end), end, skip=skip, commit=False)
-                self._end(txn, record.lsn)
-            else:
-                for subxid in (*end.subxids, xid):
-                    self.assembly.abort_subtransaction(txn, subxid)
+        if txn is not None and txn.xid == xid:
+            if txn.prepared and self._plugin.two_phase:
+                skip = (
+                    self.builder.needs_skip(record.lsn)
+                    or (end.database != 0 and end.database != self._database)
+                    or self._plugin.skips_origin(record.origin)
+                )
+                self._finish_prepared(txn, self._sent(txn, record, end), end, skip=skip, commit=False)
+            self._end(txn, record.lsn)
+        for subxid in (xid, *end.subxids):
+            # Of a subtransaction that wrote nothing itself those that it contained may be all that is known.
+            txn = self.assembly.by_xid.get(subxid)
+            if txn is not None:
+                self.assembly.abort_subtransaction(txn, subxid)
                 if txn.cache is not None:
                     self._registry.retire(txn.cache, record.lsn)
                     txn.cache = {}
@@ -382,12 +383,10 @@ class Decoder:
                     self._add_insert(txn, xid, lsn, found, insert_flags, data[start : start + size])
                     return
         record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
+        txn.has_base = True
         if operation == f.XLOG_HEAP_INPLACE:
-            if not self._format.inplace_has_invalidations:
-                txn.has_base = True
             self._catalog(record, txn)
             return
-        txn.has_base = True
         if operation == f.XLOG_HEAP_TRUNCATE:
             self._truncate(record, txn)
             return
@@ -553,7 +552,9 @@ class Decoder:
         """A change of a catalog: the transaction sees it from here on."""
         if not changes_tuples(record):
             return
-        if self.tracker.apply(record) and txn is not None:
+        changed = self.tracker.apply(record)
+        if changed and txn is not None:
+            self._registry.outdate(changed)
             if txn.cache is None:
                 txn.cache = {}
             elif txn.cache:

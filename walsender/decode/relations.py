@@ -44,13 +44,20 @@ class _Ignored:
 
 IGNORED: Final = _Ignored()
 
+_RELATION_LEVEL: Final = frozenset({"pg_class", "pg_attribute", "pg_index", "pg_inherits", "pg_publication_rel"})
+_EVERY_RELATION: Final = frozenset({"pg_publication", "pg_publication_namespace"})
+
 Found = Decoded[Entry] | _Ignored | Unknown
 
 
 class Registry(Generic[Entry]):
     """Relations by file number for everyone; a transaction that changed the catalog has a dictionary of its own."""
 
-    def __init__(self, tracker: CatalogTracker, describe: Describe[Entry], encoding: str) -> None:
+    def __init__(
+        self, tracker: CatalogTracker, describe: Describe[Entry], encoding: str, *, schema_renames: bool
+    ) -> None:
+        """`schema_renames`: whether subscribers are told of a schema's new name at once, as 16 and later do."""
+        self._every_relation = _EVERY_RELATION | ({"pg_namespace"} if schema_renames else frozenset())
         self._tracker = tracker
         self._describe = describe
         self._encoding = encoding
@@ -60,6 +67,8 @@ class Registry(Generic[Entry]):
         self._numbered: dict[int, Decoded[Entry]] = {}
         self._retired: deque[tuple[int, int]] = deque()
         self._next = 1
+        self._generation = 0
+        self._generations: dict[int, int] = {}
 
     def number(self, number: int) -> Decoded[Entry]:
         """What a change refers to."""
@@ -90,8 +99,21 @@ class Registry(Generic[Entry]):
             self._note(resolver, -oid, oid, found)
         return found
 
+    def outdate(self, changed: Iterable[ChangedKey]) -> None:
+        """Definitions that were sent of the relations may be wrong now: what relcache invalidations are for.
+
+        Of a type's change alone PostgreSQL's relation cache is not told, and so its subscribers are not, either.
+        """
+        for name, oid in changed:
+            if name in _RELATION_LEVEL and oid:
+                self._generations[oid] = self._generations.get(oid, 0) + 1
+            elif name in self._every_relation:
+                self._generation += 1
+
     def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         """The catalog changed for everyone at `lsn`."""
+        changed = list(changed)
+        self.outdate(changed)
         for key in changed:
             if key[1] == 0 or key[0] in {"pg_publication", "pg_publication_namespace"}:
                 self._forget_all(lsn)
@@ -140,6 +162,7 @@ class Registry(Generic[Entry]):
                 if not owner.is_logged or self._describe(owner, resolver) is None:
                     return IGNORED
                 return self._decoded(relation, None, is_toast=True)
+            relation.generation = (self._generation, self._generations.get(oid, 0))
             entry = self._describe(relation, resolver)
         except PubsubError as error:
             return Unknown(error)

@@ -93,7 +93,7 @@ class CatalogTable:
         for tid in self._indexes[index].get(key, ()):
             found = self.tuples[tid]
             if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
-                yield self._row(found)
+                yield self.read(found)
 
     def first(self, key: int | bytes, own: Set[int], index: int = 0) -> Row | None:
         return next(self.find(key, own, index), None)
@@ -101,9 +101,10 @@ class CatalogTable:
     def all(self, own: Set[int]) -> Iterator[Row]:
         for found in self.tuples.values():
             if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
-                yield self._row(found)
+                yield self.read(found)
 
-    def _row(self, found: CatalogTuple) -> Row:
+    def read(self, found: CatalogTuple) -> Row:
+        """The tuple's values.  Raises DataCorrupted."""
         read = found._read
         if read is None:
             read = found._read = self.layout.read(found.row)

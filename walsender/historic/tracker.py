@@ -21,7 +21,7 @@ from typing import Final
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import Lsn
 from walsender.historic.catalogs import CatalogLayout, CatalogName, Row
-from walsender.historic.table import CatalogTable
+from walsender.historic.table import CatalogTable, CatalogTuple
 from walsender.historic.tuples import changes_tuples, operations
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -123,21 +123,21 @@ class CatalogTracker:
 
     # Following the WAL
 
-    def apply(self, record: Record) -> bool:
-        """A heap record, or one that carries images.  Returns whether it changed what a catalog says.
+    def apply(self, record: Record) -> list[ChangedKey]:
+        """A heap record, or one that carries images.  Returns what it changed for its own transaction.
 
         Raises WalCorrupted, CatalogDiverged.
         """
-        changed = False
+        changed: list[ChangedKey] = []
         if changes_tuples(record) and record.blocks and self.is_file(record.blocks[0].locator):
-            self._apply_operations(record)
-            changed = record.info & f.XLOG_HEAP_OPMASK != f.XLOG_HEAP_INPLACE or record.rmgr == Rmgr.HEAP2
+            changed = self._apply_operations(record)
         for block in record.blocks:
             if block.image is not None and block.fork == 0 and self.is_file(block.locator):
                 self._check_image(record, block)
         return changed
 
-    def _apply_operations(self, record: Record) -> None:
+    def _apply_operations(self, record: Record) -> list[ChangedKey]:
+        changed: list[ChangedKey] = []
         table = self._files[record.blocks[0].locator[2]]
         xid = record.xid
         touched = self._touched.setdefault(xid, []) if xid else []
@@ -145,7 +145,7 @@ class CatalogTracker:
             for operation in operations(record, self._old_row):
                 tid = operation.block << 16 | operation.offset
                 if operation.kind == "insert":
-                    table.insert(tid, operation.row, xid)
+                    changed.append(self._key(table, table.insert(tid, operation.row, xid)))
                     touched.append((table, tid, True))
                     if table.name == "pg_class":
                         self._follow_rewrite(operation.row)
@@ -156,6 +156,7 @@ class CatalogTracker:
                             f"{table.name} ({tid >> 16},{tid & 0xFFFF}) is deleted but not known", record.lsn
                         )
                     found.xmax = xid
+                    changed.append(self._key(table, found))
                     touched.append((table, tid, False))
                 elif operation.kind == "inplace":
                     if tid not in table.tuples:
@@ -169,6 +170,12 @@ class CatalogTracker:
             error.context = error.context or f"WAL position {Lsn(record.lsn)}"
             raise
         self.version += 1
+        return changed
+
+    def _key(self, table: CatalogTable, found: CatalogTuple) -> ChangedKey:
+        """What a row belongs to."""
+        owner = _OWNER.get(table.name)
+        return (table.name, 0 if owner is None else table.read(found).number(owner))
 
     def _old_row(self, locator: RelFileLocator, block: int, offset: int) -> bytes | None:
         found = self._files[locator[2]].tuples.get(block << 16 | offset)
@@ -178,8 +185,9 @@ class CatalogTracker:
         """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
         values = self._active["pg_class"].layout.read(row)
         name = self._by_oid.get(values.number("relrewrite"))
-        number = values.number("relfilenode")
-        if name is not None and number and number not in self._files:
+        # The stand-in of a mapped catalog is mapped itself; the file of a new relation has its oid for a number.
+        number = values.number("relfilenode") or values.number("oid")
+        if name is not None and number not in self._files:
             self._files[number] = CatalogTable(self._active[name].layout)
 
     def _check_image(self, record: Record, block: BlockRef) -> None:
@@ -283,9 +291,8 @@ class CatalogTracker:
                 found = table.tuples.get(tid)
                 if found is None:
                     continue
-                owner = _OWNER.get(table.name)
-                row = table._row(found)
-                changed[(table.name, 0 if owner is None else row.number(owner))] = None
+                row = table.read(found)
+                changed[self._key(table, found)] = None
                 if inserted and found.xmin == xid:
                     found.xmin = 0
                     if table.name == "pg_class":

@@ -72,7 +72,7 @@ def places(record: Record) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
         elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
             _, old_offset, _, _, _, new_offset = _UPDATE.unpack_from(record.main)
             inserted.add((block, new_offset))
-            deleted.add((record.blocks[-1].block, old_offset))
+            deleted.add((_old_block(record).block, old_offset))
     except (struct.error, IndexError) as error:
         raise WalCorrupted("a heap record is too short", record.lsn) from error
     return inserted, deleted
@@ -101,7 +101,7 @@ def _operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
 
 def _update(record: Record, block: BlockRef, old_row: OldRow) -> list[TupleOperation]:
     _, old_offset, _, flags, _, new_offset = _UPDATE.unpack_from(record.main)
-    old_block = record.blocks[-1]
+    old_block = _old_block(record)
     if block.data is None:
         row = _from_image(record, block, new_offset)
     else:
@@ -125,6 +125,11 @@ def _update(record: Record, block: BlockRef, old_row: OldRow) -> list[TupleOpera
         TupleOperation("delete", old_block.block, old_offset),
         TupleOperation("insert", block.block, new_offset, row),
     ]
+
+
+def _old_block(record: Record) -> BlockRef:
+    """Where the old tuple of an update lies: block 1, where that is not the new one's.  (Later ones are of the visibility map.)"""
+    return next((block for block in record.blocks if block.number == 1), record.blocks[0])
 
 
 def _multi_insert(record: Record, block: BlockRef) -> list[TupleOperation]:

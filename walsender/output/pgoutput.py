@@ -8,7 +8,7 @@ tell the difference.  What was sent inside a stream counts for the stream's tran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, Literal
 
@@ -93,10 +93,20 @@ class PgoutputOptions:
 class PgoutputEntry:
     """A published relation and its definition's messages; with `xid` bytes left out, which only streams have."""
 
+    relation: int
     published: PublishedRelation
     relation_id: bytes
     definitions: tuple[tuple[int, tuple[bytes, ...]], ...]
-    """(oid, messages in one) of the ancestor that it is sent as, and of itself."""
+    """(oid, Type messages and the Relation message) of the ancestor that it is sent as, and of itself."""
+    generation: tuple[int, int]
+
+
+@dataclass(eq=False, slots=True)
+class _Known:
+    """What the subscriber was told: each relation's messages, and at which generation a relation's were last looked at."""
+
+    generations: dict[int, tuple[int, int]] = field(default_factory=dict)
+    messages: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
 
 
 class PgoutputPlugin:
@@ -110,8 +120,8 @@ class PgoutputPlugin:
         self._write = write
         self._encoding = encoding
         self._kind = b"b" if options.binary else b"t"
-        self._known: dict[int, tuple[bytes, ...]] = {}
-        self._known_in_stream: dict[int, dict[int, tuple[bytes, ...]]] = {}
+        self._known = _Known()
+        self._known_in_stream: dict[int, _Known] = {}
         self._in_stream = False
 
     # Relations
@@ -125,7 +135,7 @@ class PgoutputPlugin:
         if target is not relation:
             definitions.append((target.oid, self._definition(target, published.columns)))
         definitions.append((relation.oid, self._definition(relation, published.own_columns)))
-        return PgoutputEntry(published, U32.pack(target.oid), tuple(definitions))
+        return PgoutputEntry(relation.oid, published, U32.pack(target.oid), tuple(definitions), relation.generation)
 
     def _definition(self, relation: RelationInfo, columns: Sequence[int]) -> tuple[bytes, ...]:
         """The Type messages and the Relation message, without the xid of streams (pgoutput.c: send_relation_and_attrs)."""
@@ -159,11 +169,14 @@ class PgoutputPlugin:
 
     def _send_definitions(self, txn: SentTransaction, lsn: int, xid: int, entry: PgoutputEntry) -> None:
         """What the subscriber has not been told yet (pgoutput.c: maybe_send_schema)."""
+        known = self._known_in_stream.setdefault(txn.xid, _Known()) if self._in_stream else self._known
+        if known.generations.get(entry.relation) == entry.generation:
+            return
+        known.generations[entry.relation] = entry.generation
         for oid, messages in entry.definitions:
-            known = self._known_in_stream.setdefault(txn.xid, {}) if self._in_stream else self._known
-            if known.get(oid) == messages:
+            if known.messages.get(oid) == messages:
                 continue
-            known[oid] = messages
+            known.messages[oid] = messages
             for message in messages:
                 self._send(txn, lsn, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
 
@@ -340,7 +353,10 @@ class PgoutputPlugin:
     def stream_commit(self, txn: SentTransaction) -> None:
         fields = _COMMIT.pack(0, txn.final_lsn, txn.end_lsn, txn.time)
         self._send(txn, txn.end_lsn, b"c" + U32.pack(txn.xid) + fields)
-        self._known.update(self._known_in_stream.pop(txn.xid, {}))
+        told = self._known_in_stream.pop(txn.xid, None)
+        if told is not None:
+            self._known.generations |= told.generations
+            self._known.messages |= told.messages
 
     def stream_prepare(self, txn: SentTransaction) -> None:
         self._prepared(b"p", txn)

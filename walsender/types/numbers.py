@@ -65,9 +65,11 @@ def float8out(value: bytes) -> bytes:
         return b"-0" if math.copysign(1.0, number) < 0 else b"0"
     digits, exponent = _digits(repr(abs(number)))
     if abs(number) >= 1 << 53 and _is_midpoint(int(digits), exponent - len(digits) + 1, number, 53):
-        digits, exponent = _digits(f"{abs(number):.{len(digits)}e}")
-        if float(f"{digits[0]}.{digits[1:] or '0'}e{exponent}") != abs(number):
-            digits, exponent = _digits(f"{abs(number):.16e}")
+        for count in range(len(digits), 17):
+            digits, exponent = _digits(f"{abs(number):.{count}e}")
+            same = float(f"{digits[0]}.{digits[1:] or '0'}e{exponent}") == abs(number)
+            if same and not _is_midpoint(int(digits), exponent - len(digits) + 1, number, 53):
+                break
     return _layout(digits, exponent, number < 0, 15)
 
 
@@ -190,8 +192,8 @@ def numeric_out(value: bytes) -> bytes:
 def numeric_send(value: bytes) -> bytes:
     if len(value) >= 2 and value[1] & 0xC0 == 0xC0:
         special = int.from_bytes(value[:2], "little") & 0xF000
-        # numeric.c: init_var_from_num: of infinities the display scale counts as the flag's bits say: none.
-        return struct.pack(">HhHH", 0, 0, special, 0)
+        # The flags of an infinity are read as a display scale too (numeric.c: init_var_from_num).
+        return struct.pack(">HhHH", 0, 0, special, (special & 0x1F80) >> 7)
     negative, weight, scale, digits = _numeric_parts(value)
     sign = _NUMERIC_NEG if negative else 0
     return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, sign, scale, *digits)

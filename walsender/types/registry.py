@@ -49,13 +49,6 @@ class TypeInfo:
     """The type below domains."""
 
 
-def _failing(name: str, reason: str) -> Output:
-    def refuse(value: bytes) -> bytes:
-        raise UnsupportedType(f"values of type {name} can not be decoded", detail=reason)
-
-    return refuse
-
-
 _n = numbers.reversed_bytes
 
 BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
@@ -102,7 +95,7 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     2970: (texts.snapshot_out, texts.snapshot_send),
     3220: (texts.pg_lsn_out, _n),
     3614: (texts.tsvector_out, texts.tsvector_send),
-    3615: (texts.tsquery_out, _failing("tsquery", "Its binary form is not known here.")),
+    3615: (texts.tsquery_out, texts.tsquery_send),
     3802: (texts.jsonb_out, texts.jsonb_send),
     5038: (texts.snapshot_out, texts.snapshot_send),
     5069: (numbers.xid8out, _n),

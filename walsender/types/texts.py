@@ -354,3 +354,21 @@ def _query(value: bytes, item: int, count: int, parent: int, *, right_of_phrase:
     if priority < parent or (operator == _OP_PHRASE and right_of_phrase):
         text = b"( " + text + b" )"
     return text, after
+
+
+def tsquery_send(value: bytes) -> bytes:
+    (count,) = _I4.unpack_from(value)
+    operands = 4 + count * _QUERY_ITEM
+    parts = [struct.pack(">I", count)]
+    for item in range(count):
+        at = 4 + item * _QUERY_ITEM
+        if value[at] == _QI_VAL:
+            (packed,) = _U4.unpack_from(value, at + 8)
+            length, distance = packed & 0xFFF, packed >> 12
+            lexeme = value[operands + distance : operands + distance + length]
+            parts.append(bytes((_QI_VAL, value[at + 1], value[at + 2])) + lexeme + b"\0")
+        else:
+            parts.append(value[at : at + 2])
+            if value[at + 1] == _OP_PHRASE:
+                parts.append(value[at + 3 : at + 1 : -1])
+    return b"".join(parts)

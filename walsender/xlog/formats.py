@@ -30,20 +30,16 @@ class WalFormat:
     page_magic: int
     dropped_stats_bytes: int
     """Bytes of an item of dropped statistics in a commit or abort record (xact.h: xl_xact_stats_item)."""
-    inplace_has_invalidations: bool
-    """xl_heap_inplace carries messages, and no xid's transaction is marked by it."""
-    checkpoint_redo_record: bool
-    """A checkpoint's redo position is a record of its own."""
 
 
 FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
     {
         f.page_magic: f
         for f in (
-            WalFormat(15, 0xD110, 12, False, False),
-            WalFormat(16, 0xD113, 12, False, False),
-            WalFormat(17, 0xD116, 12, False, True),
-            WalFormat(18, 0xD118, 16, True, True),
+            WalFormat(15, 0xD110, 12),
+            WalFormat(16, 0xD113, 12),
+            WalFormat(17, 0xD116, 12),
+            WalFormat(18, 0xD118, 16),
         )
     }
 )
