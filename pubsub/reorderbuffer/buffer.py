@@ -229,7 +229,7 @@ class ReorderBuffer:
             return
         enough = self.work_mem - self.work_mem // 8
         for transaction in sorted(self._held, key=_memory, reverse=True):
-            if transaction.memory and not transaction.being_read:
+            if transaction.memory:
                 self._spill(transaction)
                 if self.memory < enough:
                     return

@@ -212,6 +212,10 @@ def test_contradictions_about_subtransactions(buffer: ReorderBuffer) -> None:
     buffer.assign(12, 11)
     with pytest.raises(ValueError, match="can not be a subtransaction"):
         buffer.assign(11, 12)
+    buffer.append(30, rows(30, 1))
+    buffer.take(30).release()
+    with pytest.raises(ValueError, match="can not be a subtransaction"):
+        buffer.assign(30, 10)  # it was given out as top-level
 
 
 def test_a_subtransaction_that_is_known_too_late(buffer: ReorderBuffer) -> None:
@@ -602,6 +606,8 @@ def test_killed_while_writing(tmp_path: Path, point: str) -> None:
 
 def test_an_empty_transaction_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
     path = tmp_path / "prepared" / "empty"
+    path.parent.mkdir()
+    path.with_name(path.name + durable.TEMPORARY).write_bytes(b"of a killed process")
     durable.persist(buffer.prepare(10, "empty"), path, {})
     assert read(durable.load(path).transaction) == []
     with pa.ipc.open_stream(path.read_bytes()) as stream:
@@ -636,9 +642,10 @@ def test_a_torn_persisted_one(stored: Path) -> None:
         stored.write_bytes(whole[:length])
         with pytest.raises(DataCorrupted):
             read(durable.load(stored).transaction)
-    stored.write_bytes(whole + whole[-20:])
-    with pytest.raises(DataCorrupted):
-        durable.load(stored)
+    for altered in (whole + whole[-20:], whole[:50_000] + whole[50_001:], whole[:50_000] + b"." + whole[50_000:]):
+        stored.write_bytes(altered)
+        with pytest.raises(DataCorrupted):
+            durable.load(stored)
 
 
 def test_a_full_disk_while_persisting(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
