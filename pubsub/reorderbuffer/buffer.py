@@ -18,6 +18,7 @@ may go on in other threads meanwhile.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ class ReorderBuffer:
         # A log's changes that arrived with none of another log between them share an arrival.
         self._last: Transaction | None = None
         self._arrival = 0
+        self._spilling = threading.Lock()
         self._numbers = itertools.count()
         files.remove_all(directory, SUFFIX)
 
@@ -228,11 +230,12 @@ class ReorderBuffer:
         if not self.exceeded:
             return
         enough = self.work_mem - self.work_mem // 8
-        for transaction in sorted(self._held, key=_memory, reverse=True):
-            if transaction.memory:
-                self._spill(transaction)
-                if self.memory < enough:
-                    return
+        with self._spilling:
+            for transaction in sorted(self._held, key=_memory, reverse=True):
+                if transaction.memory:
+                    self._spill(transaction)
+                    if self.memory < enough:
+                        return
 
     def _spill(self, transaction: Transaction) -> None:
         """ReorderBufferSerializeTXN."""
@@ -266,12 +269,16 @@ class ReorderBuffer:
         return min((one.first_lsn for one in self.in_progress() if one.first_lsn), default=INVALID_LSN)
 
     def close(self) -> None:
-        """Forget everything and remove the files.  Raises FileFailure."""
-        self._by_xid.clear()
-        self._prepared.clear()
-        self._last = None
-        for transaction in list(self._held):
-            transaction.release()
+        """Forget everything and remove the files.  Raises FileFailure.
+
+        Waits until a `spill` in another thread has ended: whoever waited for that one may have been cancelled.
+        """
+        with self._spilling:
+            self._by_xid.clear()
+            self._prepared.clear()
+            self._last = None
+            for transaction in list(self._held):
+                transaction.release()
 
     def _append(self, transaction: Transaction, frames: Sequence[bytes], xid: int, *, tagged: bool) -> None:
         if not frames:

@@ -55,9 +55,11 @@ def doing(what: str, path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory `path`, its parents too, for this user alone."""
+    """Make the directory `path`, and those of its parents that are missing, for this user alone."""
     with doing("create", path):
-        path.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        for directory in (*reversed(path.parents), path):
+            if not directory.exists():
+                directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         path.chmod(DIRECTORY_MODE)
 
 

@@ -6,8 +6,11 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -150,6 +153,14 @@ def test_what_an_earlier_process_left_is_removed(tmp_path: Path) -> None:
     first.abort(10)
     first.spill()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_directories_are_made_for_this_user(tmp_path: Path) -> None:
+    buffer = ReorderBuffer(tmp_path / "node" / "spill" / "worker", WORK_MEM)
+    buffer.append(10, rows(10, 1000))
+    buffer.spill()
+    made = [tmp_path / "node", tmp_path / "node" / "spill", tmp_path / "node" / "spill" / "worker"]
+    assert [stat.S_IMODE(one.stat().st_mode) for one in made] == [0o700] * 3
 
 
 def test_chunks_are_bounded(buffer: ReorderBuffer) -> None:
@@ -404,6 +415,60 @@ def test_arrow_reads_a_spilled_transaction(buffer: ReorderBuffer) -> None:
     assert stream.schema.metadata == {b"header": b"25"}
     assert table.column("frame").to_pylist() == read(transaction)
     assert table.column("xid").to_pylist() == [10] * 300 + [11] * 300 + [12] * 300 + [10] * 700
+
+
+def test_close_waits_for_a_move_to_disk(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever awaited the thread that moves may have been cancelled."""
+    writing, go_on, write = threading.Event(), threading.Event(), os.pwrite
+
+    def pwrite(file: int, data: Any, offset: int) -> int:
+        writing.set()
+        assert go_on.wait(60)
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    buffer.append(10, rows(10, 1000))
+    with ThreadPoolExecutor() as threads:
+        spill = threads.submit(buffer.spill)
+        assert writing.wait(60)
+        close = threads.submit(buffer.close)
+        with pytest.raises(TimeoutError):
+            close.result(0.05)
+        go_on.set()
+        spill.result(60)
+        close.result(60)
+    assert buffer.memory == 0
+    assert spilled(tmp_path / "spill") == []
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+from pubsub.protocol.rows import split_by_relation
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+millions = int(sys.argv[2])
+buffer = ReorderBuffer(Path(sys.argv[1]), 64 << 20)
+head = b"w" + bytes(24) + b"I" + (700).to_bytes(4, "big") + (50).to_bytes(4, "big") + b"N" + bytes(66)
+frames = [head + number.to_bytes(4, "big") for number in range(500)]
+for _ in range(millions * 2000):
+    buffer.append_tagged(700, frames)
+    if buffer.exceeded:
+        buffer.spill()
+with buffer.commit(700) as transaction:
+    count = 0
+    for chunk in transaction.chunks(32 << 20):
+        count += sum(len(some.seq) for some in split_by_relation(chunk.blocks, chunk.first)[50])
+assert count == millions * 1_000_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("millions", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_memory_of_a_large_transaction(tmp_path: Path, millions: int) -> None:
+    """Peak RSS of a process that receives it and reads it back: the same, whatever its size (measured: 160 to 250 MB)."""
+    arguments = [sys.executable, "-c", LARGE, str(tmp_path / "spill"), str(millions)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 350 << 10
 
 
 def test_reading_holds_a_chunk(buffer: ReorderBuffer) -> None:
