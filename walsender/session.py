@@ -98,7 +98,14 @@ class Session:
             for table, tid, inserted in changes:
                 tracker.remember(xid, table, tid, inserted)
         encoding = python_encoding(server.encoding)
-        plugin = _make_plugin(plugin_options, tracker, RowFilterCompiler(builtins), server, write, encoding)
+        plugin = _make_plugin(
+            plugin_options,
+            tracker,
+            RowFilterCompiler(builtins, encoding, c_collation=server.c_collation),
+            server,
+            write,
+            encoding,
+        )
         wal_format = format_of_version(server.version)
         assert wal_format is not None
         builder = SnapshotBuilder(request.start)

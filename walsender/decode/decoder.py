@@ -294,19 +294,18 @@ class Decoder:
         self._plugin.prepare(sent)
 
     def _finish_prepared(self, txn: Txn, sent: SentTransaction, end: XactEnd, *, skip: bool, commit: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared)."""
-        if skip:
+        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared); of an empty one nothing was said before."""
+        if skip or not txn.has_base:
             return
         if txn.sent is None:
             if not commit:
                 return
             # Prepared before anyone listened: it is sent whole now, as prepared and committed.
             sent.prepare_end_lsn, sent.prepare_time = sent.end_lsn, sent.time
-            if txn.has_base:
-                self._check(txn)
-                self._plugin.begin_prepare(sent)
-                Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
-                self._plugin.prepare(sent)
+            self._check(txn)
+            self._plugin.begin_prepare(sent)
+            Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
+            self._plugin.prepare(sent)
         if commit:
             self._plugin.commit_prepared(sent)
         else:

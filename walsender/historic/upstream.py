@@ -31,7 +31,7 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num')
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c'
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -71,6 +71,8 @@ class Upstream:
     system_identifier: int
     segment_size: int
     may_checkpoint: bool
+    c_collation: bool
+    """The database's default collation compares bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ async def inspect(connection: Connection) -> Upstream:
         int(str(system)),
         int(str(segment)),
         checkpoint == "t",
+        row[13] == "t",
     )
 
 

@@ -1,19 +1,331 @@
-"""Row filters (not yet)."""
+"""Row filters: an expression of the catalog as a function of a row (pgoutput.c: pgoutput_row_filter_exec_expr).
+
+PostgreSQL allows columns, constants, and built-in functions and operators that are immutable.  What is here of these is in
+functions.py; whatever is not is refused when the table is first published, by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from pubsub.errors import FeatureNotSupported
 from walsender.historic.relation import RelationInfo
-from walsender.types.layout import Raw
+from walsender.historic.upstream import Builtins
+from walsender.output import functions
+from walsender.output.functions import FixedFunction
+from walsender.output.nodetree import Node, read_nodes
+from walsender.types.layout import Raw, read_varlena
+from walsender.types.registry import array_elements
 
 Filter = Callable[[list[Raw]], bool]
+Evaluate = Callable[[list[Raw]], Any]
+
+_NULLTEST_IS_NULL: Final = 0
+_MINMAX_GREATEST: Final = 0
+_DEFAULT_COLLATION: Final = 100
+_C_COLLATIONS: Final = frozenset({950, 951})
 
 
 class RowFilterCompiler:
-    def __init__(self, builtins: object) -> None:
-        self._builtins = builtins
+    """`c_collation`: whether the database's default collation compares bytes."""
 
-    def any_of(self, nodes: Sequence[str], relation: RelationInfo) -> Filter:
-        raise FeatureNotSupported("row filters")
+    def __init__(self, builtins: Builtins, encoding: str, *, c_collation: bool) -> None:
+        self._builtins = builtins
+        self._encoding = encoding
+        self._c_collation = c_collation
+
+    def any_of(self, texts: Sequence[str], relation: RelationInfo) -> Filter:
+        """Whether one of the filters holds.  Raises FeatureNotSupported, DataCorrupted."""
+        try:
+            compiled = [self._compile(read_nodes(text), relation) for text in texts]
+        except FeatureNotSupported as error:
+            raise FeatureNotSupported(
+                f'the row filter of table "{relation.qualified_name}" can not be evaluated: {error.message}',
+                hint="Leave the table out of the publication, or change its filter.",
+            ) from error
+        if len(compiled) == 1:
+            only = compiled[0]
+            return lambda row: only(row) is True
+        return lambda row: any(one(row) is True for one in compiled)
+
+    def _compile(self, node: Any, relation: RelationInfo) -> Evaluate:
+        if not isinstance(node, Node):
+            raise FeatureNotSupported("an expression of an unknown form")
+        method = _METHODS.get(node.kind)
+        if method is None:
+            raise FeatureNotSupported(f"expressions of the kind {node.kind} are not supported")
+        return method(self, node, relation)
+
+    def _all(self, nodes: Sequence[Any], relation: RelationInfo) -> list[Evaluate]:
+        return [self._compile(node, relation) for node in nodes]
+
+    def _var(self, node: Node, relation: RelationInfo) -> Evaluate:
+        number = node.number("varattno")
+        if number <= 0:
+            raise FeatureNotSupported("system columns are not supported")
+        index = number - 1
+        column = relation.columns[index]
+        oid = column.type.base_oid if column.type is not None else column.type_oid
+        read = _reader(oid)
+
+        def value(row: list[Raw]) -> Any:
+            raw = row[index]
+            if raw is None:
+                return None
+            if not isinstance(raw, bytes):
+                raise FeatureNotSupported(
+                    f'the row filter of table "{relation.qualified_name}" needs column "{column.name}", whose '
+                    "unchanged value is not in the WAL"
+                )
+            return read(raw)
+
+        return value
+
+    def _const(self, node: Node, relation: RelationInfo) -> Evaluate:
+        if node.fields.get("constisnull") == "true":
+            return lambda row: None
+        raw = self._datum(node)
+        oid = node.number("consttype")
+        element = functions.ARRAYS.get(oid)
+        constant: Any
+        if element is not None:
+            read = _reader(element)
+            length, alignment = functions.STORAGE[element]
+            _, _, elements = array_elements(raw, length, alignment)
+            constant = [None if e is None else read(e) for e in elements]
+        else:
+            constant = _reader(oid)(raw)
+        return lambda row: constant
+
+    @staticmethod
+    def _datum(node: Node) -> bytes:
+        value = node.fields.get("constvalue")
+        if not isinstance(value, bytes):
+            raise FeatureNotSupported("a constant without a value")
+        length = node.number("constlen")
+        if length == -1:
+            raw, _ = read_varlena(value, 0)
+            if not isinstance(raw, bytes):
+                raise FeatureNotSupported("a constant that lies in a TOAST table")
+            return raw
+        return value[:length] if length > 0 else value.partition(b"\0")[0]
+
+    def _operator(self, node: Node, relation: RelationInfo) -> Evaluate:
+        return self._call(self._operator_function(node), self._all(node.items("args"), relation))
+
+    def _operator_function(self, node: Node) -> FixedFunction:
+        found = self._builtins.operators.get(node.number("opno"))
+        if found is None:
+            raise FeatureNotSupported(f"the operator {node.number('opno')} is not built in")
+        return self._function(found[1], node)
+
+    def _function(self, oid: int, node: Node) -> FixedFunction:
+        found = self._builtins.functions.get(oid)
+        if found is None:
+            raise FeatureNotSupported(f"the function {oid} is not built in")
+        name, types = found
+        collation = node.number("inputcollid")
+        bytewise = (
+            collation in _C_COLLATIONS or collation == 0 or (collation == _DEFAULT_COLLATION and self._c_collation)
+        )
+        made = functions.find(name, types, encoding=self._encoding, bytewise=bytewise)
+        if made is None:
+            raise FeatureNotSupported(f"the function {name} is not supported")
+        return made
+
+    @staticmethod
+    def _call(function: FixedFunction, arguments: list[Evaluate]) -> Evaluate:
+        """All built-in functions here are strict."""
+        if len(arguments) == 1:
+            (first,) = arguments
+
+            def one(row: list[Raw]) -> Any:
+                a = first(row)
+                return None if a is None else function(a)
+
+            return one
+        if len(arguments) == 2:
+            first, second = arguments
+
+            def two(row: list[Raw]) -> Any:
+                a, b = first(row), second(row)
+                return None if a is None or b is None else function(a, b)
+
+            return two
+
+        def more(row: list[Raw]) -> Any:
+            values = [argument(row) for argument in arguments]
+            return None if any(value is None for value in values) else function(*values)
+
+        return more
+
+    def _call_node(self, node: Node, relation: RelationInfo) -> Evaluate:
+        return self._call(self._function(node.number("funcid"), node), self._all(node.items("args"), relation))
+
+    def _bool(self, node: Node, relation: RelationInfo) -> Evaluate:
+        arguments = self._all(node.items("args"), relation)
+        kind = str(node.fields.get("boolop"))
+        if kind == "not":
+            (inner,) = arguments
+
+            def negated(row: list[Raw]) -> Any:
+                value = inner(row)
+                return None if value is None else not value
+
+            return negated
+        decisive = kind == "or"
+
+        def joined(row: list[Raw]) -> Any:
+            unknown = False
+            for argument in arguments:
+                value = argument(row)
+                if value is None:
+                    unknown = True
+                elif value == decisive:
+                    return decisive
+            return None if unknown else not decisive
+
+        return joined
+
+    def _null_test(self, node: Node, relation: RelationInfo) -> Evaluate:
+        if node.fields.get("argisrow") == "true":
+            raise FeatureNotSupported("tests of whole rows are not supported")
+        inner = self._compile(node.fields["arg"], relation)
+        wanted = node.number("nulltesttype") == _NULLTEST_IS_NULL
+        arg = node.fields["arg"]
+        if isinstance(arg, Node) and arg.kind == "VAR":
+            # Needs no value: it may be one that is not in the WAL.
+            index = arg.number("varattno") - 1
+            return lambda row: (row[index] is None) == wanted
+        return lambda row: (inner(row) is None) == wanted
+
+    def _boolean_test(self, node: Node, relation: RelationInfo) -> Evaluate:
+        inner = self._compile(node.fields["arg"], relation)
+        # IS TRUE, IS NOT TRUE, IS FALSE, IS NOT FALSE, IS UNKNOWN, IS NOT UNKNOWN
+        wanted, positive = ((True, True), (True, False), (False, True), (False, False), (None, True), (None, False))[
+            node.number("booltesttype")
+        ]
+        return lambda row: (inner(row) is wanted) == positive
+
+    def _array_operator(self, node: Node, relation: RelationInfo) -> Evaluate:
+        function = self._operator_function(node)
+        scalar, array = self._all(node.items("args"), relation)
+        use_or = node.fields.get("useOr") == "true"
+
+        def value(row: list[Raw]) -> Any:
+            elements = array(row)
+            if elements is None:
+                return None
+            if not elements:
+                return not use_or
+            left = scalar(row)
+            if left is None:
+                return None
+            unknown = False
+            for element in elements:
+                if element is None:
+                    unknown = True
+                elif function(left, element) == use_or:
+                    return use_or
+            return None if unknown else not use_or
+
+        return value
+
+    def _distinct(self, node: Node, relation: RelationInfo) -> Evaluate:
+        function = self._operator_function(node)
+        left, right = self._all(node.items("args"), relation)
+
+        def value(row: list[Raw]) -> Any:
+            a, b = left(row), right(row)
+            if a is None or b is None:
+                return (a is None) != (b is None)
+            return not function(a, b)
+
+        return value
+
+    def _null_if(self, node: Node, relation: RelationInfo) -> Evaluate:
+        function = self._operator_function(node)
+        left, right = self._all(node.items("args"), relation)
+
+        def value(row: list[Raw]) -> Any:
+            a, b = left(row), right(row)
+            return None if a is not None and b is not None and function(a, b) else a
+
+        return value
+
+    def _coalesce(self, node: Node, relation: RelationInfo) -> Evaluate:
+        arguments = self._all(node.items("args"), relation)
+
+        def value(row: list[Raw]) -> Any:
+            return next((v for v in (argument(row) for argument in arguments) if v is not None), None)
+
+        return value
+
+    def _min_max(self, node: Node, relation: RelationInfo) -> Evaluate:
+        arguments = self._all(node.items("args"), relation)
+        best = max if node.number("op") == _MINMAX_GREATEST else min
+        if node.number("inputcollid") not in {0, *_C_COLLATIONS} and not self._c_collation:
+            raise FeatureNotSupported("comparing by this collation is not supported")
+
+        def value(row: list[Raw]) -> Any:
+            present = [v for v in (argument(row) for argument in arguments) if v is not None]
+            return best(present) if present else None
+
+        return value
+
+    def _case(self, node: Node, relation: RelationInfo) -> Evaluate:
+        if node.fields.get("arg") is not None:
+            raise FeatureNotSupported("CASE with an operand is not supported")
+        branches = [
+            (self._compile(when.fields["expr"], relation), self._compile(when.fields["result"], relation))
+            for when in node.items("args")
+        ]
+        default = node.fields.get("defresult")
+        otherwise = self._compile(default, relation) if default is not None else lambda row: None
+
+        def value(row: list[Raw]) -> Any:
+            for condition, result in branches:
+                if condition(row) is True:
+                    return result(row)
+            return otherwise(row)
+
+        return value
+
+    def _relabel(self, node: Node, relation: RelationInfo) -> Evaluate:
+        return self._compile(node.fields["arg"], relation)
+
+    def _array(self, node: Node, relation: RelationInfo) -> Evaluate:
+        elements = self._all(node.items("elements"), relation)
+        return lambda row: [element(row) for element in elements]
+
+
+_METHODS: Final[dict[str, Callable[[RowFilterCompiler, Node, RelationInfo], Evaluate]]] = {
+    "VAR": RowFilterCompiler._var,
+    "CONST": RowFilterCompiler._const,
+    "OPEXPR": RowFilterCompiler._operator,
+    "FUNCEXPR": RowFilterCompiler._call_node,
+    "BOOLEXPR": RowFilterCompiler._bool,
+    "NULLTEST": RowFilterCompiler._null_test,
+    "BOOLEANTEST": RowFilterCompiler._boolean_test,
+    "SCALARARRAYOPEXPR": RowFilterCompiler._array_operator,
+    "DISTINCTEXPR": RowFilterCompiler._distinct,
+    "NULLIFEXPR": RowFilterCompiler._null_if,
+    "COALESCEEXPR": RowFilterCompiler._coalesce,
+    "COALESCE": RowFilterCompiler._coalesce,
+    "MINMAXEXPR": RowFilterCompiler._min_max,
+    "MINMAX": RowFilterCompiler._min_max,
+    "CASE": RowFilterCompiler._case,
+    "CASEEXPR": RowFilterCompiler._case,
+    "RELABELTYPE": RowFilterCompiler._relabel,
+    "COLLATEEXPR": RowFilterCompiler._relabel,
+    "ARRAYEXPR": RowFilterCompiler._array,
+    "ARRAY": RowFilterCompiler._array,
+}
+
+
+def _reader(oid: int) -> Callable[[bytes], Any]:
+    read = functions.READERS.get(oid)
+    if read is None:
+        raise FeatureNotSupported(f"values of type {oid} are not supported there")
+    return read
