@@ -93,13 +93,13 @@ class ReorderBuffer:
         return transaction
 
     def append(self, xid: int, frames: Sequence[bytes], *, top: int | None = None, lsn: Lsn = INVALID_LSN) -> None:
-        """Changes that (sub)transaction `xid` made, in order; `top` is its top-level transaction where that may be new.
+        """Changes that (sub)transaction `xid` made, in order; `top` is the transaction it is in where that may be new.
 
         Raises ProgramLimitExceeded for a frame past 2 GB.
         """
         if top is not None and top != xid:
             known = self._by_xid.get(xid)
-            if known is None or known is not self._by_xid.get(top):
+            if known is None or known.xid != top:
                 self.assign(xid, top)
         self._append(self.begin(xid, lsn), frames, xid, tagged=False)
 

@@ -211,6 +211,16 @@ def test_subtransactions(buffer: ReorderBuffer) -> None:
     assert buffer.statistics.total_bytes == 600
 
 
+def test_changes_that_come_with_the_nearer_parent(buffer: ReorderBuffer) -> None:
+    """13 was known to be in 10; that it is in 11, which is rolled back, comes with more of its changes."""
+    buffer.append(11, rows(11, 1), top=10)
+    buffer.append(13, rows(13, 1), top=10)
+    buffer.append(13, rows(13, 1), top=11)
+    buffer.abort(11)
+    buffer.append(10, rows(10, 1))
+    assert read(buffer.commit(10)) == rows(10, 1)
+
+
 def test_contradictions_about_subtransactions(buffer: ReorderBuffer) -> None:
     buffer.append(11, rows(11, 1), top=10)
     buffer.append(21, rows(21, 1), top=20)
