@@ -146,15 +146,10 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans())
-def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: bool) -> None:
-    key_fields, keys = KEYS[kind]
-    key_width = len(key_fields)
-    before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))
-    target = {key: key + value for key, value in before.items()}
-    history = History(key_fields + VALUES, key_width, full, dict(target))
-    for action, pick, other, value, hide, keep in data.draw(steps):
+def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: bool) -> None:
+    """What `steps` has drawn becomes changes that a publisher could send."""
+    key_width = history.key_width
+    for action, pick, other, value, hide, keep in chosen:
         present = sorted(history.table)
         # mostly a key that is there; else one that may have been there
         key = present[pick % len(present)] if present and pick < 24 else keys[pick % len(keys)]
@@ -174,6 +169,17 @@ def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: boo
             history.delete(key)
         elif action == "truncate" and truncates:
             history.truncate()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans())
+def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: bool) -> None:
+    key_fields, keys = KEYS[kind]
+    key_width = len(key_fields)
+    before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))
+    target = {key: key + value for key, value in before.items()}
+    history = History(key_fields + VALUES, key_width, full, dict(target))
+    play(history, keys, data.draw(steps), truncates=truncates)
     folded = folded_of(history, [f.name for f in key_fields])
     assert applied(folded, target, key_width, len(history.fields)) == history.table
     assert folded.inserts + folded.updates + folded.deletes == len(history.sent)

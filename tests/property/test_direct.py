@@ -1,0 +1,124 @@
+"""Random histories, batch by batch, into a real Delta table that no JVM has touched; read by deltalake's own engine.
+
+Files are split, merged and checkpointed after a few rows, and a second writer takes every chance to be first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apply.delta import datafiles, direct, log
+from apply.delta import table as delta
+from apply.delta.direct import DirectStaged
+from apply.delta.log import TableLog
+from apply.delta.stage import Stage, discard
+from apply.delta.table import Commit, TargetTable
+from pubsub.protocol.lsn import Lsn
+from tests.property.test_fold import KEYS, VALUES, History, Row, folded_of, play, steps
+
+# Enough rows that a file loses some in one batch, more in the next, and keeps a few.
+MANY: dict[str, tuple[list[pa.Field], list[Row]]] = KEYS | {
+    "int": ([pa.field("k", pa.int64())], [(key,) for key in range(24)]),
+    "text": ([pa.field("k", pa.string())], [(f"key {key}",) for key in range(24)]),
+    "composite": (
+        [pa.field("k", pa.int64()), pa.field("l", pa.string())],
+        [(a, b) for a in range(-3, 3) for b in ("", "a", "b", "ä")],
+    ),
+}
+
+
+def rows_of(path: str) -> list[Row]:
+    found = QueryBuilder().register("x", DeltaTable(path)).execute("SELECT * FROM x").read_all()
+    return sorted((tuple(row.values()) for row in pa.table(found).to_pylist()), key=repr)
+
+
+def no_orphans(path: Path) -> None:
+    """Every data file and vector is named by some commit of the log; nothing lies beside."""
+    named = "".join(each.read_text("utf-8") for each in (path / "_delta_log").glob("*.json"))
+    for file in path.glob("*.parquet"):
+        assert file.name in named, file.name
+    assert not list((path / "_delta_log").glob(".*"))
+
+
+class Rival:
+    """Another writer: commits a version of its own in front of every other commit."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._put = TableLog._put
+        self.turn = 0
+        patch.setattr(TableLog, "_put", lambda log, version, data: self.put(log, version, data))
+
+    def put(self, log: TableLog, version: int, data: bytes) -> None:
+        self.turn += 1
+        if self.turn % 2:
+            line = {"commitInfo": {"timestamp": 0, "operation": "SET TBLPROPERTIES"}}
+            self._put(log, version, (json.dumps(line) + "\n").encode())
+        self._put(log, version, data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(MANY)), st.booleans(), st.booleans())
+def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> None:
+    key_fields, keys = MANY[kind]
+    fields = [pa.field(f.name, f.type, False) for f in key_fields] + VALUES
+    names = tuple(f.name for f in key_fields)
+    home = Path(tempfile.mkdtemp(prefix="pubsub-direct-"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(direct, "_MERGE", data.draw(st.sampled_from([3, 8])))
+            patch.setattr(datafiles, "_SPLIT_ROWS", 9)
+            patch.setattr(datafiles, "_ROW_GROUP_ROWS", 2)
+            patch.setattr(log, "_CHECKPOINT_INTERVAL", 4)
+            table = TargetTable(str(home / "t"), pa.schema(fields), names, "public.t")
+            assert delta.create_directly(table, {"pubsub.node": "1"})
+            stage = Stage(home / "stage")
+            if rival:
+                Rival(patch)
+            rows: dict[Row, Row] = {}
+            first = History(key_fields + VALUES, len(key_fields), full, {})
+            for key in keys:
+                first.insert((*key, "first", 0))
+            for number in range(data.draw(st.integers(2, 7))):
+                if number == 0:
+                    history = first
+                else:
+                    history = History(key_fields + VALUES, len(key_fields), full, dict(rows))
+                    play(history, keys, data.draw(steps), truncates=number == 3)
+                rows = history.table
+                folded = folded_of(history, list(names))
+                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50))
+                for _ in range(2):  # the second time it is there already
+                    staged = stage.write(table, folded, replace_all=folded.truncated)
+                    assert isinstance(staged, DirectStaged)
+                    direct.commit(staged, record)
+                    discard(staged)
+                direct.tidy(staged.log, table)
+                assert rows_of(table.path) == sorted(rows.values(), key=repr)
+                assert delta.committed_lsn(table.path, "app") == record.last
+                no_orphans(home / "t")
+                if data.draw(st.booleans()):
+                    # A new process knows nothing but what the log says.
+                    stage = Stage(home / "stage")
+            assert len(DeltaTable(table.path).file_uris()) < 12
+    finally:
+        shutil.rmtree(home)
+
+
+def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+    files: Any = datafiles.write_table(table, pa.table({"id": pa.array([1, 2], pa.int64())}))
+    log_of = direct.log_of(table.path)
+    assert log_of is not None
+    discard(DirectStaged(table, log_of, files, None, None, False, 2))
+    assert list((tmp_path / "t").glob("*.parquet")) == []
