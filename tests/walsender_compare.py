@@ -8,20 +8,26 @@ Two kinds (design: a logical slot on the server pins catalog_xmin and hides prun
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import re
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pubsub.protocol.copyboth import XLogData, read_server_message
 from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import replication
+from pubsub.publisher.connection import Connection
 from pubsub.testing.servers import EmbeddedPostgres
 
 _HEADER = struct.Struct(">QI")
@@ -107,6 +113,18 @@ class Decoding:
             if found := re.match(r"consistent point ([0-9A-F]+/[0-9A-F]+)", line):
                 return int(Lsn.parse(found[1]))
 
+    def wait_for(self, lsn: int, timeout: float = 60.0) -> None:
+        """Wait until the WAL up to `lsn` is decoded and written: until it says so at SIGUSR1."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.process.send_signal(signal.SIGUSR1)
+            line = self._lines.get(timeout=timeout)
+            assert line is not None, "".join(self.errors)
+            if (found := re.match(r"position ([0-9A-F]+/[0-9A-F]+)", line)) and int(Lsn.parse(found[1])) >= lsn:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"not decoded up to {Lsn(lsn)} in {timeout} seconds")
+
     def finish(self, timeout: float = 120.0) -> list[Message]:
         """Wait until a decoding with --end is done; what it wrote."""
         code = self.process.wait(timeout)
@@ -163,9 +181,67 @@ def slot_changes(
     ]
 
 
-def flush_lsn(server: EmbeddedPostgres) -> int:
+class ServerStream:
+    """PostgreSQL's own walsender on a slot, followed while the changes are made; a context manager."""
+
+    def __init__(self, server: EmbeddedPostgres, dbname: str, slot: str, options: dict[str, str]) -> None:
+        self._conninfo = server.conninfo(dbname)
+        self._slot = slot
+        self._options = options
+        self._found: list[Message] = []
+        self._position = 0
+        self._failure: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def wait_for(self, lsn: int, timeout: float = 60.0) -> list[Message]:
+        """The messages, once the server has sent all up to `lsn`."""
+        deadline = time.monotonic() + timeout
+        while self._position < lsn:
+            assert self._failure is None, self._failure
+            assert time.monotonic() < deadline, f"the server has not sent {Lsn(lsn)} in {timeout} seconds"
+            time.sleep(0.02)
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._receive())
+        except BaseException as error:
+            self._failure = error
+
+    async def _receive(self) -> None:
+        async with await Connection.connect(self._conninfo, replication=True) as connection:
+            stream = await replication.start(connection, self._slot, 0, self._options)
+            position = 0
+            while not self._stop.is_set():
+                try:
+                    async with asyncio.timeout(0.1):
+                        frames = await stream.receive()
+                except TimeoutError:
+                    self._position = position
+                    await stream.send_status(position, position, position, reply=True)
+                    continue
+                for frame in frames:
+                    message = read_server_message(frame)
+                    if isinstance(message, XLogData):
+                        self._found.append(Message(int(message.start_lsn), 0, message.data))
+                    else:
+                        position = max(position, int(message.wal_end))
+
+
+def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:
     """The end of the WAL, all of it flushed."""
-    server.execute("SELECT pg_logical_emit_message(true, 'end', '')")
+    server.execute("SELECT pg_logical_emit_message(true, 'end', '')", dbname)
     ((lsn,),) = server.query("SELECT pg_current_wal_insert_lsn()")
     return int(Lsn.parse(str(lsn)))
 
@@ -175,6 +251,7 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[obj
     row, or truncation, has the definitions in effect beside it."""
     if not pgoutput:
         return [(m.lsn, m.xid, m.data) for m in messages]
+    messages = _without_aborted(messages)
     found: list[tuple[object, ...]] = []
     relations: dict[bytes, bytes] = {}
     in_stream: dict[bytes, dict[bytes, bytes]] = {}
@@ -205,6 +282,22 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[obj
             elif kind == b"c":
                 relations.update(in_stream.pop(m.data[1:5], {}))
             found.append((m.lsn, m.data))
+    return found
+
+
+def _without_aborted(messages: Sequence[Message]) -> list[Message]:
+    """Streamed transactions that were rolled back are left out: a server that reads late knows of it, and sends less."""
+    aborted = {m.data[1:5] for m in messages if m.data[:1] == b"A" and m.data[1:5] == m.data[5:9]}
+    found: list[Message] = []
+    stream: bytes | None = None
+    for m in messages:
+        kind = m.data[:1]
+        if kind == b"S":
+            stream = m.data[1:5]
+        if not (stream in aborted or (kind == b"A" and m.data[1:5] in aborted)):
+            found.append(m)
+        if kind == b"E":
+            stream = None
     return found
 
 

@@ -296,8 +296,10 @@ FILTER_STATEMENTS = (
     "UPDATE f_int SET c = 1 WHERE id < 5",
     "UPDATE f_int SET c = NULL, b = NULL",
     "DELETE FROM f_int",
-    "INSERT INTO f_text VALUES (1, 'abc', 'yes', 'b', 'name'), (2, 'abc', 'NO', 'b', 'name'), (3, 'longer text', NULL, NULL, ''), "
-    "(4, NULL, NULL, NULL, NULL), (5, 'äöü', 'Ä', 'zz', 'name'), (6, 'a_%', 'x', 'a', 'name')",
+    (
+        "INSERT INTO f_text VALUES (1, 'abc', 'yes', 'b', 'name'), (2, 'abc', 'NO', 'b', 'name'), (3, 'longer text', NULL, NULL, ''), "
+        "(4, NULL, NULL, NULL, NULL), (5, 'äöü', 'Ä', 'zz', 'name'), (6, 'a_%', 'x', 'a', 'name')"
+    ),
     "UPDATE f_text SET t = 'axx' || t",
     "UPDATE f_text SET v = 'No', t = left(t, 3)",
     "DELETE FROM f_text",
@@ -352,3 +354,31 @@ FILTER_STATEMENTS = (
     "INSERT INTO not_published VALUES (99), (101)",
     "ALTER TABLE f_list RENAME v TO vv; INSERT INTO f_list VALUES ('s', 4, 'v', 'w')",
 )
+
+STREAMING = (
+    "INSERT INTO plain (id, t) SELECT g, repeat('x', 100) FROM generate_series(10000, 12000) g",
+    (
+        "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(20000, 20600) g; SAVEPOINT a; "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(21000, 21900) g; ROLLBACK TO a; SAVEPOINT b; "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(22000, 22900) g; SAVEPOINT c; "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(23000, 23100) g; RELEASE b; "
+        "UPDATE plain SET t = t || 'y' WHERE id BETWEEN 10000 AND 10500; DELETE FROM plain WHERE id < 10300; COMMIT"
+    ),
+    "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(30000, 31900) g; ROLLBACK",
+    "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1030) g",
+    (
+        "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1060) g "
+        "ON CONFLICT (id) DO UPDATE SET n = 1"
+    ),
+    (
+        "BEGIN; CREATE TABLE st (a int PRIMARY KEY, b text); INSERT INTO st SELECT g, 'b' FROM generate_series(1, 1500) g; "
+        "ALTER TABLE st ADD c int DEFAULT 7; INSERT INTO st SELECT g, 'b', g FROM generate_series(2001, 3500) g; "
+        "TRUNCATE nokey; ALTER TABLE st DROP b; INSERT INTO st SELECT g, g FROM generate_series(4001, 5500) g; COMMIT"
+    ),
+    "INSERT INTO st SELECT g, g FROM generate_series(6001, 6010) g",
+    "BEGIN; SELECT count(pg_logical_emit_message(true, 'many', repeat('m', 1000))) FROM generate_series(1, 200); COMMIT",
+    "INSERT INTO unlogged SELECT g FROM generate_series(1, 3000) g",
+    "UPDATE plain SET t = 'all'",
+    "INSERT INTO plain (id) VALUES (1)",
+)
+"""Transactions that are larger than 64kB."""

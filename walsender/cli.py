@@ -2,7 +2,8 @@
 
 Standard output (or --output) has what the plugin writes: of pgoutput each message with its LSN (8 bytes) and its length (4
 bytes) before it, big-endian; of test_decoding lines of LSN, xid and data with tabs between.  Standard error has
-`consistent point LSN`, and errors as psql prints them.  Exit codes: 0 done, 1 failed, 2 wrong usage.
+`consistent point LSN`, errors as psql prints them, and at SIGUSR1 `position LSN`: all up to there is decoded and written.
+Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ async def _run(request: DecodeRequest, file: BinaryIO) -> None:
         print(f"consistent point {Lsn(lsn)}", file=sys.stderr, flush=True)
 
     session = await Session.open(request, written.write, consistent)
+
+    def tell() -> None:
+        file.flush()
+        print(f"position {Lsn(session.reader.position)}", file=sys.stderr, flush=True)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tell)
     try:
         await session.run(idle=file.flush)
     finally:

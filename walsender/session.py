@@ -119,6 +119,7 @@ class Session:
             builder=builder,
             plugin=plugin,
             on_consistent=on_consistent,
+            work_mem=request.work_mem,
         )
         reader = WalReader(Geometry(server.segment_size), int(redo))
         await source.seek(int(redo))
@@ -204,4 +205,4 @@ def _make_plugin(
     if isinstance(options, PgoutputOptions):
         publications = PublicationFilter(options.publication_names, tracker, compiler, server.version, encoding)
         return PgoutputPlugin(options, publications, write, encoding)
-    return TestDecodingPlugin(options, write, encoding)
+    return TestDecodingPlugin(options, write, encoding, server.version)

@@ -24,7 +24,9 @@ class Txn:
 
     __slots__ = (
         "aborted",
+        "announced",
         "cache",
+        "changes_catalog",
         "error",
         "error_lsn",
         "first_lsn",
@@ -32,9 +34,10 @@ class Txn:
         "handed_over",
         "has_base",
         "held",
+        "origin",
         "prepared",
+        "replay",
         "sent",
-        "size",
         "streamed",
         "subxids",
         "xid",
@@ -55,13 +58,20 @@ class Txn:
         """Whether it has done something that would have needed a snapshot: only then it is sent at all."""
         self.cache: dict[int, Any] | None = None
         """Relations by file, since it has changed the catalog itself."""
+        self.changes_catalog = False
+        """Of any catalog; only looked at where streams are counted."""
         self.error: Exception | None = None
         """Why it can not be sent."""
         self.error_lsn = 0
         self.sent: Any = None
+        """What the plugin knows it as, once something was sent of it."""
         self.prepared = False
+        self.announced = False
+        """Sent at its PREPARE."""
         self.streamed = False
-        self.size = 0
+        self.replay: Any = None
+        self.origin = 0
+        """Where its first change came from."""
 
 
 class Assembly:

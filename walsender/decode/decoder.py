@@ -18,6 +18,7 @@ from typing import Any, Final
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
+from walsender.decode.accounting import CHANGE, INVALIDATION, ROW, SNAPSHOT, MemoryAccounting
 from walsender.decode.assembly import Assembly, Txn
 from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.decode.replay import Replay
@@ -72,6 +73,7 @@ class Decoder:
         builder: SnapshotBuilder,
         plugin: OutputPlugin[Any],
         on_consistent: Callable[[int], None] = lambda _: None,
+        work_mem: int = 64 << 20,
     ) -> None:
         self.builder = builder
         self.assembly = assembly
@@ -85,6 +87,17 @@ class Decoder:
         self._on_consistent = on_consistent
         self._announced = False
         self._reader: WalReader
+        self._lsn = 0
+        self._memory = (
+            MemoryAccounting(
+                work_mem,
+                needs_streamable=wal_format.version >= 16,
+                may_stream=lambda: not self.builder.needs_skip(self._lsn),
+                stream=self._stream,
+            )
+            if plugin.streaming
+            else None
+        )
 
     def run(self, reader: WalReader, end: int = 0) -> bool:
         """Decode the records that `reader` has, those that start at `end` (0: no end) or later left out.
@@ -122,6 +135,7 @@ class Decoder:
     # The rare records, and the first one of every transaction
 
     def _record(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, rmgr: int) -> None:
+        self._lsn = lsn
         record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
         if xid and xid not in self.assembly.by_xid:
             if record.top_xid:
@@ -196,6 +210,11 @@ class Decoder:
             self._rollback(record, parse_end(record, self._format))
         elif operation == f.XLOG_XACT_PREPARE:
             self._prepare(record)
+        elif operation == f.XLOG_XACT_INVALIDATIONS and self._memory is not None and record.xid:
+            size = CHANGE + INVALIDATION * int.from_bytes(record.main[:4], "little")
+            txn = self.assembly.by_xid[record.xid]
+            txn.changes_catalog = True
+            self._memory.queue(txn, record.xid, record.lsn, size, streamable=False)
 
     def _commit(self, record: Record, end: XactEnd) -> None:
         xid = end.twophase_xid or record.xid
@@ -205,6 +224,8 @@ class Decoder:
                 self.assembly.assign(xid, subxid, record.lsn)
         # The catalog first: what the commit makes visible is so for everyone who reads the WAL from here on.
         changed = self.tracker.commit((xid, *end.subxids), record.lsn)
+        if self._memory is not None and txn is not None and txn.changes_catalog:
+            self._memory.snapshot(record.lsn, CHANGE + SNAPSHOT)
         skip = (
             self.builder.needs_skip(record.lsn)
             or (end.database != 0 and end.database != self._database)
@@ -244,11 +265,37 @@ class Decoder:
         return row.text("roname") if row is not None else None
 
     def _send(self, txn: Txn, sent: SentTransaction) -> None:
-        """A committed transaction, whole."""
+        """A committed transaction, whole, or what is left of one that was streamed."""
         self._check(txn)
+        if txn.streamed:
+            self._stream_rest(txn)
+            self._plugin.stream_commit(sent)
+            return
         self._plugin.begin(sent)
         Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
         self._plugin.commit(sent)
+
+    def _stream(self, txn: Txn) -> None:
+        """What a transaction in progress has changed so far (ReorderBufferStreamTXN)."""
+        assert self._memory is not None
+        self._check(txn)
+        account = self._memory.account(txn)
+        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
+        if not txn.streamed:
+            sent.origin_id = txn.origin
+            sent.origin_name = self._origin_name(txn.origin) if txn.origin else None
+            txn.sent = sent
+            txn.replay = Replay(self._registry, self._plugin, sent)
+        self._plugin.stream_start(sent, account.first_lsn, not txn.streamed)
+        txn.streamed = True
+        txn.replay.run(self.assembly.changes(txn))
+        self._plugin.stream_stop(sent, account.last_lsn)
+
+    def _stream_rest(self, txn: Txn) -> None:
+        assert self._memory is not None
+        if self._memory.account(txn).first_lsn:
+            self._stream(txn)
+            self._memory.sent(txn)
 
     def _check(self, txn: Txn) -> None:
         if isinstance(txn.error, PubsubError):
@@ -273,22 +320,25 @@ class Decoder:
         )
         if not self._plugin.two_phase or skip:
             return
-        sent = SentTransaction(
-            txn.xid,
-            txn.first_lsn,
-            record.lsn,
-            record.end_lsn,
-            prepared.origin_time or prepared.time,
-            record.origin,
-            self._origin_name(record.origin) if record.origin else None,
-            prepared.origin_lsn,
-            prepared.gid,
-        )
+        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
+        sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
+        sent.time = prepared.origin_time or prepared.time
+        sent.origin_id = record.origin
+        sent.origin_name = self._origin_name(record.origin) if record.origin else None
+        sent.origin_lsn, sent.gid = prepared.origin_lsn, prepared.gid
         txn.sent = sent
+        txn.announced = True
         sent.prepare_end_lsn, sent.prepare_time = record.end_lsn, sent.time
         if not txn.has_base:
             return
+        self._send_prepared(txn, sent)
+
+    def _send_prepared(self, txn: Txn, sent: SentTransaction) -> None:
         self._check(txn)
+        if txn.streamed:
+            self._stream_rest(txn)
+            self._plugin.stream_prepare(sent)
+            return
         self._plugin.begin_prepare(sent)
         Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
         self._plugin.prepare(sent)
@@ -297,15 +347,12 @@ class Decoder:
         """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared); of an empty one nothing was said before."""
         if skip or not txn.has_base:
             return
-        if txn.sent is None:
+        if not txn.announced:
             if not commit:
                 return
             # Prepared before anyone listened: it is sent whole now, as prepared and committed.
             sent.prepare_end_lsn, sent.prepare_time = sent.end_lsn, sent.time
-            self._check(txn)
-            self._plugin.begin_prepare(sent)
-            Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
-            self._plugin.prepare(sent)
+            self._send_prepared(txn, sent)
         if commit:
             self._plugin.commit_prepared(sent)
         else:
@@ -315,6 +362,11 @@ class Decoder:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
+        if self._memory is not None and txn is not None and txn.streamed and not txn.prepared:
+            streamed = self._memory.account(txn).streamed
+            for one in (*end.subxids, xid):
+                if one in streamed:
+                    self._plugin.stream_abort(txn.sent, one, record.end_lsn, end.origin_time or end.time)
         if txn is not None and txn.xid == xid:
             if txn.prepared and self._plugin.two_phase:
                 skip = (
@@ -329,6 +381,8 @@ class Decoder:
             txn = self.assembly.by_xid.get(subxid)
             if txn is not None:
                 self.assembly.abort_subtransaction(txn, subxid)
+                if self._memory is not None:
+                    self._memory.abort(txn, subxid)
                 if txn.cache is not None:
                     self._registry.retire(txn.cache, record.lsn)
                     txn.cache = {}
@@ -337,10 +391,14 @@ class Decoder:
 
     def _abort(self, txn: Txn, lsn: int, time: int) -> None:
         self.tracker.abort((txn.xid, *txn.subxids))
+        if txn.streamed and not txn.prepared:
+            self._plugin.stream_abort(txn.sent, txn.xid, lsn, time)
         self._end(txn, lsn)
 
     def _end(self, txn: Txn, lsn: int) -> None:
         self.assembly.forget(txn)
+        if self._memory is not None:
+            self._memory.forget(txn)
         if txn.cache is not None:
             self._registry.retire(txn.cache, lsn)
             txn.cache = None
@@ -356,6 +414,7 @@ class Decoder:
 
     def _heap(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
         """decode.c: heap_decode."""
+        self._lsn = lsn
         operation = info & f.XLOG_HEAP_OPMASK
         if operation == f.XLOG_HEAP_LOCK or txn is None:
             if txn is None and operation == f.XLOG_HEAP_INPLACE:
@@ -374,8 +433,11 @@ class Decoder:
                 if database != self._database and database != 0:
                     return
                 found = (self._registry.by_file if txn.cache is None else txn.cache).get(number)
-                if found is IGNORED:
-                    return
+                if self._memory is None:
+                    if found is IGNORED:
+                        return
+                else:
+                    found = None
                 if found.__class__ is Decoded:
                     start = offset + _DATA_AT
                     _, insert_flags = _INSERT.unpack_from(data, start + size)
@@ -395,14 +457,21 @@ class Decoder:
         if locator[1] != self._database and locator[1] != 0:
             return
         if self.tracker.is_file(locator):
+            if self._memory is not None and operation != f.XLOG_HEAP_INSERT:
+                self._memory.queue(txn, xid, lsn, CHANGE)
             self._catalog(record, txn)
             return
         if self._plugin.skips_origin(record.origin):
             return
         found = self._find(txn, locator[2])
-        if found is IGNORED:
-            return
-        main = record.main
+        if found is not IGNORED:
+            txn.origin = txn.origin or record.origin
+            self._change(record, txn, found)
+        if self._memory is not None:
+            self._account(record, txn)
+
+    def _change(self, record: Record, txn: Txn, found: Any) -> None:
+        operation, xid, lsn, main = record.info & f.XLOG_HEAP_OPMASK, record.xid, record.lsn, record.main
         if operation == f.XLOG_HEAP_INSERT:
             _, insert_flags = _INSERT.unpack_from(main)
             self._add_insert(txn, xid, lsn, found, insert_flags, record.blocks[0].data or b"")
@@ -412,6 +481,39 @@ class Decoder:
             self._delete(record, txn, found)
         elif operation == f.XLOG_HEAP_CONFIRM and self._usable(txn, found, lsn):
             self.assembly.append(txn, c.HEAD.pack(c.SPEC_CONFIRM, xid, found.number, lsn))
+
+    def _account(self, record: Record, txn: Txn) -> None:
+        """What the record would have the server hold; the transaction may have to be sent."""
+        assert self._memory is not None
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        size = CHANGE
+        begins = ends = False
+        streamable = True
+        if operation == f.XLOG_HEAP_INSERT:
+            flags = _INSERT.unpack_from(record.main)[1]
+            if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
+                return
+            size += ROW + len(record.blocks[0].data or b"")
+            begins = bool(flags & (f.XLH_INSERT_ON_TOAST_RELATION | f.XLH_INSERT_IS_SPECULATIVE))
+            ends = not begins
+        elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
+            flags = _UPDATE.unpack_from(record.main)[3]
+            ends = True
+            if flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE:
+                size += ROW + len(record.blocks[0].data or b"")
+            if flags & f.XLH_UPDATE_CONTAINS_OLD:
+                size += ROW + len(record.main) - _UPDATE.size
+        elif operation == f.XLOG_HEAP_DELETE:
+            flags = _DELETE.unpack_from(record.main)[3]
+            ends = bool(flags & f.XLH_DELETE_IS_SUPER)
+            streamable = not ends
+            if flags & f.XLH_DELETE_CONTAINS_OLD:
+                size += ROW + len(record.main) - _DELETE.size
+        else:
+            ends, streamable = True, False  # a confirmation
+        self._memory.queue(
+            txn, record.xid, record.lsn, size, streamable=streamable, begins_partial=begins, ends_partial=ends
+        )
 
     def _find(self, txn: Txn, number: int) -> Any:
         """The relation whose file it is, as the transaction sees it now."""
@@ -470,8 +572,12 @@ class Decoder:
 
     def _heap2(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
         """decode.c: heap2_decode."""
+        self._lsn = lsn
         operation = info & f.XLOG_HEAP_OPMASK
         if operation != f.XLOG_HEAP2_MULTI_INSERT:
+            if self._memory is not None and operation == f.XLOG_HEAP2_NEW_CID and txn is not None:
+                txn.changes_catalog = True
+                self._memory.queue(txn, xid, lsn, CHANGE, streamable=False)
             if data[offset + f.RECORD_HEADER_BYTES + 1] & f.BKPBLOCK_HAS_IMAGE and operation != f.XLOG_HEAP2_NEW_CID:
                 # The image of a catalog's page is compared with what is known of it.
                 record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP2)
@@ -497,19 +603,28 @@ class Decoder:
         if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
             return
         found = self._find(txn, locator[2])
-        if found is IGNORED or not self._usable(txn, found, lsn):
+        wanted = self._usable(txn, found, lsn)
+        if not wanted and self._memory is None:
             return
         position = 0
         last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
-        more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
-        final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
+        more = final = b""
+        if wanted:
+            txn.origin = txn.origin or record.origin
+            more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
+            final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
         for index in range(count):
             position = (position + 1) & ~1
             (size,) = _U16.unpack_from(rows, position)
             end = position + _MULTI_TUPLE.size + size
             if end > len(rows):
                 raise WalCorrupted("a tuple reaches past its record", lsn)
-            self.assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
+            if wanted:
+                self.assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
+            if self._memory is not None:
+                toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
+                size = CHANGE + ROW + end - position - 2
+                self._memory.queue(txn, xid, lsn, size, begins_partial=toast, ends_partial=not toast and index == last)
             position = end
 
     def _truncate(self, record: Record, txn: Txn) -> None:
@@ -526,6 +641,8 @@ class Decoder:
         if numbers:
             head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
             self.assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
+        if self._memory is not None:
+            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count)
 
     def _logical_message(self, record: Record) -> None:
         """decode.c: logicalmsg_decode."""
@@ -542,6 +659,9 @@ class Decoder:
             txn.has_base = True
             head = c.HEAD.pack(c.MESSAGE, record.xid, 0, record.end_lsn)
             self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(prefix)) + prefix + content)
+            if self._memory is not None:
+                size = CHANGE + len(prefix) + 1 + len(content) + 16
+                self._memory.queue(txn, record.xid, record.end_lsn, size)
         elif not self.builder.needs_skip(record.lsn):
             known = self.assembly.by_xid.get(record.xid)
             sent = SentTransaction(known.xid, known.first_lsn, 0, 0, 0) if known is not None else None

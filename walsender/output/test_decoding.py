@@ -83,13 +83,15 @@ class TestDecodingPlugin:
 
     __test__ = False
 
-    def __init__(self, options: TestDecodingOptions, write: Write, encoding: str) -> None:
+    def __init__(self, options: TestDecodingOptions, write: Write, encoding: str, server_version: int) -> None:
         self.streaming = options.stream_changes
         self.two_phase = options.two_phase
         self._options = options
         self._write = write
         self._encoding = encoding
         self._in_stream = False
+        # Before 17 a message is no change that a transaction is opened for.
+        self._messages_are_changes = server_version >= 170000
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> TextEntry | None:
         encoding = self._encoding
@@ -231,7 +233,7 @@ class TestDecodingPlugin:
     def message(
         self, txn: SentTransaction | None, lsn: int, xid: int, transactional: bool, prefix: bytes, content: bytes
     ) -> None:
-        if transactional and txn is not None:
+        if transactional and txn is not None and self._messages_are_changes and not self._in_stream:
             self._before_change(txn, lsn)
         kind = b"streaming message" if self._in_stream else b"message"
         line = kind + b": transactional: %d prefix: " % transactional + prefix + b", sz: %d" % len(content)

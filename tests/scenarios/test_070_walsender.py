@@ -1,0 +1,216 @@
+"""`python -m walsender decode` beside PostgreSQL's own decoding of the same WAL: the same bytes.
+
+A logical slot per plugin and set of options on the same server; repeats of Relation and Type messages are left out of the
+comparison (tests/walsender_compare.py: comparable).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from pubsub.testing.servers import EmbeddedPostgres
+from tests import walsender_workload as workload
+from tests.walsender_compare import Decoding, Message, ServerStream, create_slot, differences, flush_lsn, slot_changes
+
+VERSIONS = ("15", "16", "17", "18")
+_numbers = itertools.count()
+
+
+@dataclass
+class Case:
+    """One decoding: ours in a process, PostgreSQL's out of a slot."""
+
+    plugin: str = "pgoutput"
+    publications: str = "p"
+    options: dict[str, str] = field(default_factory=dict)
+    two_phase: bool = False
+    slot: str = ""
+    theirs: list[Message] = field(default_factory=list)
+    ours: Decoding | None = None
+
+    def server_options(self) -> dict[str, str]:
+        if self.plugin == "test_decoding":
+            return self.options
+        return {"proto_version": "1", **self.options, "publication_names": self.publications}
+
+
+class Servers:
+    """A server for each version, with room for prepared transactions."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, EmbeddedPostgres] = {}
+
+    def __getitem__(self, version: str) -> EmbeddedPostgres:
+        if version not in self._running:
+            self._running[version] = EmbeddedPostgres(version, settings={"max_prepared_transactions": 10}).start()
+        return self._running[version]
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def upstreams() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+def execute(server: EmbeddedPostgres, dbname: str, statements: Sequence[str]) -> Iterator[None]:
+    with server.connect(dbname) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+            yield
+
+
+def compare(
+    server: EmbeddedPostgres, setup: str, statements: Sequence[str], cases: Sequence[Case], *, eager: bool = False
+) -> None:
+    """`eager`: PostgreSQL decodes after each statement, so that what is rolled back later is there still."""
+    dbname = f"wal_{next(_numbers)}"
+    server.create_database(dbname)
+    with server.connect(dbname) as connection:
+        for statement in setup.split(";\n"):
+            if statement.strip():
+                connection.execute(statement.encode())
+    with contextlib.ExitStack() as stack:
+        for case in cases:
+            case.slot = f"compare_{next(_numbers)}"
+            create_slot(server, dbname, case.slot, case.plugin, two_phase=case.two_phase)
+            stack.callback(server.drop_slot, case.slot)
+        for case in cases:
+            options = [f"{name}={value}" for name, value in case.options.items() if name != "proto_version"]
+            if case.two_phase and case.plugin == "test_decoding":
+                options.append("two-phase=on")
+            case.ours = stack.enter_context(
+                Decoding(
+                    server,
+                    dbname,
+                    plugin=case.plugin,
+                    publications=case.publications,
+                    proto_version=int(case.options.get("proto_version", "1")),
+                    options=options,
+                )
+            )
+        for case in cases:
+            assert case.ours is not None
+            case.ours.wait_consistent()
+        for _ in execute(server, dbname, statements):
+            if eager:
+                for case in cases:
+                    case.theirs += slot_changes(server, dbname, case.slot, case.plugin, case.server_options())
+        end = flush_lsn(server, dbname)
+        for case in cases:
+            assert case.ours is not None
+            case.theirs += slot_changes(server, dbname, case.slot, case.plugin, case.server_options())
+            case.ours.wait_for(end)
+            ours = case.ours.stop()
+            assert len(case.theirs) > 10
+            assert differences(ours, case.theirs, pgoutput=case.plugin == "pgoutput") == ""
+    server.drop_database(dbname)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_everything_a_change_can_be(upstreams: Servers, version: str) -> None:
+    compare(
+        upstreams[version],
+        workload.SETUP,
+        workload.STATEMENTS + workload.TYPE_ROWS,
+        [
+            Case(options={"messages": "true"}),
+            Case(options={"binary": "true"}),
+            Case("test_decoding"),
+            Case("test_decoding", options={"skip-empty-xacts": "on", "include-timestamp": "on", "include-xids": "off"}),
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_publications(upstreams: Servers, version: str) -> None:
+    """Row filters, column lists, schemas, partition roots, and all of them changed under way."""
+    compare(
+        upstreams[version],
+        workload.FILTER_SETUP,
+        workload.FILTER_STATEMENTS,
+        [Case(publications="p,q"), Case(publications="u,q,r"), Case(publications="r,s")],
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_two_phase(upstreams: Servers, version: str) -> None:
+    compare(
+        upstreams[version],
+        workload.SETUP,
+        workload.TWO_PHASE,
+        [
+            Case(options={"proto_version": "3", "two_phase": "on"}, two_phase=True),
+            Case("test_decoding", two_phase=True),
+            Case("test_decoding"),
+        ],
+        eager=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def small_memory() -> Iterator[Servers]:
+    """Servers that stream as early as they can."""
+
+    class Small(Servers):
+        def __getitem__(self, version: str) -> EmbeddedPostgres:
+            if version not in self._running:
+                settings: dict[str, str | int] = {"max_prepared_transactions": 10, "logical_decoding_work_mem": "64kB"}
+                self._running[version] = EmbeddedPostgres(version, settings=settings).start()
+            return self._running[version]
+
+    servers = Small()
+    yield servers
+    servers.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "streaming", "two_phase"), [("15", "on", False), ("16", "parallel", True), ("18", "on", True)]
+)
+def test_streaming(small_memory: Servers, version: str, streaming: str, two_phase: bool) -> None:
+    """Streams begin and end where PostgreSQL's do, with logical_decoding_work_mem at 64kB on both sides."""
+    server = small_memory[version]
+    dbname = f"wal_{next(_numbers)}"
+    server.create_database(dbname)
+    with server.connect(dbname) as connection:
+        for statement in workload.SETUP.split(";\n"):
+            if statement.strip():
+                connection.execute(statement.encode())
+    proto = "4" if streaming == "parallel" else "3"
+    options = {"streaming": streaming, "messages": "true"} | ({"two_phase": "on"} if two_phase else {})
+    slot = f"stream_{next(_numbers)}"
+    create_slot(server, dbname, slot, "pgoutput", two_phase=two_phase)
+    with (
+        Decoding(
+            server,
+            dbname,
+            proto_version=int(proto),
+            options=[f"{name}={value}" for name, value in options.items()],
+            more=["--work-mem", "64kB"],
+        ) as decoding,
+        ServerStream(server, dbname, slot, {"proto_version": proto, **options, "publication_names": "p"}) as stream,
+    ):
+        decoding.wait_consistent()
+        for statement in workload.STREAMING:
+            prepare = two_phase and "COMMIT" in statement
+            for _ in execute(
+                server, dbname, [statement.replace("COMMIT", "PREPARE TRANSACTION 'p'") if prepare else statement]
+            ):
+                pass
+            if prepare:
+                server.execute("COMMIT PREPARED 'p'", dbname)
+        end = flush_lsn(server, dbname)
+        theirs = stream.wait_for(end)
+        decoding.wait_for(end)
+        assert differences(decoding.stop(), theirs) == ""
+        assert sum(message.data[:1] == b"S" for message in theirs) > 20
+    server.drop_database(dbname)

@@ -1,0 +1,154 @@
+"""When a transaction in progress is sent: PostgreSQL's own arithmetic of memory, so that streams break where its do.
+
+What is counted is what a server would hold (reorderbuffer.c: ReorderBufferChangeSize, ReorderBufferChangeMemoryUpdate,
+ReorderBufferCheckMemoryLimit), on 64 bits, not what is held here: changes of relations that are not published count, and so
+do command ids and invalidations.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from walsender.decode.assembly import Txn
+
+CHANGE: Final = 80
+"""sizeof(ReorderBufferChange)."""
+ROW: Final = 24 + 18
+"""HeapTupleData, and what a tuple's length has that a row's has not."""
+INVALIDATION: Final = 16
+SNAPSHOT: Final = 112
+"""About sizeof(SnapshotData): its exact size differs between versions."""
+
+
+class Account:
+    """Sizes of one transaction's changes, since it was last sent or spilled."""
+
+    __slots__ = ("partial", "serialized", "sizes", "spans", "streamable", "streamed")
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.spans: dict[int, tuple[int, int]] = {}
+        """LSNs of each (sub)transaction's first and last change that was not sent yet."""
+        self.partial = False
+        """The last changes can not be sent without the next: TOAST chunks, an insertion that is not confirmed."""
+        self.serialized: set[int] = set()
+        self.streamable = False
+        self.streamed: set[int] = set()
+        """The (sub)transactions with changes that were sent."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def first_lsn(self) -> int:
+        """Of the first change that was not sent yet; 0: there is none."""
+        return min((first for first, _ in self.spans.values()), default=0)
+
+    @property
+    def last_lsn(self) -> int:
+        return max((last for _, last in self.spans.values()), default=0)
+
+
+class MemoryAccounting:
+    """All transactions.  `may_stream` says whether sending may begin at this point of the WAL, `stream` sends one."""
+
+    def __init__(
+        self, work_mem: int, *, needs_streamable: bool, may_stream: Callable[[], bool], stream: Callable[[Txn], None]
+    ) -> None:
+        self._limit = work_mem
+        self._needs_streamable = needs_streamable
+        self._may_stream = may_stream
+        self._stream = stream
+        self._size = 0
+        self._accounts: dict[Txn, Account] = {}
+
+    def account(self, txn: Txn) -> Account:
+        found = self._accounts.get(txn)
+        if found is None:
+            found = self._accounts[txn] = Account()
+        return found
+
+    def queue(
+        self,
+        txn: Txn,
+        xid: int,
+        lsn: int,
+        size: int,
+        *,
+        streamable: bool = True,
+        begins_partial: bool = False,
+        ends_partial: bool = False,
+    ) -> None:
+        """A change more (ReorderBufferQueueChange); it may cause transactions to be sent."""
+        account = self.account(txn)
+        account.sizes[xid] = account.sizes.get(xid, 0) + size
+        self._size += size
+        span = account.spans.get(xid)
+        account.spans[xid] = (lsn if span is None else span[0], lsn)
+        account.streamable |= streamable
+        if begins_partial:
+            account.partial = True
+        elif ends_partial:
+            account.partial = False
+        if not account.partial and xid in account.serialized and self._sendable(account) and self._may_stream():
+            self._send(txn, account)
+        self._check()
+
+    def sent(self, txn: Txn) -> None:
+        """All of its changes so far were sent."""
+        account = self.account(txn)
+        self._size -= account.total
+        account.streamed.add(txn.xid)
+        account.streamed.update(account.sizes)
+        account.sizes.clear()
+        account.serialized.clear()
+        account.spans.clear()
+
+    def abort(self, txn: Txn, xid: int) -> None:
+        """A subtransaction was rolled back."""
+        account = self._accounts.get(txn)
+        if account is not None:
+            self._size -= account.sizes.pop(xid, 0)
+            account.spans.pop(xid, None)
+
+    def forget(self, txn: Txn) -> None:
+        account = self._accounts.pop(txn, None)
+        if account is not None:
+            self._size -= account.total
+
+    def snapshot(self, lsn: int, size: int) -> None:
+        """A transaction that changed the catalog commits: all are told, itself too (SnapBuildDistributeSnapshotAndInval)."""
+        for txn in list(self._accounts):
+            if txn.has_base and not txn.prepared:
+                self.queue(txn, txn.xid, lsn, size, streamable=False)
+
+    def _sendable(self, account: Account) -> bool:
+        return account.streamable or not self._needs_streamable
+
+    def _check(self) -> None:
+        while self._size >= self._limit:
+            candidates: Iterable[tuple[Txn, Account]] = (
+                (txn, account)
+                for txn, account in self._accounts.items()
+                if account.total > 0 and not account.partial and self._sendable(account) and txn.has_base
+            )
+            largest = max(candidates, key=lambda item: item[1].total, default=None) if self._may_stream() else None
+            if largest is not None:
+                self._send(*largest)
+                continue
+            # It would be written to disk: it counts no longer.
+            account, xid, size = max(
+                ((account, xid, size) for account in self._accounts.values() for xid, size in account.sizes.items()),
+                key=lambda item: item[2],
+            )
+            if size <= 0:
+                return
+            account.sizes[xid] = 0
+            account.serialized.add(xid)
+            self._size -= size
+
+    def _send(self, txn: Txn, account: Account) -> None:
+        self._stream(txn)
+        self.sent(txn)
