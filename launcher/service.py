@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from catalog.daemon import DaemonLock
+from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import jars
 from pubsub.errors import FeatureNotSupported
@@ -69,11 +70,11 @@ class Service:
         spark = Spark(settings.home, master=settings.spark.master, conf=conf)
         engine = Engine(spark)
         node = await catalog.node()
-        enabled = any(s.enabled and not s.dropping for s in await catalog.subscriptions())
+        copies = await _has_copies_to_make(catalog)
         await catalog.set_daemon()
         launcher = Launcher(settings, catalog, engine, Stage(settings.spill_directory / "stage"), node.node_id)
         service = cls(catalog, lock, spark, engine, launcher)
-        if enabled:
+        if copies:
             service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
@@ -105,6 +106,16 @@ class Service:
         except Exception as error:
             # Each worker that needs it starts it again, and reports what it then says.
             log.warning("Spark did not start", reason=str(error))
+
+
+async def _has_copies_to_make(catalog: Catalog) -> bool:
+    """Whether Spark is wanted soon: tables that are copied already seldom need it."""
+    for subscription in await catalog.subscriptions():
+        if subscription.enabled and not subscription.dropping:
+            relations = await catalog.relations(subscription.oid)
+            if any(relation.state not in (RelState.SYNCDONE, RelState.READY) for relation in relations):
+                return True
+    return False
 
 
 def _require_spark() -> None:

@@ -122,6 +122,14 @@ async def test_a_table_that_joined_and_was_copied_meanwhile_is_known_at_the_firs
     assert await bench.after("b") == 100
 
 
+async def test_a_table_that_joined_without_a_copy_is_known_at_the_first_batch(bench: Bench) -> None:
+    """Its first rows were once passed over, received before the catalog had been read again."""
+    await bench.tables.load()
+    joined = NewRelation(B.oid, "public", "b", "b", RelState.READY, Lsn(100), DEFINITION)
+    await bench.catalog.add_relations(bench.subscription.oid, [joined])
+    assert await bench.after("b") == 100
+
+
 async def test_apply_writes_after_s(bench: Bench) -> None:
     await bench.copied(100)
     await bench.tables.load()
