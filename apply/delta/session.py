@@ -208,7 +208,9 @@ class Spark:
             "spark.sql.warehouse.dir": (self._home / "warehouse").as_uri(),
             **BASE_CONF,
         }
-        if not self._master.startswith("local"):
+        if self._master.startswith("local"):
+            settings["spark.python.daemon.module"] = "apply.delta.workerdaemon"
+        else:
             settings["spark.jars"] = ",".join(paths)
         settings |= self._conf
         if "spark.driver.extraJavaOptions" in self._conf:
