@@ -22,8 +22,7 @@ import apply.delta.table
 import apply.pipeline
 import apply.prepare
 from apply.delta import writer
-from apply.delta.table import TargetTable
-from apply.delta.table import Commit
+from apply.delta.table import Commit, TargetTable
 from apply.delta.writer import Staged
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
