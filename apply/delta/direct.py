@@ -34,11 +34,12 @@ from apply.delta.table import Commit, TargetTable
 from apply.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded
 from pubsub.errors import NotInPrerequisiteState
 
-_BATCH_ROWS: Final = 1 << 16
+_BATCH_ROWS: Final = 1 << 18
 _WIDE_BATCH_ROWS: Final = 1 << 11
 # A row is wide from so many bytes on, as compressed.
 _WIDE_BYTES: Final = 256
 _ATTEMPTS: Final = 10
+_MANY_ROWS: Final = 100_000
 # Files below these bounds are merged, so many of one size (each class is four times the one before) at once.
 _SMALL_ROWS: Final = 1 << 19
 _SMALL_BYTES: Final = 64 << 20
@@ -125,6 +126,10 @@ def commit(staged: DirectStaged, record: Commit) -> None:
         changes = _changes(staged)
         if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
             staged.added = []
+            staged.deleted_keys = staged.masked = None
+            if staged.rows > _MANY_ROWS:
+                # What Arrow keeps for later would stay with the process, long after a backlog.
+                pa.default_memory_pool().release_unused()
             return
     raise _no_room(staged.table)
 
@@ -281,7 +286,7 @@ def _read_columns(
 
     With `wanted`, row groups are left out whose statistics hold none of its keys.
     """
-    with pq.ParquetFile(local_path(file, log.table), memory_map=True) as parquet:
+    with pq.ParquetFile(local_path(file, log.table), memory_map=False) as parquet:
         start = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows

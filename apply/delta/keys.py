@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 
 Indices = npt.NDArray[np.int64]
 _NOT_FOUND: Final = -1
+# A table of integer keys has at most so many places for each key, or so many in all.
+_SPARSEST: Final = 16
+_SMALL_SPAN: Final = 1 << 20
 
 
 def can_match(schema: pa.Schema) -> bool:
@@ -25,12 +28,9 @@ class KeySet:
         self._schema: pa.Schema = keys.schema
         self._rows: int = keys.num_rows
         columns = [column.combine_chunks() for column in keys.columns]
-        self._ordered: npt.NDArray[Any] | None = None
-        self._order: Indices | None = None
-        if len(columns) == 1 and pa.types.is_integer(columns[0].type):
-            values = columns[0].to_numpy(zero_copy_only=False)
-            self._order = np.argsort(values, kind="stable")
-            self._ordered = values[self._order]
+        self._integers = _Integers(columns[0]) if len(columns) == 1 and pa.types.is_integer(columns[0].type) else None
+        if self._integers is not None:
+            return
         # Each step pairs the codes so far with the next column's: those of the keys are numbered anew, so they stay small.
         self._values = [column.unique() for column in columns]
         self._pairs: list[pa.Array] = []
@@ -48,18 +48,14 @@ class KeySet:
 
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
         """Whether no key lies within the least and greatest value that a file has of the first key column (None: unknown)."""
-        if self._ordered is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
+        if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
             return False
-        low, high = bounds
-        first = int(np.searchsorted(self._ordered, low, side="left"))
-        return first == len(self._ordered) or int(self._ordered[first]) > high
+        return self._integers.outside(*bounds)
 
     def rows(self, columns: Any) -> Indices:
         """For each row of `columns` (a table or record batch with the key's columns): its row among the keys, or -1."""
-        if self._ordered is not None and self._order is not None:
-            values = columns.column(0)
-            if values.null_count == 0 and len(values) * 8 < self._rows:
-                return self._by_search(values)
+        if self._integers is not None:
+            return self._integers.rows(columns.column(0))
         found = pc.index_in(columns.column(0).cast(self._schema.field(0).type), self._values[0])
         for index, (values, pairs) in enumerate(zip(self._values[1:], self._pairs, strict=True), 1):
             column = columns.column(index).cast(self._schema.field(index).type)
@@ -70,15 +66,50 @@ class KeySet:
         numbers: Indices = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         return np.where(numbers >= 0, self._row_of_code[numbers], _NOT_FOUND) if self._rows else numbers
 
-    def _by_search(self, column: Any) -> Indices:
-        """Few rows among many keys: a search of each, not a hash of all the keys."""
-        assert self._ordered is not None
-        assert self._order is not None
+
+class _Integers:
+    """Keys of one integer column: found by a table where they lie close together, by a search where they do not."""
+
+    def __init__(self, column: Any) -> None:
+        values = column.to_numpy(zero_copy_only=False)
+        self._order = np.argsort(values, kind="stable")
+        self._ordered = values[self._order]
+        self._table: npt.NDArray[np.int32] | None = None
+        if not len(values):
+            return
+        self._low, self._high = int(self._ordered[0]), int(self._ordered[-1])
+        span = self._high - self._low + 1
+        if span <= max(_SPARSEST * len(values), _SMALL_SPAN):
+            self._table = np.full(span, _NOT_FOUND, np.int32)
+            self._table[values.astype(np.int64) - self._low] = np.arange(len(values))
+
+    def outside(self, low: int, high: int) -> bool:
+        """Whether no key lies from `low` to `high`."""
+        first = int(np.searchsorted(self._ordered, low, side="left"))
+        return first == len(self._ordered) or int(self._ordered[first]) > high
+
+    def rows(self, column: Any) -> Indices:
+        """See KeySet.rows."""
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
+        found = np.full(len(column), _NOT_FOUND, np.int64)
+        if not len(self._ordered):
+            return found
+        there = None
+        if column.null_count:
+            there = np.asarray(pc.is_valid(column))
+            column = pc.fill_null(column, 0)
         values = column.to_numpy(zero_copy_only=False)
-        places = np.minimum(np.searchsorted(self._ordered, values), self._rows - 1)
-        return np.where(self._ordered[places] == values, self._order[places], _NOT_FOUND)
+        inside = (values >= self._low) & (values <= self._high)
+        if there is not None:
+            inside &= there
+        near = values[inside].astype(np.int64)
+        if self._table is not None:
+            found[inside] = self._table[near - self._low]
+        else:
+            places = np.searchsorted(self._ordered, near)
+            found[inside] = np.where(self._ordered[places] == near, self._order[places], _NOT_FOUND)
+        return found
 
 
 def _pair(left: Any, right: Any, count: int) -> Any:
