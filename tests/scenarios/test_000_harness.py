@@ -22,7 +22,8 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
 from pubsub.testing.servers import EmbeddedPostgres
 server = EmbeddedPostgres("18").start()
 print(server.pid, server._watcher.pid, server._base, flush=True)
