@@ -33,6 +33,7 @@ from walsender.output.publication import PublicationFilter
 from walsender.output.rowfilter import RowFilterCompiler
 from walsender.output.test_decoding import TestDecodingOptions, TestDecodingPlugin
 from walsender.source.source import WalSource
+from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import format_of_version
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
@@ -75,9 +76,15 @@ class Session:
         async with await Connection.connect(request.conninfo, application_name="walsender") as connection:
             server = await upstream.inspect(connection)
             plugin_options = _parse_options(request, server)
-            redo, timeline = await upstream.checkpoint(connection, server.may_checkpoint)
+            redo, timeline = await upstream.checkpoint(connection, may_checkpoint=False)
+            if not request.start or request.start >= redo:
+                # Else what is wanted began before: the last checkpoint will do, or an older one.
+                redo, timeline = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint)
             source = WalSource(request.conninfo, server, timeline, request.wal, request.slot)
             try:
+                await source.follow_history()
+                if request.start and request.start < redo:
+                    redo = redo_before(source, server, request.start)
                 files, contents, status, scan = await _scan(connection, server, source, redo)
                 builtins = await upstream.builtins(connection)
             except BaseException:
@@ -87,12 +94,12 @@ class Session:
         tables, pending = bootstrap.tables(scan, status)
         buffer = ReorderBuffer(request.spill, request.work_mem)
         assembly = Assembly(buffer)
-        open_xids = set(pending)
         tracker = CatalogTracker(
             server.database,
             tables,
             {file.name: file.oid for file in files},
-            lambda xid: xid in assembly.by_xid or xid in open_xids,
+            assembly.by_xid.__contains__,
+            (xid for xid, said in status.items() if said == "aborted"),
         )
         for xid, changes in pending.items():
             for table, tid, inserted in changes:
@@ -122,7 +129,6 @@ class Session:
             work_mem=request.work_mem,
         )
         reader = WalReader(Geometry(server.segment_size), int(redo))
-        await source.seek(int(redo))
         return cls(request, server, source, reader, decoder)
 
     async def run(self, idle: Callable[[], None] = lambda: None) -> None:
@@ -131,21 +137,43 @@ class Session:
         end = self._request.end
         reader, decoder = self.reader, self.decoder
         stop = reader.geometry.to_byte_position(end) if end else 0
-        async for piece in self._source.pieces():
-            if piece is None:
+        async for nothing_more in self._source.feed(reader):
+            if decoder.run(reader, end):
+                return
+            if nothing_more:
                 decoder.assembly.relieve()
                 idle()
                 self._source.flushed = reader.position
-                continue
-            lsn, data = piece
-            reader.feed(lsn, data)
-            if decoder.run(reader, end):
-                return
             if end and reader.geometry.to_byte_position(reader.position) >= stop:
                 return
 
     async def close(self) -> None:
         await self._source.close()
+
+
+def redo_before(source: WalSource, server: Upstream, start: int) -> Lsn:
+    """The redo position of the last checkpoint that began before `start`, from the checkpoints' records in the directory.
+
+    Raises WalMissing where there is none.
+    """
+    geometry = Geometry(server.segment_size)
+    size = geometry.segment_size
+    first = start - start % size
+    best = 0
+    while True:
+        reader = WalReader(geometry, first, final=False, find_first=True)
+        for redo in source.checkpoints(reader, first, min(first + 2 * size, start + size)):
+            if best < redo <= start:
+                best = redo
+        if best:
+            return Lsn(best)
+        if first < size or not source.has(first - size):
+            raise WalMissing(
+                f"there is no checkpoint before {Lsn(start)} in the WAL that is there",
+                start,
+                hint="--wal names the directory of an archive that goes back far enough.",
+            )
+        first -= size
 
 
 async def _scan(
@@ -160,8 +188,7 @@ async def _scan(
     assert wal_format is not None
     reader = WalReader(Geometry(server.segment_size), int(redo))
     status: dict[int, str | None] = {}
-    await source.seek(int(redo))
-    pieces = source.pieces()
+    feeding = source.feed(reader)
     while True:
         unknown = bootstrap.undecided(scan) - status.keys()
         if unknown:
@@ -170,15 +197,13 @@ async def _scan(
         while reader.position < end and reader.geometry.to_byte_position(
             reader.position
         ) < reader.geometry.to_byte_position(end):
-            piece = await anext(pieces)
-            if piece is None:
-                continue
-            reader.feed(*piece)
+            await anext(feeding)
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
                 scan.add(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), wal_format)
         if not bootstrap.undecided(scan) - status.keys():
             break
-    await pieces.aclose()
+    await feeding.aclose()
+    await source.close()
     if await upstream.catalog_files(connection) != files:
         raise NotInPrerequisiteState("a catalog was written anew while decoding began", hint="Start again.")
     return files, contents, status, scan

@@ -17,8 +17,12 @@ CHANGE: Final = 80
 ROW: Final = 24 + 18
 """HeapTupleData, and what a tuple's length has that a row's has not."""
 INVALIDATION: Final = 16
-SNAPSHOT: Final = 112
-"""About sizeof(SnapshotData): its exact size differs between versions."""
+XID: Final = 4
+
+
+def snapshot_bytes(version: int) -> int:
+    """sizeof(SnapshotData): 17 took two fields out."""
+    return 104 if version >= 17 else 120
 
 
 class Account:
@@ -118,11 +122,15 @@ class MemoryAccounting:
         if account is not None:
             self._size -= account.total
 
-    def snapshot(self, lsn: int, size: int) -> None:
-        """A transaction that changed the catalog commits: all are told, itself too (SnapBuildDistributeSnapshotAndInval)."""
+    def distribute(self, committed: Txn, lsn: int, snapshot: int, invalidations: int) -> None:
+        """A transaction that changed the catalog commits: all are given the new snapshot, itself too, and all others its
+        invalidations; sizes in bytes (SnapBuildDistributeSnapshotAndInval)."""
         for txn in list(self._accounts):
-            if txn.has_base and not txn.prepared:
-                self.queue(txn, txn.xid, lsn, size, streamable=False)
+            if not txn.has_base or txn.prepared:
+                continue
+            self.queue(txn, txn.xid, lsn, CHANGE + snapshot, streamable=False)
+            if txn is not committed and invalidations:
+                self.queue(txn, txn.xid, lsn, CHANGE + invalidations, streamable=False)
 
     def _sendable(self, account: Account) -> bool:
         return account.streamable or not self._needs_streamable

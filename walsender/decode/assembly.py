@@ -26,7 +26,7 @@ class Txn:
         "aborted",
         "announced",
         "cache",
-        "changes_catalog",
+        "catalog_xids",
         "error",
         "error_lsn",
         "first_lsn",
@@ -34,6 +34,7 @@ class Txn:
         "handed_over",
         "has_base",
         "held",
+        "invalidations",
         "origin",
         "prepared",
         "replay",
@@ -58,8 +59,9 @@ class Txn:
         """Whether it has done something that would have needed a snapshot: only then it is sent at all."""
         self.cache: dict[int, Any] | None = None
         """Relations by file, since it has changed the catalog itself."""
-        self.changes_catalog = False
-        """Of any catalog; only looked at where streams are counted."""
+        self.catalog_xids: set[int] = set()
+        """The (sub)transactions that changed a catalog, any one; kept only where streams are counted, as is the next."""
+        self.invalidations = 0
         self.error: Exception | None = None
         """Why it can not be sent."""
         self.error_lsn = 0

@@ -18,7 +18,7 @@ from typing import Any, Final
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
-from walsender.decode.accounting import CHANGE, INVALIDATION, ROW, SNAPSHOT, MemoryAccounting
+from walsender.decode.accounting import CHANGE, INVALIDATION, ROW, XID, MemoryAccounting, snapshot_bytes
 from walsender.decode.assembly import Assembly, Txn
 from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.decode.replay import Replay
@@ -88,6 +88,8 @@ class Decoder:
         self._announced = False
         self._reader: WalReader
         self._lsn = 0
+        # Transactions that changed the catalog and are newer than the oldest that runs: a server's snapshots name them.
+        self._committed: list[int] = []
         self._memory = (
             MemoryAccounting(
                 work_mem,
@@ -189,6 +191,7 @@ class Decoder:
         self.builder.running(record.lsn, running)
         self._announce()
         oldest = running.oldest_running
+        self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
         for txn in self.assembly.transactions():
             # What a crash left behind (ReorderBufferAbortOld).
             if not txn.prepared and (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
@@ -211,9 +214,11 @@ class Decoder:
         elif operation == f.XLOG_XACT_PREPARE:
             self._prepare(record)
         elif operation == f.XLOG_XACT_INVALIDATIONS and self._memory is not None and record.xid:
-            size = CHANGE + INVALIDATION * int.from_bytes(record.main[:4], "little")
+            count = int.from_bytes(record.main[:4], "little")
+            size = CHANGE + INVALIDATION * count
             txn = self.assembly.by_xid[record.xid]
-            txn.changes_catalog = True
+            txn.catalog_xids.add(record.xid)
+            txn.invalidations += count
             self._memory.queue(txn, record.xid, record.lsn, size, streamable=False)
 
     def _commit(self, record: Record, end: XactEnd) -> None:
@@ -224,8 +229,10 @@ class Decoder:
                 self.assembly.assign(xid, subxid, record.lsn)
         # The catalog first: what the commit makes visible is so for everyone who reads the WAL from here on.
         changed = self.tracker.commit((xid, *end.subxids), record.lsn)
-        if self._memory is not None and txn is not None and txn.changes_catalog:
-            self._memory.snapshot(record.lsn, CHANGE + SNAPSHOT)
+        if self._memory is not None and txn is not None and txn.catalog_xids:
+            self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
+            snapshot = snapshot_bytes(self._format.version) + XID * len(self._committed)
+            self._memory.distribute(txn, record.lsn, snapshot, INVALIDATION * txn.invalidations)
         skip = (
             self.builder.needs_skip(record.lsn)
             or (end.database != 0 and end.database != self._database)
@@ -576,7 +583,7 @@ class Decoder:
         operation = info & f.XLOG_HEAP_OPMASK
         if operation != f.XLOG_HEAP2_MULTI_INSERT:
             if self._memory is not None and operation == f.XLOG_HEAP2_NEW_CID and txn is not None:
-                txn.changes_catalog = True
+                txn.catalog_xids.add(xid)
                 self._memory.queue(txn, xid, lsn, CHANGE, streamable=False)
             if data[offset + f.RECORD_HEADER_BYTES + 1] & f.BKPBLOCK_HAS_IMAGE and operation != f.XLOG_HEAP2_NEW_CID:
                 # The image of a catalog's page is compared with what is known of it.

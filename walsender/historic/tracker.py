@@ -44,6 +44,7 @@ ChangedKey = tuple[CatalogName, int]
 _RELMAP: Final = Struct("<III")
 _SMGR_TRUNCATE: Final = Struct("<IIIII")
 _FIRST_NORMAL_XID: Final = 3
+_REMEMBERED: Final = 200_000
 _MAX_TUPLES: Final = 291  # of a page (htup_details.h: MaxHeapTuplesPerPage)
 
 # By which oid what is made from a row is known.
@@ -74,7 +75,8 @@ class CatalogDiverged(DataCorrupted):
 class CatalogTracker:
     """`tables`: the catalogs at the starting position, by the number of the file that each lies in.
 
-    `oids`: the catalogs' own oids.  `in_progress` tells whether a transaction has not ended yet.
+    `oids`: the catalogs' own oids.  `in_progress` tells whether a transaction has not ended yet; `aborted`:
+    those known to have been rolled back before.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class CatalogTracker:
         tables: dict[int, CatalogTable],
         oids: dict[CatalogName, int],
         in_progress: Callable[[int], bool],
+        aborted: Iterable[int] = (),
     ) -> None:
         self._database = database
         self._files = tables
@@ -90,7 +93,8 @@ class CatalogTracker:
         self._by_oid = {oid: name for name, oid in oids.items()}
         self._in_progress = in_progress
         self._touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
-        self._mapped: dict[int, int] = {}
+        # Who was rolled back, of those that had changed a catalog: rows may bear their marks without a hint.
+        self._aborted: dict[int, None] = dict.fromkeys(aborted)
         self.version = 0
         """Grows with every change of a catalog."""
         self.checks = 0
@@ -218,19 +222,17 @@ class CatalogTracker:
     ) -> None:
         """A page of a catalog that is being written anew (rewriteheap.c): its tuples keep their transactions."""
         for number, (xmin, xmax, mask, row) in found.items():
-            if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID:
+            if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID or (not mask & HEAP_XMIN_FROZEN and xmin in self._aborted):
                 continue
-            creator = xmin if self._in_progress(xmin) else 0
+            creator = xmin if self._in_progress(xmin) or xmin in self._touched else 0
             deleter = 0
             if not mask & HEAP_XMAX_INVALID and not mask & HEAP_XMAX_LOCK_ONLY and xmax >= _FIRST_NORMAL_XID:
                 if mask & HEAP_XMAX_IS_MULTI:
                     raise CatalogDiverged(f"a tuple of {table.name} has several lockers and was updated", record.lsn)
-                if self._in_progress(xmax):
+                if self._in_progress(xmax) or xmax in self._touched:
                     deleter = xmax
-                elif mask & HEAP_XMAX_COMMITTED:
+                elif mask & HEAP_XMAX_COMMITTED or xmax not in self._aborted:
                     continue
-                else:
-                    raise CatalogDiverged(f"whether {xmax} deleted a tuple of {table.name} is not known", record.lsn)
             table.insert(block << 16 | number, row, creator, deleter)
             if creator:
                 self._touched.setdefault(creator, []).append((table, block << 16 | number, True))
@@ -313,6 +315,9 @@ class CatalogTracker:
             if touched is None:
                 continue
             self.version += 1
+            self._aborted[xid] = None
+            if len(self._aborted) > _REMEMBERED:
+                del self._aborted[next(iter(self._aborted))]
             for table, tid, inserted in reversed(touched):
                 found = table.tuples.get(tid)
                 if found is None:

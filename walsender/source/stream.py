@@ -9,12 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from pubsub.errors import ConnectionFailure, PublisherError
+from pubsub.errors import PublisherError
 from pubsub.protocol.commands import start_physical_replication
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import ReplicationStream, StreamEnded, identify_system
+from pubsub.publisher.replication import ReplicationStream, StreamEnded
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ
 
@@ -88,13 +88,3 @@ class WalStream:
         if self._stream is not None:
             await self._stream.close()
         await self._connection.close()
-
-
-async def current_timeline(conninfo: str) -> tuple[int, int]:
-    """The server's system identifier and timeline.  Raises ConnectionFailure."""
-    async with await Connection.connect(conninfo, replication=True, application_name="walsender") as connection:
-        identity = await identify_system(connection)
-        return int(identity.system_identifier), identity.timeline
-
-
-__all__ = ["ConnectionFailure", "WalStream", "current_timeline"]

@@ -1,0 +1,100 @@
+"""WAL from a directory: an archive, or a server's own pg_wal.
+
+A segment is found under its name, or with an ending: compressed (.zst, .lz4, .gz), not complete (.partial), or both.
+Which timeline's file is read where several have the position: the newest that belongs to the history that is followed, for
+it begins with a copy of the older one's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from pubsub.errors import PubsubError
+from walsender.source.timeline import TimelineHistory, parse_history
+from walsender.xlog.geometry import Geometry
+
+CHUNK_BYTES: Final = 1 << 20
+_CODECS: Final = {".zst": "zstd", ".lz4": "lz4", ".gz": "gzip"}
+_ENDINGS: Final = ("", ".zst", ".lz4", ".gz", ".partial", ".partial.zst", ".partial.lz4", ".partial.gz")
+_SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?(\.zst|\.lz4|\.gz)?")
+
+
+class SegmentDirectory:
+    """Raises PubsubError (58P01) if `path` is no directory."""
+
+    def __init__(self, path: Path, geometry: Geometry) -> None:
+        if not path.is_dir():
+            raise PubsubError(f'could not open directory "{path}": it is none', sqlstate="58P01")
+        self._path = path
+        self._geometry = geometry
+
+    def find(self, lsn: int, history: TimelineHistory) -> Path | None:
+        """The file that has the WAL at `lsn`, None where there is none."""
+        for timeline in history.timelines_of_segment(lsn, self._geometry.segment_size):
+            name = self._geometry.segment_name(timeline, lsn)
+            for ending in _ENDINGS:
+                path = self._path / (name + ending)
+                if path.is_file():
+                    return path
+        return None
+
+    def read(self, lsn: int, history: TimelineHistory) -> Iterator[tuple[int, bytes]]:
+        """(LSN, bytes) from `lsn` on, segment after segment, as far as they are there.  Raises PubsubError (58030)."""
+        size = self._geometry.segment_size
+        while (path := self.find(lsn, history)) is not None:
+            start = lsn - lsn % size
+            got = lsn
+            for position, data in _contents(path, size):
+                if position + len(data) <= lsn - start:
+                    continue
+                cut = max(lsn - start - position, 0)
+                yield start + position + cut, data[cut:]
+                got = start + position + len(data)
+            if got < start + size:
+                return
+            lsn = start + size
+
+    def has_from(self, lsn: int, history: TimelineHistory) -> bool:
+        return self.find(lsn, history) is not None
+
+    def history(self, timeline: int) -> TimelineHistory:
+        """Out of the timeline's history file, where there is one."""
+        for ending in ("", *_CODECS):
+            path = self._path / f"{timeline:08X}.history{ending}"
+            if path.is_file():
+                text = b"".join(data for _, data in _contents(path, 1 << 20))
+                return parse_history(timeline, text.decode("utf-8", "replace"))
+        return TimelineHistory.only(timeline)
+
+    def first_lsn(self) -> int | None:
+        """Where the oldest segment that is there begins."""
+        starts = [
+            self._geometry.segment_start(entry.name[:24])[1]
+            for entry in self._path.iterdir()
+            if _SEGMENT.fullmatch(entry.name)
+        ]
+        return min(starts, default=None)
+
+
+def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes), at most `limit` bytes.  A compressed file that is cut short gives what it has."""
+    codec = _CODECS.get(path.suffix)
+    position = 0
+    try:
+        with path.open("rb") as file:
+            stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
+            while position < limit:
+                data: bytes = stream.read(min(CHUNK_BYTES, limit - position))
+                if not data:
+                    return
+                yield position, data
+                position += len(data)
+    except (OSError, pa.ArrowException) as error:
+        if codec is not None and "EOF" in str(error):
+            return
+        raise PubsubError(f'could not read file "{path}": {error}', sqlstate="58030") from error

@@ -1,0 +1,62 @@
+"""Timelines: which of them the WAL at a position belongs to (timeline.c: readTimeLineHistory, tliOfPointInHistory)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from pubsub.errors import DataCorrupted, PubsubError
+from pubsub.protocol.lsn import Lsn
+
+_FOREVER: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineHistory:
+    """`entries`: (timeline, the LSN at which it ends), oldest first; the last one does not end."""
+
+    entries: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def only(cls, timeline: int) -> Self:
+        """A timeline without known ancestors."""
+        return cls(((timeline, _FOREVER),))
+
+    @property
+    def newest(self) -> int:
+        return self.entries[-1][0]
+
+    def timeline_of(self, lsn: int) -> int:
+        """The timeline whose WAL lies at `lsn`."""
+        return next(timeline for timeline, end in self.entries if lsn < end)
+
+    def end_of(self, timeline: int) -> int | None:
+        """Where a timeline ends; None if it does not, or is none of these."""
+        return next((end for one, end in self.entries if one == timeline and end != _FOREVER), None)
+
+    def timelines_of_segment(self, lsn: int, segment_size: int) -> list[int]:
+        """The timelines with WAL in the segment that holds `lsn`, the newest first."""
+        start = lsn - lsn % segment_size
+        found: list[int] = []
+        begin = 0
+        for timeline, end in self.entries:
+            if begin < start + segment_size and end > start:
+                found.append(timeline)
+            begin = end
+        return found[::-1]
+
+
+def parse_history(timeline: int, text: str) -> TimelineHistory:
+    """A history file: lines of timeline and switch point, tab between, then a reason.  Raises DataCorrupted."""
+    entries: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        fields = stripped.split(None, 2)
+        try:
+            entries.append((int(fields[0]), int(Lsn.parse(fields[1]))))
+        except (IndexError, ValueError, PubsubError) as error:
+            raise DataCorrupted(f"syntax error in the history of timeline {timeline}: {line}") from error
+    entries.append((timeline, _FOREVER))
+    return TimelineHistory(tuple(entries))
