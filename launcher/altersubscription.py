@@ -6,16 +6,18 @@ a REFRESH that takes away tables whose sync workers may be about to make a slot.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import assert_never
 
-from catalog.records import Subscription, SubscriptionChanges, SubscriptionRel
+from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from launcher import optioneffects, targets
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.ids import Oid
 from pubsub.publisher.connection import Connection
@@ -23,6 +25,7 @@ from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
 from pubsub.publisher.replication import identify_system
 from pubsub.sql import statements as sql
+from pubsub.sql.identifiers import QualifiedName
 from pubsub.sql.options import SubscriptionOptions
 
 _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
@@ -61,10 +64,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
         case sql.Skip():
             raise FeatureNotSupported("ALTER SUBSCRIPTION ... SKIP is not supported yet")
         case sql.ResyncTable():
-            raise FeatureNotSupported(
-                "ALTER SUBSCRIPTION ... RESYNC TABLE is not supported yet",
-                hint="Take the table out of the publication, refresh, move its Delta table away, then add and refresh again.",
-            )
+            await _resync(session, subscription, statement.action.tables)
         case _:
             assert_never(statement.action)
 
@@ -190,23 +190,65 @@ async def _remove(
     session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
 ) -> None:
     """Tables leave.  While one of them may be making its slot, the workers are stopped: a slot made later would stay."""
-    catalog, oid = session.catalog, subscription.oid
-    node_id = (await catalog.node()).node_id
-    pause = bool(slot_names(gone, node_id))
-    if pause:
-        await catalog.alter_subscription(oid, dropping=True)
-    try:
-        if pause:
-            await session.workers_ended(subscription)
-        await catalog.remove_relations(oid, [relation.relid for relation in gone])
+    node_id = (await session.catalog.node()).node_id
+    async with _paused(session, subscription) if slot_names(gone, node_id) else nullcontext():
+        await session.catalog.remove_relations(subscription.oid, [relation.relid for relation in gone])
         for relation in gone:
             session.notice(
                 f'table "{relation.qualified_name}" removed from subscription "{subscription.name}"', "DEBUG1"
             )
         await drop_slots_of(session, connection, gone, node_id)
+
+
+@asynccontextmanager
+async def _paused(session: Session, subscription: Subscription) -> AsyncIterator[None]:
+    """The body runs while the subscription has no worker."""
+    await session.catalog.alter_subscription(subscription.oid, dropping=True)
+    try:
+        await session.workers_ended(subscription)
+        yield
     finally:
-        if pause:
-            await catalog.alter_subscription(oid, dropping=False)
+        await session.catalog.alter_subscription(subscription.oid, dropping=False)
+
+
+async def _resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
+    """The named tables are copied anew, and what their Delta tables hold is replaced in the commit of the copy.
+
+    One that was dropped and made again on the publisher goes by its new oid from then on.
+    """
+    catalog, oid = session.catalog, subscription.oid
+    if not subscription.enabled:
+        raise NotInPrerequisiteState("ALTER SUBSCRIPTION ... RESYNC TABLE is not allowed for disabled subscriptions")
+    relations = {(r.schema, r.name): r for r in await catalog.relations(oid)}
+    wanted = []
+    for name in names:
+        found = relations.get((name.schema or "public", name.name))
+        if found is None:
+            raise UndefinedTable(f'table "{name}" is not part of subscription "{subscription.name}"')
+        wanted.append(found)
+    node_id = (await catalog.node()).node_id
+    async with await session.connect(subscription.name, subscription.conninfo) as connection:
+        published = await targets.published_tables(connection, subscription.publications)
+        oids = {(table.schema, table.name): relid for relid, table in published.items()}
+        for relation in wanted:
+            if (relation.schema, relation.name) not in oids:
+                raise UndefinedTable(
+                    f'table "{relation.qualified_name}" not found on publisher',
+                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
+                )
+        async with _paused(session, subscription):
+            # The workers have ended, and the states are those that they left.
+            held = {relation.relid: relation for relation in await catalog.relations(oid)}
+            await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
+            for relation in wanted:
+                now = oids[relation.schema, relation.name]
+                if now == relation.relid:
+                    await catalog.set_sync_slot(oid, now, None)
+                    await catalog.set_relation_state(oid, now, RelState.INIT)
+                else:
+                    await catalog.remove_relations(oid, [relation.relid])
+                    new = NewRelation(now, relation.schema, relation.name, relation.path)
+                    await catalog.add_relations(oid, [new])
 
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:

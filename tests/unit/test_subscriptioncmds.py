@@ -170,7 +170,13 @@ async def test_alter(client: Client, nowhere: str) -> None:
         ),
         (False, "ADD PUBLICATION p", "42710", 'publication "p" is already in subscription "s"'),
         (False, "SKIP (lsn = '0/1')", "0A000", "ALTER SUBSCRIPTION ... SKIP is not supported yet"),
-        (False, "RESYNC TABLE t", "0A000", "ALTER SUBSCRIPTION ... RESYNC TABLE is not supported yet"),
+        (
+            False,
+            "RESYNC TABLE t",
+            "55000",
+            "ALTER SUBSCRIPTION ... RESYNC TABLE is not allowed for disabled subscriptions",
+        ),
+        (True, "RESYNC TABLE s.t", "42P01", 'table "s.t" is not part of subscription "s"'),
         (False, "CONNECTION 'no such thing'", "42601", "invalid connection string syntax"),
     ],
 )

@@ -1,0 +1,52 @@
+"""ALTER SUBSCRIPTION … RESYNC TABLE: tables that are copied anew, whatever their Delta tables have become."""
+
+from __future__ import annotations
+
+import pytest
+
+from pubsub.errors import UndefinedTable
+from tests.replica import Replica
+
+TABLES = """
+CREATE TABLE a (id int PRIMARY KEY, t text);
+CREATE TABLE b (id int PRIMARY KEY, t text);
+INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 1000) g;
+INSERT INTO b SELECT * FROM a;
+CREATE PUBLICATION p FOR TABLE a, b;
+"""
+
+
+def test_a_table_that_another_writer_has_spoiled(replica: Replica, spark: object) -> None:
+    replica.execute(TABLES)
+    replica.subscribe()
+    replica.assert_equal("a", "b")
+    session = spark.session  # type: ignore[attr-defined]
+    session.sql(f"DELETE FROM delta.`{replica.path('a')}` WHERE id % 7 = 0")
+    session.sql(f"UPDATE delta.`{replica.path('a')}` SET t = 'spoiled' WHERE id % 5 = 0")
+    before, other = replica.relation("a").copy_generation, replica.relation("b")
+    replica.alter("RESYNC TABLE a")
+    replica.execute(
+        "UPDATE a SET t = 'after' WHERE id % 3 = 0; INSERT INTO b VALUES (2000, 'b'); DELETE FROM a WHERE id = 8"
+    )
+    replica.assert_equal("a", "b")
+    assert replica.relation("a").copy_generation == before + 1
+    assert replica.relation("b").copy_generation == other.copy_generation
+    assert replica.states() == {"public.a": "r", "public.b": "r"}
+    assert replica.slots() == [replica.name]
+    # What goes on is applied as before.
+    replica.execute("UPDATE a SET id = -id WHERE id < 10; TRUNCATE b")
+    replica.assert_equal("a", "b")
+
+
+def test_a_table_that_was_dropped_and_made_again(replica: Replica) -> None:
+    replica.execute(TABLES)
+    replica.subscribe()
+    replica.assert_equal("a", "b")
+    replica.execute("DROP TABLE a; CREATE TABLE a (id int PRIMARY KEY, t text); INSERT INTO a VALUES (1, 'new')")
+    with pytest.raises(UndefinedTable, match=r'table "public\.a" not found on publisher'):
+        replica.alter("RESYNC TABLE b, a")
+    replica.execute("ALTER PUBLICATION p ADD TABLE a")
+    replica.alter("RESYNC TABLE public.a, b")
+    replica.execute("INSERT INTO a VALUES (2, 'newer')")
+    replica.assert_equal("a", "b")
+    assert replica.slots() == [replica.name]
