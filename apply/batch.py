@@ -1,21 +1,26 @@
 """Transactions joined into the batch that Delta commits.
 
     frames ──► OpenTransaction ──(Commit)──► Batch ──(rows, bytes, age)──► prepare
+    frames ──► ReorderBuffer ──(Stream Commit, or Commit of a large one)──► Batch
 
-Only committed transactions are in a batch, whole, in commit order.  Row frames lie in one log in order of arrival; a row's
-number in it is its `seq`.  What happens between rows (a TRUNCATE, a changed Relation) is kept beside it with the number of
-the row that follows.
+Only committed transactions are in a batch, whole, in commit order.  Small ones lie together in logs, a large or streamed one
+is a part of its own, in memory or on disk (reorderbuffer).  Frames are numbered through all parts; a frame's number is its
+`seq`.  What happens between rows (a TRUNCATE, a changed Relation) is kept beside them with the number of the row that follows;
+in a streamed transaction such messages stand among the rows, have numbers too, and are looked up once, by `read_messages`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pubsub.protocol import pgoutput
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.rows import Block
+from pubsub.reorderbuffer import transaction as reorderbuffer
 from pubsub.reorderbuffer.log import FrameLog
 
 
@@ -46,7 +51,10 @@ class Truncation:
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The transaction that is being received."""
+    """The transaction that is being received, not in a stream.
+
+    `rows` are the frames that are still here, of `nbytes` bytes; `moved` counts those before them, in the reorder buffer.
+    """
 
     xid: int
     final_lsn: Lsn
@@ -55,32 +63,58 @@ class OpenTransaction:
     truncations: list[Truncation] = field(default_factory=list)
     relations: list[tuple[int, pgoutput.Relation]] = field(default_factory=list)
     nbytes: int = 0
+    moved: int = 0
     _counted: int = 0
+
+    @property
+    def count(self) -> int:
+        """The rows so far."""
+        return self.moved + len(self.rows)
 
     def count_bytes(self) -> None:
         """Add the rows that came since the last call to `nbytes`."""
         self.nbytes += sum(map(len, self.rows[self._counted :]))
         self._counted = len(self.rows)
 
+    def clear_rows(self) -> None:
+        """The rows have been moved."""
+        self.moved += len(self.rows)
+        self.rows.clear()
+        self.nbytes = self._counted = 0
+
 
 class Batch:
     """Committed transactions that become one Delta commit per table.
 
-    `opened_at` is the monotonic time, in seconds, at which the first of them joined.
+    `opened_at` is the monotonic time, in seconds, at which the first of them joined.  `relations` has, for each oid, the
+    Relation messages with the number of the first row that each holds for, in that order.
     """
 
     def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
-        self.log = FrameLog()
         self.transactions: list[Transaction] = []
         self.truncations: list[Truncation] = []
         self.relations: dict[int, list[tuple[int, pgoutput.Relation]]] = {oid: [(0, r)] for oid, r in known.items()}
         self.rows = 0
         self.opened_at: float | None = None
+        self._parts: list[FrameLog | reorderbuffer.Transaction] = []
+        self._parts_bytes = 0
+        # Streamed transactions, by their place in `transactions`, whose other messages have not been looked up yet.
+        self._unread: dict[int, reorderbuffer.Transaction] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row frames held."""
-        return self.log.nbytes
+        """Bytes of the frames, those on disk too."""
+        return self._parts_bytes + self.memory
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the frames in logs: the reorder buffer does not account for these."""
+        return sum(part.nbytes for part in self._parts if isinstance(part, FrameLog))
+
+    @property
+    def large(self) -> list[reorderbuffer.Transaction]:
+        """The parts that are the reorder buffer's; to be released once nobody reads the batch any more."""
+        return [part for part in self._parts if not isinstance(part, FrameLog)]
 
     @property
     def first_lsn(self) -> Lsn:
@@ -92,19 +126,103 @@ class Batch:
         """End LSN of the last transaction: the version of its Delta commits."""
         return self.transactions[-1].end_lsn
 
-    def add(self, opened: OpenTransaction, end_lsn: Lsn, now: float) -> None:
-        """The transaction has committed: it joins the batch."""
+    def add(
+        self, opened: OpenTransaction, end_lsn: Lsn, now: float, moved: reorderbuffer.Transaction | None = None
+    ) -> None:
+        """The transaction has committed: it joins the batch.  `moved` has its rows if they were moved."""
         first = self.rows
-        self.log.append(opened.rows)
-        self.rows += len(opened.rows)
+        if moved is not None:
+            self._append_part(moved)
+        else:
+            if not self._parts or not isinstance(self._parts[-1], FrameLog):
+                self._parts.append(FrameLog())
+            log = self._parts[-1]
+            assert isinstance(log, FrameLog)
+            log.append(opened.rows)
+            self.rows += len(opened.rows)
         self.truncations += [Truncation(first + t.seq, t.relations, len(self.transactions)) for t in opened.truncations]
         for seq, relation in opened.relations:
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
-        self.transactions.append(
-            Transaction(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, self.rows)
-        )
+        self._joined(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, now)
+
+    def add_streamed(
+        self, streamed: reorderbuffer.Transaction, final_lsn: Lsn, end_lsn: Lsn, commit_time: int, now: float
+    ) -> None:
+        """A streamed transaction has committed: it joins the batch.  `read_messages` must be called before `relations` or
+        `truncations` are looked at."""
+        first = self.rows
+        self._unread[len(self.transactions)] = streamed
+        self._append_part(streamed)
+        self._joined(streamed.xid, final_lsn, end_lsn, commit_time, first, now)
+
+    def _append_part(self, part: reorderbuffer.Transaction) -> None:
+        self._parts.append(part)
+        self._parts_bytes += part.nbytes
+        self.rows += part.count
+
+    def _joined(self, xid: int, final_lsn: Lsn, end_lsn: Lsn, commit_time: int, first: int, now: float) -> None:
+        self.transactions.append(Transaction(xid, final_lsn, end_lsn, commit_time, first, self.rows))
         if self.opened_at is None:
             self.opened_at = now
+
+    def read_messages(self) -> None:
+        """Look up the Relation and Truncate messages of streamed transactions.  Reads them whole: may block.
+
+        Raises ProtocolViolation, and what reading from disk raises.
+        """
+        if not self._unread:
+            return
+        for index, streamed in self._unread.items():
+            number = self.transactions[index].first_seq
+            with closing(streamed.blocks()) as blocks:
+                for block in blocks:
+                    for place, data in block.others():
+                        self._note(number + place, index, pgoutput.read_message(data))
+                    number += block.count
+        self._unread.clear()
+        for messages in self.relations.values():
+            messages.sort(key=_seq)
+        self.truncations.sort(key=lambda truncation: truncation.seq)
+
+    def _note(self, seq: int, transaction: int, message: pgoutput.Message) -> None:
+        match message:
+            case pgoutput.Relation():
+                self.relations.setdefault(message.oid, []).append((seq, message))
+            case pgoutput.Truncate():
+                self.truncations.append(Truncation(seq, tuple(message.relations), transaction))
+            case _:
+                return  # Type and LogicalMessage: nothing here depends on them
+
+    def chunks(self, max_bytes: int | None = None) -> Generator[tuple[int, list[Block]]]:
+        """All frames in order, as many blocks together as have at most `max_bytes` (None: all): the number of the first, blocks.
+
+        Close it if it is not read to its end.  Raises what reading from disk raises.
+        """
+        first = count = size = 0
+        pending: list[Block] = []
+        for block in self._blocks():
+            if max_bytes is not None and pending and size + len(block.data) > max_bytes:
+                yield first, pending
+                first += count
+                pending, count, size = [], 0, 0
+            pending.append(block)
+            count += len(block.lengths)
+            size += len(block.data)
+        if pending:
+            yield first, pending
+
+    def _blocks(self) -> Iterator[Block]:
+        for part in self._parts:
+            if isinstance(part, FrameLog):
+                yield from part.blocks()
+            else:
+                yield from part.blocks()
+
+    def clear_logs(self) -> None:
+        """Forget the frames in memory; `large` parts are released apart."""
+        for part in self._parts:
+            if isinstance(part, FrameLog):
+                part.clear()
 
     def transaction_of(self, seq: int) -> Transaction:
         """The transaction that row `seq` belongs to."""
@@ -131,6 +249,10 @@ class Batch:
 
     def _ends(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.fromiter((t.end_seq for t in self.transactions), np.int64, len(self.transactions))
+
+
+def _seq(entry: tuple[int, pgoutput.Relation]) -> int:
+    return entry[0]
 
 
 def lag_seconds(transactions: Sequence[Transaction], now: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

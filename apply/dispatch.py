@@ -2,19 +2,23 @@
 
 Per frame Python looks at the type byte and nothing more; rows are kept as bytes.  Begin and Commit, which come once a
 transaction, are read with a struct here; everything rarer goes through the codec.
+
+    B … C          rows in the OpenTransaction; past a bound they move to the reorder buffer
+    S … E, c, A    the frames of a block, tagged with their (sub)transactions, in the reorder buffer until c or A
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, assert_never
 
 from apply.batch import Batch, OpenTransaction, Truncation
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol import pgoutput
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
 from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 _KEEPALIVE: Final = ord("k")
 _XLOG_DATA: Final = ord("w")
@@ -26,35 +30,44 @@ _BEGIN_BODY: Final = struct.Struct(">QqI")
 _COMMIT_BODY: Final = struct.Struct(">BQQq")
 _TYPE: Final = XLOG_HEADER
 _BODY: Final = XLOG_HEADER + 1
+# A transaction of more bytes is the reorder buffer's.
+_SMALL: Final = 256 << 10
 
 
 class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
     `position` is the LSN up to which everything has been received: the end of the last transaction, or a keepalive's WAL
-    end; `decided` the end of the last transaction.  Raises ProtocolViolation for what can not be in such a stream.
+    end; `decided` the end of the last transaction.  A streamed transaction that has not ended holds neither back: it ends
+    past both, and is then sent again whole if need be.
+
+    `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
+    transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
+    Raises ProtocolViolation for what can not be in such a stream.
     """
 
-    def __init__(self, start: Lsn) -> None:
+    def __init__(self, start: Lsn, buffer: ReorderBuffer | None = None, *, parallel: bool = False) -> None:
         self.position = start
         self.decided = start
         self.last_frame_lsn = start
         self.reply_requested = False
+        self._buffer = buffer
+        self._parallel = parallel
         self._known: dict[int, pgoutput.Relation] = {}
         # What held before the open transaction: a batch that is started meanwhile begins with these.
         self._settled: dict[int, pgoutput.Relation] = {}
         self._open: OpenTransaction | None = None
+        # The transaction of the stream block that is being received, and the block's frames since the last move.
+        self._stream: int | None = None
+        self._block: list[bytes] = []
+        # By streamed transaction: its Relation messages with their (sub)transactions.
+        self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
         self.batch = Batch(self._settled)
 
     @property
     def idle(self) -> bool:
         """Nothing received is waiting: no transaction open, none in the open batch."""
         return self._open is None and not self.batch.transactions
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of rows held, the transaction that is being received included."""
-        return self.batch.nbytes + (self._open.nbytes if self._open is not None else 0)
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
@@ -68,8 +81,7 @@ class Dispatcher:
 
         Nothing that ends after `stop_at` joins a batch; a batch ends at `pause_at`.  `now` is the monotonic time in seconds.
         """
-        opened = self._open
-        rows = opened.rows.append if opened is not None else None
+        rows = self._collector()
         taken = 0
         for frame in frames:
             taken += 1
@@ -81,22 +93,48 @@ class Dispatcher:
                 if rows is None:
                     raise ProtocolViolation("row change outside a transaction")
                 rows(frame)
-            elif kind == _BEGIN:
-                opened = self._begin(frame)
-                rows = opened.rows.append
+                continue
+            end = None
+            if kind == _BEGIN:
+                self._begin(frame)
             elif kind == _COMMIT:
                 end = self._commit(frame, now, stop_at)
-                opened = rows = None
-                if (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at):
-                    break
             else:
-                self._other(frame)
-        if opened is not None:
-            opened.count_bytes()
+                end = self._other(frame, now, stop_at)
+            rows = self._collector()
+            if end is not None and (
+                (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at)
+            ):
+                break
+        self._move()
         return taken
 
-    def _begin(self, frame: bytes) -> OpenTransaction:
+    def _collector(self) -> Callable[[bytes], None] | None:
+        """What takes a row."""
         if self._open is not None:
+            return self._open.rows.append
+        return self._block.append if self._stream is not None else None
+
+    def _move(self) -> None:
+        """To the reorder buffer: what has come of a stream's block, and of a transaction that is not small."""
+        if self._open is not None:
+            self._open.count_bytes()
+            if self._buffer is not None and (self._open.moved or self._open.nbytes > _SMALL):
+                self._buffer.append(self._open.xid, self._open.rows)
+                self._open.clear_rows()
+        elif self._stream is not None and self._block:
+            self._streams().append_tagged(self._stream, self._block)
+            self._block.clear()
+
+    def _streams(self) -> ReorderBuffer:
+        if self._buffer is None:
+            raise ProtocolViolation("unexpected stream: it was not asked for")
+        return self._buffer
+
+    # Whole transactions
+
+    def _begin(self, frame: bytes) -> None:
+        if self._open is not None or self._stream is not None:
             raise ProtocolViolation("BEGIN inside a transaction")
         if len(frame) != _BODY + _BEGIN_BODY.size:
             raise ProtocolViolation("malformed BEGIN message")
@@ -104,7 +142,6 @@ class Dispatcher:
         if final_lsn == 0:
             raise ProtocolViolation("final_lsn not set in begin message")
         self._open = OpenTransaction(xid, Lsn(final_lsn), commit_time)
-        return self._open
 
     def _commit(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn:
         opened = self._open
@@ -117,17 +154,79 @@ class Dispatcher:
             raise ProtocolViolation(
                 f"incorrect commit LSN {Lsn(commit_lsn)} in commit message (expected {opened.final_lsn})"
             )
-        if end_lsn <= commit_lsn or end_lsn < self.decided:
-            raise ProtocolViolation(f"the stream went back: commit end {Lsn(end_lsn)} after {self.decided}")
+        end = self._checked_end(Lsn(commit_lsn), Lsn(end_lsn))
         opened.commit_time = commit_time
+        moved = None
+        if opened.moved:
+            self._move()
+            moved = self._streams().commit(opened.xid)
         self._open = None
-        end = Lsn(end_lsn)
         self._settled.update((relation.oid, relation) for _, relation in opened.relations)
-        if (opened.rows or opened.truncations or opened.relations) and (stop_at is None or end <= stop_at):
-            self.batch.add(opened, end, now)
+        if (opened.count or opened.truncations or opened.relations) and (stop_at is None or end <= stop_at):
+            self.batch.add(opened, end, now, moved)
+        elif moved is not None:
+            moved.release()
+        return self._decide(end)
+
+    def _checked_end(self, commit_lsn: Lsn, end_lsn: Lsn) -> Lsn:
+        if end_lsn <= commit_lsn or end_lsn < self.decided:
+            raise ProtocolViolation(f"the stream went back: commit end {end_lsn} after {self.decided}")
+        return end_lsn
+
+    def _decide(self, end: Lsn) -> Lsn:
+        """Everything up to `end` has been received, and decided."""
         self.decided = end
         self.position = max(self.position, end)
         return end
+
+    # Streamed transactions
+
+    def _stream_start(self, message: pgoutput.StreamStart) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("STREAM START message inside a transaction")
+        if message.first_segment == (message.xid in self._streamed):
+            raise ProtocolViolation(f"transaction {message.xid} streams from its middle, or from its start again")
+        self._streams().begin(message.xid)
+        self._streamed.setdefault(message.xid, [])
+        self._stream = message.xid
+
+    def _stream_stop(self) -> None:
+        if self._stream is None:
+            raise ProtocolViolation("STREAM STOP message without STREAM START")
+        self._move()
+        self._stream = None
+
+    def _stream_abort(self, message: pgoutput.StreamAbort) -> None:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM ABORT message without STREAM STOP")
+        # One that had nothing to stream may be aborted all the same.
+        self._streams().abort(message.subxid, top=message.xid)
+        if message.subxid == message.xid:
+            self._streamed.pop(message.xid, None)
+        elif message.xid in self._streamed:
+            told = self._streamed[message.xid]
+            told[:] = [(xid, relation) for xid, relation in told if xid != message.subxid]
+
+    def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM COMMIT message without STREAM STOP")
+        if message.xid not in self._streamed:
+            raise ProtocolViolation(f"STREAM COMMIT of transaction {message.xid}, which was not streamed")
+        end = self._checked_end(message.commit_lsn, message.end_lsn)
+        streamed = self._streams().commit(message.xid)
+        self._settle(self._streamed.pop(message.xid))
+        if streamed is not None and streamed.count and (stop_at is None or end <= stop_at):
+            self.batch.add_streamed(streamed, message.commit_lsn, end, message.commit_time, now)
+        elif streamed is not None:
+            streamed.release()
+        return self._decide(end)
+
+    def _settle(self, told: Sequence[tuple[int, pgoutput.Relation]]) -> None:
+        """A streamed transaction has committed: the publisher takes what it told for known (set_schema_sent_in_streamed_txn)."""
+        for _, relation in told:
+            self._known[relation.oid] = self._settled[relation.oid] = relation
+
+    # All else
 
     def _keepalive(self, frame: bytes) -> None:
         message = read_server_message(frame)
@@ -135,27 +234,67 @@ class Dispatcher:
             raise ProtocolViolation("no data left in message")
         self.reply_requested |= message.reply_requested
         self.last_frame_lsn = max(self.last_frame_lsn, message.wal_end)
-        if self._open is None:
+        if self._open is None and self._stream is None:
             self.position = max(self.position, message.wal_end)
 
-    def _other(self, frame: bytes) -> None:
-        message = pgoutput.read_message(frame, start=XLOG_HEADER)
+    def _other(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
+        """Returns the end of a transaction that this frame commits."""
+        message = pgoutput.read_message(
+            frame, streaming=self._stream is not None, parallel=self._parallel, start=XLOG_HEADER
+        )
         match message:
-            case pgoutput.Relation():
-                known = self._known.get(message.oid)
-                if known == message:
-                    return
-                self._known[message.oid] = message
-                if self._open is not None:
-                    self._open.relations.append((len(self._open.rows), message))
-                else:
-                    self._settled[message.oid] = message
-                    self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
-            case pgoutput.Truncate():
-                if self._open is None:
-                    raise ProtocolViolation("TRUNCATE outside a transaction")
-                self._open.truncations.append(Truncation(len(self._open.rows), tuple(message.relations)))
-            case pgoutput.Type() | pgoutput.Origin() | pgoutput.LogicalMessage():
-                return
-            case _:
+            case pgoutput.Relation() | pgoutput.Type() | pgoutput.Truncate() | pgoutput.LogicalMessage():
+                if self._stream is not None:
+                    self._block.append(frame)
+                    if isinstance(message, pgoutput.Relation):
+                        assert message.xid is not None
+                        self._streamed[self._stream].append((message.xid, _untagged(message)))
+                elif isinstance(message, pgoutput.Relation):
+                    self._relation(message)
+                elif isinstance(message, pgoutput.Truncate):
+                    if self._open is None:
+                        raise ProtocolViolation("TRUNCATE outside a transaction")
+                    self._open.truncations.append(Truncation(self._open.count, tuple(message.relations)))
+            case pgoutput.StreamStart():
+                self._stream_start(message)
+            case pgoutput.StreamStop():
+                self._stream_stop()
+            case pgoutput.StreamAbort():
+                self._stream_abort(message)
+            case pgoutput.StreamCommit():
+                return self._stream_commit(message, now, stop_at)
+            case pgoutput.Origin():
+                return None
+            case (
+                pgoutput.Begin()
+                | pgoutput.Commit()
+                | pgoutput.Insert()
+                | pgoutput.Update()
+                | pgoutput.Delete()
+                | pgoutput.BeginPrepare()
+                | pgoutput.Prepare()
+                | pgoutput.StreamPrepare()
+                | pgoutput.CommitPrepared()
+                | pgoutput.RollbackPrepared()
+            ):
                 raise ProtocolViolation(f"unexpected {type(message).__name__} message: it was not asked for")
+            case _:
+                assert_never(message)
+        return None
+
+    def _relation(self, message: pgoutput.Relation) -> None:
+        if self._known.get(message.oid) == message:
+            return
+        self._known[message.oid] = message
+        if self._open is not None:
+            self._open.relations.append((self._open.count, message))
+        else:
+            self._settled[message.oid] = message
+            self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
+
+
+def _untagged(relation: pgoutput.Relation) -> pgoutput.Relation:
+    """As it is outside a stream."""
+    return pgoutput.Relation(
+        relation.oid, relation.namespace, relation.name, relation.replica_identity, relation.columns
+    )

@@ -368,7 +368,7 @@ def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
         if kinds.is_timestamp(column.type):
             return _spread(column.view(pa.int64()).to_numpy())
     if kinds.is_floating(column.type):
-        column = _comparable(column, exact)
+        column = comparable(column, exact)
     encoded = column.dictionary_encode()
     indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
     return indices + 1, len(encoded.dictionary) + 1
@@ -381,7 +381,7 @@ def _spread(numbers: Indices) -> tuple[Indices, int]:
     return numbers - least, greatest - least + 1
 
 
-def _comparable(column: Any, exact: bool) -> Any:
+def comparable(column: Any, exact: bool) -> Any:
     """Floats as integers that are equal if the floats are."""
     valid = column.is_valid()
     numbers = column.fill_null(0).to_numpy().astype(np.float64)

@@ -1,6 +1,6 @@
 """The way of a stream into Delta: receive ─► batch ─► prepare ─► commit ─► feedback, three tasks side by side.
 
-    receive   frames into the open batch; stops reading while the batch is full
+    receive   frames into the open batch and the reorder buffer; stops reading while the batch is full
     prepare   takes the open batch when it is due, stages it (in a thread)
     commit    commits the staged tables, then everything up to the batch's end is durable
 
@@ -8,6 +8,9 @@ A batch is due when it holds `rows` or `bytes`, or when it is `age` seconds old 
 runs, the open batch grows, so that a backlog makes batches larger, not more.  What was sent long after it was committed is
 a backlog from the start: there age counts only once the stream runs dry.  A large batch is staged while the one before it
 commits; at most one is open, one staged or being staged, one committing.
+
+What is received and not staged holds at most `memory` bytes, and one read: the frames of committed small transactions, of
+which a batch holds half of that, and the reorder buffer, which moves to disk what is more.
 
 Apply and the sync worker's catch-up are both this, over different `Tables`.
 """
@@ -17,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -32,10 +35,11 @@ from apply.dispatch import Dispatcher
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare
 from pubsub import faults
-from pubsub.errors import ConnectionFailure
+from pubsub.errors import ConnectionFailure, ProgramLimitExceeded
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import ReplicationStream
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 # A batch of this many rows is staged while another commits; a smaller one waits, and grows.
 _WORTH_STAGING_AHEAD: Final = 50_000
@@ -45,18 +49,27 @@ _BACKLOG: Final = 2_000_000
 _STALLED: Final = 0.25
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 
+# logical_decoding_work_mem is at least this.
+_LEAST_MEMORY: Final = 64 << 10
+
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a batch closes (rows, bytes, seconds), and the timers of the connection in seconds (0: off)."""
+    """When a batch closes (rows, bytes, seconds), and the timers of the connection in seconds (0: off).
+
+    `memory` and `message`: the bytes of what is received and not staged, and of one message.
+    """
 
     rows: int
     nbytes: int
     age: float
     status_interval: float
     receiver_timeout: float
+    memory: int = 64 << 20
+    message: int = 1 << 30
 
 
 class Tables(Protocol):
@@ -85,6 +98,7 @@ class Pipeline:
 
     `align_at`: the first batch closes at this LSN if the stream comes to it: after a crash between the commits of one batch,
     its tables line up again there.  `stop_at`: `run` ends when all up to it is durable, and nothing after it was applied.
+    `buffer` is the caller's to close; without one all is kept in memory, and the stream has no transactions in progress.
     """
 
     def __init__(
@@ -97,10 +111,12 @@ class Pipeline:
         limits: Limits,
         figures: Figures,
         *,
+        buffer: ReorderBuffer | None = None,
+        parallel: bool = False,
         align_at: Lsn | None = None,
         stop_at: Lsn | None = None,
     ) -> None:
-        self.dispatcher = Dispatcher(start)
+        self.dispatcher = Dispatcher(start, buffer, parallel=parallel)
         self.flushed = start
         self.figures = figures
         self._stream = stream
@@ -110,6 +126,10 @@ class Pipeline:
         self._limits = limits
         self._align_at = align_at
         self._stop_at = stop_at
+        self._buffer = buffer
+        # The buffer does one thing at a time: nothing is given back while a thread moves changes to disk.
+        self._using_buffer = asyncio.Lock()
+        self._staging_memory = 0
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._staged: asyncio.Queue[tuple[Batch, Sequence[PreparedTable]] | None] = asyncio.Queue(1)
@@ -167,6 +187,7 @@ class Pipeline:
                 return
             if frames:
                 self._take(frames)
+                await self._spill()
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._advance()
@@ -191,7 +212,19 @@ class Pipeline:
                 await self._send_status(reply=True)
             return ()
 
+    async def _spill(self) -> None:
+        """Move changes to disk if memory is used up."""
+        buffer = self._buffer
+        if buffer is None:
+            return
+        waiting = self.dispatcher.batch.memory + self._staging_memory
+        buffer.work_mem = max(self._limits.memory - waiting, _LEAST_MEMORY)
+        if buffer.exceeded:
+            async with self._using_buffer:
+                await _in_thread(buffer.spill)
+
     def _take(self, frames: Sequence[bytes]) -> None:
+        self._check_sizes(frames)
         now = time.monotonic()
         dispatcher, figures = self.dispatcher, self.figures
         taken = dispatcher.feed(frames, now, stop_at=self._stop_at, pause_at=self._align_at)
@@ -214,6 +247,15 @@ class Pipeline:
         figures.bytes_received += sum(map(len, frames))
         figures.caught_up = self._caught_up()
 
+    def _check_sizes(self, frames: Sequence[bytes]) -> None:
+        limit = self._limits.message
+        if sum(map(len, frames)) > limit and (longest := max(map(len, frames))) > limit:
+            raise ProgramLimitExceeded(
+                f"the publisher sent a message of {longest} bytes",
+                detail=f"The limit is {limit} bytes.",
+                hint='Raise "max_message_size" in pubsub.toml, or take the column out of the publication.',
+            )
+
     def _drained(self) -> bool:
         return self._draining
 
@@ -226,6 +268,8 @@ class Pipeline:
             return False
         if self._align_at is not None and batch.last_lsn >= self._align_at:
             return True
+        if batch.memory >= self._limits.memory // 2:
+            return True
         return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
 
     # prepare
@@ -237,24 +281,32 @@ class Pipeline:
             if batch is None:
                 await self._staged.put(None)
                 return
+            await _in_thread(batch.read_messages)
             destinations = await self._tables.destinations(batch)
             prepared = await self._prepare(batch, destinations)
-            batch.log.clear()
             await self._staged.put((batch, prepared))
 
     async def _prepare(
         self, batch: Batch, destinations: Mapping[tuple[str, str], Destination]
     ) -> Sequence[PreparedTable]:
-        """Stage the batch in a thread.  Cancelled, it waits for the thread: what that has staged would stay on disk."""
-        staging = asyncio.create_task(asyncio.to_thread(prepare, batch, destinations, self._stage, self._tables.origin))
+        """Stage the batch in a thread; its frames are given back then.  Cancelled, what that has staged is discarded."""
+        prepared: list[PreparedTable] = []
+
+        def stage() -> None:
+            prepared.extend(prepare(batch, destinations, self._stage, self._tables.origin))
+
         try:
-            return await asyncio.shield(staging)
-        except asyncio.CancelledError:
-            await asyncio.wait({staging})
-            if not staging.cancelled() and staging.exception() is None:
-                for prepared in staging.result():
-                    discard(prepared.staged)
+            await _in_thread(stage)
+            batch.clear_logs()
+            self._staging_memory = 0
+            async with self._using_buffer:
+                for part in batch.large:
+                    await _in_thread(part.release)
+        except BaseException:
+            for one in prepared:
+                discard(one.staged)
             raise
+        return prepared
 
     async def _due_batch(self) -> Batch | None:
         """The open batch as soon as it is due; None when the intake has ended and nothing is left."""
@@ -281,6 +333,7 @@ class Pipeline:
                     self._align_at = None
                 self._in_flight += 1
                 self._room.set()
+                self._staging_memory = batch.memory
                 return self.dispatcher.take()
             try:
                 async with asyncio.timeout(wait):
@@ -380,3 +433,17 @@ class Pipeline:
             await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
             await self._advance()
             await self._send_status()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """`work()` in a thread.  Cancelled, this waits until it has ended: nothing goes on behind the caller's back."""
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError:
+                continue
+        raise

@@ -23,6 +23,7 @@ from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
@@ -77,12 +78,9 @@ class ApplyWorker:
             await check_publisher(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
-            stream = await replication.start(
-                connection,
-                subscription.slot_name,
-                origin,
-                stream_options(subscription, connection.server_version),
-            )
+            options = stream_options(subscription, connection.server_version)
+            stream = await replication.start(connection, subscription.slot_name, origin, options)
+            buffer = await asyncio.to_thread(open_buffer, self._settings, str(subscription.oid))
             pipeline = self._pipeline = Pipeline(
                 stream,
                 origin,
@@ -91,6 +89,8 @@ class ApplyWorker:
                 self._stage,
                 limits(subscription, self._settings),
                 self.figures,
+                buffer=buffer,
+                parallel=commands.streams_in_parallel(options),
                 align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
                 stop_at=subscription.options.stop_lsn,
             )
@@ -107,6 +107,7 @@ class ApplyWorker:
                         task.cancel()
             finally:
                 self._handover.detach()
+                await asyncio.to_thread(buffer.close)
             await stream.close()
             await self._disable_at_stop(pipeline.flushed)
 
@@ -168,15 +169,20 @@ async def check_publisher(connection: Connection, subscription: Subscription) ->
 
 
 def stream_options(subscription: Subscription, server_version: int) -> dict[str, str]:
-    """pgoutput's options: streaming off and no two-phase, whatever the subscription has, until both are applied here."""
+    """pgoutput's options; no two-phase, whatever the subscription has, until it is applied here."""
     return commands.pgoutput_options(
         server_version,
         subscription.publications,
-        streaming="off",
+        streaming=subscription.options.streaming,
         binary=False,
         origin="none" if subscription.options.origin == "none" else "any",
         two_phase=False,
     )
+
+
+def open_buffer(settings: Settings, worker: str) -> ReorderBuffer:
+    """The reorder buffer of the worker of that name, which no other has.  Blocks.  Raises FileFailure."""
+    return ReorderBuffer(settings.spill_directory / worker, settings.logical_decoding_work_mem)
 
 
 def limits(subscription: Subscription, settings: Settings) -> Limits:
@@ -188,4 +194,6 @@ def limits(subscription: Subscription, settings: Settings) -> Limits:
         age=options.batch_age,
         status_interval=settings.wal_receiver_status_interval,
         receiver_timeout=settings.wal_receiver_timeout,
+        memory=settings.logical_decoding_work_mem,
+        message=settings.max_message_size,
     )

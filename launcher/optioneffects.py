@@ -24,8 +24,6 @@ def tell(session: Session, options: SubscriptionOptions) -> None:
             "subscription option on_table_error = isolate is not supported",
             hint="With on_table_error = stop the subscription stops at a table's error, as PostgreSQL's does.",
         )
-    if "streaming" in given and options.streaming != "off":
-        _notice(session, f"streaming = {options.streaming}", "Transactions are received when they have committed.")
     if "schema_changes" in given and options.schema_changes == "follow":
         _notice(session, "schema_changes = follow", "A changed table stops the subscription with an error.")
     for name, reason in _WITHOUT_EFFECT.items():

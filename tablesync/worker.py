@@ -25,12 +25,13 @@ from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
-from apply.worker import check_publisher, limits, stream_options
+from apply.worker import check_publisher, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.protocol import commands
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
@@ -247,9 +248,9 @@ class SyncWorker:
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         tables = _OneTable(f"{self._slot}", Destination(relation.relid, target, app_id, at), relation, held)
         async with await self._connect(replication=True) as connection:
-            stream = await replication.start(
-                connection, self._slot, at, stream_options(self._subscription, connection.server_version)
-            )
+            options = stream_options(self._subscription, connection.server_version)
+            stream = await replication.start(connection, self._slot, at, options)
+            buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
             pipeline = self._pipeline = Pipeline(
                 stream,
                 at,
@@ -258,9 +259,14 @@ class SyncWorker:
                 self._stage,
                 limits(self._subscription, self._settings),
                 self.figures,
+                buffer=buffer,
+                parallel=commands.streams_in_parallel(options),
                 stop_at=catchup,
             )
-            await pipeline.run()
+            try:
+                await pipeline.run()
+            finally:
+                await asyncio.to_thread(buffer.close)
             await stream.close()
         return pipeline.flushed >= catchup
 

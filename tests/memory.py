@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ import pyarrow as pa
 import pytest
 
 import apply.delta.table
+import apply.inparts
 import apply.pipeline
 import apply.prepare
 from apply.delta import writer
+from apply.delta.parts import Rest
 from apply.delta.table import Commit, TargetTable
 from apply.delta.writer import Staged
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
@@ -67,6 +69,9 @@ class MemoryDelta:
     def discard(self, staged: Staged) -> None:
         self.staged.pop(staged.directory, None)
 
+    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> MemoryParts:
+        return MemoryParts(self, table, replace_all)
+
     # writer.commit
 
     def commit(self, staged: Staged, record: Commit) -> None:
@@ -94,7 +99,33 @@ class MemoryDelta:
             patch.setattr(apply.delta.table, "load", self.load)
             patch.setattr(apply.pipeline, "discard", self.discard)
             patch.setattr(apply.prepare, "discard", self.discard)
+            patch.setattr(apply.inparts, "discard", self.discard)
             yield self
+
+
+class MemoryParts:
+    """parts.StagedParts: what is folded in parts is committed as one."""
+
+    def __init__(self, delta: MemoryDelta, table: TargetTable, replace_all: bool) -> None:
+        self._delta, self._table, self._replace_all = delta, table, replace_all
+        self._parts: list[Folded] = []
+
+    def add(self, folded: Folded) -> None:
+        self._parts.append(folded)
+
+    def finish(self) -> Staged:
+        rest = Rest()
+        for part in self._parts:
+            rest.add(part)
+        rest_images = self._table.schema.empty_table()
+        joined = replace(
+            rest.joined(self._table),
+            images=pa.concat_tables(part.images for part in self._parts) if self._parts else rest_images,
+        )
+        return self._delta.write(self._table, joined, replace_all=self._replace_all)
+
+    def abort(self) -> None:
+        self._parts.clear()
 
 
 def apply_folded(table: TargetTable, folded: Folded, replace_all: bool, rows: Counter[Row]) -> Counter[Row]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,11 @@ def write_table(table: TargetTable, rows: Any) -> list[Action]:
         remove(directory(table.path) / action["add"]["path"] for action in added)
         raise failure
     return added
+
+
+def write_later(table: TargetTable, parts: Sequence[Any]) -> Future[list[Action]]:
+    """`write`, beside what the caller does meanwhile.  Two files are written at a time."""
+    return _writers.submit(write, table, parts)
 
 
 def directory(path: str) -> Path:

@@ -84,10 +84,17 @@ def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
     """Whether this table's batch can be committed here.  `log` is fresh."""
     if folded.removed is not None and folded.removed.num_rows:
         return False
+    return accepts(log, table, rewrites=not (folded.insert_only or folded.truncated))
+
+
+def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
+    """Whether rows can be added here, or with `rewrites` also go and change.  `log` is fresh."""
     if log.unsupported() is not None:
         return False
-    if folded.insert_only or folded.truncated:
+    if not rewrites:
         return True
+    if not table.key:
+        return False
     return log.vectors_enabled() and keys.can_match(pa.schema([table.schema.field(name) for name in table.key]))
 
 

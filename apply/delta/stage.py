@@ -9,6 +9,7 @@ from pathlib import Path
 from apply.delta import direct, writer
 from apply.delta.direct import DirectStaged
 from apply.delta.log import TableLog, is_local
+from apply.delta.parts import DirectParts, SparkParts, StagedParts
 from apply.delta.table import TargetTable
 from apply.delta.writer import Staged
 from apply.fold import Folded
@@ -29,14 +30,27 @@ class Stage:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o700)
 
+    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> StagedParts:
+        """Where a batch is staged a part at a time; `rewrites`: rows of the table go or change."""
+        if self._direct and is_local(table.path):
+            log = self._log(table)
+            if direct.accepts(log, table, rewrites=rewrites and not replace_all):
+                return DirectParts(log, table, replace_all=replace_all)
+        return SparkParts(self._directory / uuid.uuid4().hex, table, replace_all=replace_all)
+
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> AnyStaged:
         """Stage one table's folded batch.  On failure nothing of it stays."""
         if self._direct and is_local(table.path):
-            log = self._logs.setdefault(table.path, TableLog(table.path))
-            log.refresh()
+            log = self._log(table)
             if direct.suits(log, table, folded):
                 return direct.stage(log, table, folded, replace_all=replace_all)
         return writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
+
+    def _log(self, table: TargetTable) -> TableLog:
+        """The table's log, fresh."""
+        log = self._logs.setdefault(table.path, TableLog(table.path))
+        log.refresh()
+        return log
 
 
 def discard(staged: AnyStaged) -> None:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from apply.delta.table import Commit, TargetTable, quote, spark_ddl
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 
-_ROW_GROUP: Final = 128 * 1024
+ROW_GROUP: Final = 128 * 1024
 # Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
 _TARGET: Final = "__pubsub_target".ljust(64, "_")
 _SOURCE: Final = "__pubsub_source".ljust(64, "_")
@@ -53,20 +53,28 @@ def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: b
     """Write one table's folded batch as Parquet in a new `directory`.  On failure nothing of it stays."""
     directory.mkdir(mode=0o700)
     try:
-        return Staged(
-            table=table,
-            directory=directory,
-            images=_write(directory / "images.parquet", folded.images),
-            masked=_write(directory / "masked.parquet", folded.masked),
-            deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
-            removed=_write(directory / "removed.parquet", folded.removed),
-            replace_all=replace_all,
-            key_range=_key_range(folded.deleted_keys),
-            rows=folded.inserts + folded.updates + folded.deletes,
-        )
+        images = _write(directory / "images.parquet", folded.images)
+        return stage_beside(directory, table, folded, images, replace_all=replace_all)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def stage_beside(
+    directory: Path, table: TargetTable, folded: Folded, images: Path | None, *, replace_all: bool
+) -> Staged:
+    """Stage all of a batch but its images, which `images` in `directory` holds already (None: there are none)."""
+    return Staged(
+        table=table,
+        directory=directory,
+        images=images,
+        masked=_write(directory / "masked.parquet", folded.masked),
+        deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
+        removed=_write(directory / "removed.parquet", folded.removed),
+        replace_all=replace_all,
+        key_range=_key_range(folded.deleted_keys),
+        rows=folded.inserts + folded.updates + folded.deletes,
+    )
 
 
 def discard(staged: Staged) -> None:
@@ -223,7 +231,7 @@ def _write(path: Path, table: pa.Table | None) -> Path | None:
     """Stage `table`; None when there are no rows.  At least two row groups, so that two cores read it side by side."""
     if table is None or table.num_rows == 0:
         return None
-    group = max(1, min(_ROW_GROUP, -(-table.num_rows // 2)))
+    group = max(1, min(ROW_GROUP, -(-table.num_rows // 2)))
     pq.write_table(
         table,
         path,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
@@ -160,7 +160,7 @@ class Transaction:
 
     # How it is read.
 
-    def blocks(self, bound: int = BLOCK_BYTES) -> Iterator[ChangeBlock]:
+    def blocks(self, bound: int = BLOCK_BYTES) -> Generator[ChangeBlock]:
         """The changes in order of arrival, without those of aborted subtransactions, in blocks of at most `bound` bytes.
 
         A block has more bytes only if it is one frame.  Of what is on disk a few blocks are in memory at a time.  May run in
@@ -176,7 +176,7 @@ class Transaction:
             with self._lock:
                 self._readers -= 1
 
-    def chunks(self, max_bytes: int) -> Iterator[Chunk]:
+    def chunks(self, max_bytes: int) -> Generator[Chunk]:
         """What `blocks` gives, as many together as have at most `max_bytes`."""
         first = size = 0
         pending: list[ChangeBlock] = []

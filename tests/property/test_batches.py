@@ -112,13 +112,20 @@ def stream(publisher: Publisher, after: Lsn) -> list[list[bytes]]:
     return [told, *(frames for end, frames in zip(publisher.ends, publisher.sent, strict=True) if end > after)]
 
 
-def commit(delta: MemoryDelta, batch: Batch, versions: dict[str, Lsn], only: set[str] | None = None) -> None:
+#: Bytes of a batch that are decoded at once: from a part for each change to all in one.
+wholes = st.sampled_from([2, 100, 400, 1 << 20])
+
+
+def commit(
+    delta: MemoryDelta, batch: Batch, versions: dict[str, Lsn], only: set[str] | None = None, *, whole: int = 1 << 20
+) -> None:
     """As the pipeline does: every table is prepared before one is committed; `only` says which ones get that far."""
+    batch.read_messages()
     destinations = {
         ("public", t.path): Destination(RELATIONS[t.path].oid, t, "app", versions.get(t.path, INVALID_LSN))
         for t in TARGETS
     }
-    for prepared in prepare(batch, destinations, delta, "pg_1"):  # type: ignore[arg-type]
+    for prepared in prepare(batch, destinations, delta, "pg_1", whole=whole):  # type: ignore[arg-type]
         name = prepared.staged.table.path
         if only is None or name in only:
             delta.commit(prepared.staged, prepared.commit)
@@ -127,7 +134,7 @@ def commit(delta: MemoryDelta, batch: Batch, versions: dict[str, Lsn], only: set
 
 
 def shape(batch: Batch) -> Any:
-    blocks = batch.log.blocks()
+    blocks = [block for _, some in batch.chunks() for block in some]
     data, lengths = b"".join(b.data for b in blocks), [n for b in blocks for n in b.lengths.tolist()]
     return batch.transactions, batch.truncations, batch.relations, batch.rows, data, lengths
 
@@ -156,16 +163,17 @@ def test_batches_of_any_size_make_the_same_tables(history: list[list[Wish]], dat
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}
     dispatcher = Dispatcher(INVALID_LSN)
+    whole = data.draw(wholes)
     with delta.installed():
         for sent in publisher.sent:
             # A batch may be taken in the middle of a transaction: it then ends before it.
             half = data.draw(st.integers(0, len(sent)))
             dispatcher.feed(sent[:half], 0.0)
             if half < len(sent) and dispatcher.batch.transactions and data.draw(st.booleans()):
-                commit(delta, dispatcher.take(), versions)
+                commit(delta, dispatcher.take(), versions, whole=whole)
             dispatcher.feed(sent[half:], 0.0)
         if dispatcher.batch.transactions:
-            commit(delta, dispatcher.take(), versions)
+            commit(delta, dispatcher.take(), versions, whole=whole)
     for name in RELATIONS:
         assert delta.tables[name].rows == publisher.rows(name), name
 
@@ -180,6 +188,7 @@ def test_after_crashes_between_commits_each_transaction_is_there_once(
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}
     origin, lives = INVALID_LSN, 0
+    whole = data.draw(wholes)
     with delta.installed():
         while origin < publisher.ends[-1]:
             lives += 1
@@ -191,14 +200,14 @@ def test_after_crashes_between_commits_each_transaction_is_there_once(
                     continue
                 batch = dispatcher.take()
                 if lives <= 4 and data.draw(st.integers(0, 2)) == 0:
-                    commit(delta, batch, versions, data.draw(st.sets(st.sampled_from(sorted(RELATIONS)))))
+                    commit(delta, batch, versions, data.draw(st.sets(st.sampled_from(sorted(RELATIONS)))), whole=whole)
                     crashed = True
                     break
-                commit(delta, batch, versions)
+                commit(delta, batch, versions, whole=whole)
                 origin = batch.last_lsn
             if not crashed:
                 if dispatcher.batch.transactions:
-                    commit(delta, dispatcher.take(), versions)
+                    commit(delta, dispatcher.take(), versions, whole=whole)
                 origin = dispatcher.decided
             assert versions == {name: held.versions["app"] for name, held in delta.tables.items() if held.versions}
     for name in RELATIONS:

@@ -295,10 +295,9 @@ def test_options_without_effect_are_said_and_isolate_is_refused() -> None:
     session = cast(Session, Listening())
     optioneffects.tell(session, SubscriptionOptions())
     assert said == []
-    given = frozenset({"streaming", "schema_changes", "run_as_owner"})
+    given = frozenset({"schema_changes", "run_as_owner"})
     optioneffects.tell(session, SubscriptionOptions(specified=given))
     assert said == [
-        "streaming = parallel is stored, and has no effect yet",
         "schema_changes = follow is stored, and has no effect yet",
         "run_as_owner has no effect",
     ]

@@ -1,0 +1,223 @@
+"""A relation's frames as changes of the table that they go to: what each table gets, under which Relation message.
+
+Blocks; numpy and Arrow let the interpreter go while they work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from apply.batch import Batch
+from apply.delta.table import TargetTable
+from pubsub.errors import InvalidValue, NotInPrerequisiteState
+from pubsub.protocol import pgoutput, rows
+from pubsub.protocol.lsn import Lsn
+
+_NO_END: Final = np.iinfo(np.int64).max
+
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Frames = Mapping[int, Sequence[rows.RowFrames]]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a relation's rows go: `after` is the LSN up to which the table holds everything already."""
+
+    relid: int
+    table: TargetTable
+    app_id: str
+    after: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of a batch's changes a table gets: those that `kept` says, by seq (None: all), from `truncate_before` on.
+
+    `oids` are the publisher's relations that go to it: several when a table was dropped and made again.
+    """
+
+    destination: Destination
+    oids: tuple[int, ...]
+    kept: Mask | None
+    truncate_before: int | None
+
+    def select(self, frames: Sequence[rows.RowFrames]) -> list[rows.RowFrames]:
+        """Not those that the table has, nor those that a later TRUNCATE removes anyway."""
+        return _select(frames, self.kept, self.truncate_before)
+
+
+def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str, str], Destination]) -> list[Wanted]:
+    """What each destination gets of these relations.  Raises NotInPrerequisiteState for one that was never described."""
+    by_name: dict[tuple[str, str], list[int]] = {}
+    for oid in sorted(oids):
+        if oid not in batch.relations:
+            raise no_relation(oid)
+        relation = batch.relations[oid][-1][1]
+        by_name.setdefault((relation.namespace, relation.name), []).append(oid)
+    found = []
+    kept: dict[Lsn, Mask | None] = {}
+    for name, of_name in by_name.items():
+        destination = destinations.get(name)
+        if destination is None:
+            continue
+        truncations = [batch.kept_truncation(oid, destination.after) for oid in of_name]
+        truncate_before = max((seq for seq in truncations if seq is not None), default=None)
+        if destination.after not in kept:
+            kept[destination.after] = batch.kept_rows(destination.after)
+        found.append(Wanted(destination, tuple(of_name), kept[destination.after], truncate_before))
+    return found
+
+
+def under_messages(
+    batch: Batch, wanted: Wanted, frames: Frames
+) -> list[tuple[pgoutput.Relation, list[rows.RowFrames]]]:
+    """The changes that the table gets, of `frames`, each with the Relation message that it was sent under."""
+    found = []
+    for oid in wanted.oids:
+        if oid not in frames:
+            continue
+        for relation, some in _by_relation_message(batch.relations[oid], frames[oid]):
+            chosen = wanted.select(some)
+            if chosen:
+                found.append((relation, chosen))
+    return found
+
+
+def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
+    """The changes that the table gets, of `frames`, in order; and whether rows without a key come whole.
+
+    Raises InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context.
+    """
+    table = wanted.destination.table
+    parts: list[rows.Changes] = []
+    full = False
+    for relation, chosen in under_messages(batch, wanted, frames):
+        full = full or (not table.key and relation.replica_identity == "f")
+        try:
+            changes = rows.decode_changes(chosen, relation, targets(relation, table), key=table.key or None)
+            _check_identity(relation, table, changes)
+        except InvalidValue as error:
+            raise _located(error, batch, relation, origin) from error
+        parts.append(_as_in_target(changes, relation, table))
+    # By oid so far: an older table of the name may have the greater one.
+    parts.sort(key=lambda part: int(part.seq[0]))
+    return parts, full
+
+
+def no_changes(batch: Batch, wanted: Wanted) -> rows.Changes:
+    """None of the table's changes, with its columns."""
+    table, relation = wanted.destination.table, batch.relations[wanted.oids[0]][-1][1]
+    return _as_in_target(rows.decode_changes([], relation, targets(relation, table)), relation, table)
+
+
+def no_relation(oid: int) -> NotInPrerequisiteState:
+    """relation.c: logicalrep_rel_open."""
+    return NotInPrerequisiteState(f"no relation map entry for remote relation ID {oid}", sqlstate="08P01")
+
+
+def _by_relation_message(
+    messages: Sequence[tuple[int, pgoutput.Relation]], frames: Sequence[rows.RowFrames]
+) -> list[tuple[pgoutput.Relation, list[rows.RowFrames]]]:
+    """The frames under the Relation message that each was sent under."""
+    if any(len(some.seq) and some.seq[0] < messages[0][0] for some in frames):
+        raise no_relation(messages[0][1].oid)
+    if len(messages) == 1:
+        return [(messages[0][1], list(frames))]
+    parts = []
+    for index, (first, relation) in enumerate(messages):
+        end = messages[index + 1][0] if index + 1 < len(messages) else None
+        some = [_where(f, (f.seq >= first) & (f.seq < (end if end is not None else _NO_END))) for f in frames]
+        parts.append((relation, [f for f in some if len(f.seq)]))
+    return parts
+
+
+def _select(
+    frames: Sequence[rows.RowFrames],
+    kept: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
+    truncate_before: int | None,
+) -> list[rows.RowFrames]:
+    """The frames that the table gets: not those it has, nor those that a later TRUNCATE removes anyway."""
+    result = []
+    for some in frames:
+        if kept is not None:
+            some = _where(some, kept[some.seq])
+        if truncate_before is not None:
+            some = _where(some, some.seq >= truncate_before)
+        if len(some.seq):
+            result.append(some)
+    return result
+
+
+def _where(frames: rows.RowFrames, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> rows.RowFrames:
+    if wanted.all():
+        return frames
+    return rows.RowFrames(frames.data, frames.starts[wanted], frames.ends[wanted], frames.seq[wanted])
+
+
+def targets(relation: pgoutput.Relation, table: TargetTable) -> list[pa.Field | None]:
+    """The target's field for each of the relation's columns (relation.c: logicalrep_report_missing_attrs)."""
+    indexes = {name: table.schema.get_field_index(name) for name in (column.name for column in relation.columns)}
+    missing = [name for name, index in indexes.items() if index < 0]
+    if missing:
+        listed = ", ".join(f'"{name}"' for name in missing)
+        raise NotInPrerequisiteState(
+            f'logical replication target relation "{table.relation}" is missing replicated '
+            f"column{'s' if len(missing) > 1 else ''}: {listed}",
+            detail="The publisher's table has changed since it was copied.",
+            hint=f'Add the column to the Delta table at "{table.path}", or drop and create the subscription.',
+        )
+    return [table.schema.field(indexes[column.name]) for column in relation.columns]
+
+
+def _check_identity(relation: pgoutput.Relation, table: TargetTable, changes: rows.Changes) -> None:
+    """Updates and deletes name their row by the key that the target has (relation.c: logicalrep_rel_mark_updatable)."""
+    if not np.any(changes.op != ord("I")):
+        return
+    if relation.replica_identity == "f":
+        return
+    sent = {column.name for column in relation.columns if column.in_replica_identity}
+    if not table.key or sent != set(table.key):
+        raise NotInPrerequisiteState(
+            f'logical replication target relation "{table.relation}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
+            "that matches the publisher's",
+            detail=f"The publisher identifies rows by ({', '.join(sorted(sent))}), "
+            f"the Delta table by ({', '.join(table.key)}).",
+            hint="Drop the table from the publication, refresh, add it again and refresh: it is then copied anew.",
+        )
+
+
+def _as_in_target(changes: rows.Changes, relation: pgoutput.Relation, table: TargetTable) -> rows.Changes:
+    """The target's columns in its order.  Those that only the target has: NULL in new rows, kept as they are by updates."""
+    sent = {column.name for column in relation.columns}
+    extra = [field for field in table.schema if field.name not in sent]
+    nulls = {field.name: pa.nulls(changes.count, field.type) for field in extra}
+    untouched = {field.name: changes.op == ord("U") for field in extra}
+    new = changes.new | nulls
+    return dataclasses.replace(
+        changes,
+        new={name: new[name] for name in table.schema.names},
+        unchanged=changes.unchanged | untouched,
+    )
+
+
+def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:
+    """The error with table, column and transaction; the context is PostgreSQL's (worker.c: apply_error_callback)."""
+    qualified = f"{relation.namespace}.{relation.name}"
+    where = f'processing remote data for replication origin "{origin}" for replication target relation "{qualified}"'
+    if not isinstance(error, rows.InvalidField):
+        return InvalidValue(error.message, sqlstate=error.sqlstate, hint=error.hint, context=where)
+    transaction = batch.transaction_of(error.seq)
+    where += f' column "{error.column}" in transaction {transaction.xid}, finished at {transaction.final_lsn}'
+    return InvalidValue(
+        f'column "{error.column}" of table "{qualified}": {error.message}',
+        sqlstate=error.sqlstate,
+        detail=f"The transaction finished at {transaction.final_lsn}; nothing of its batch has been applied.",
+        hint="Take the column out by a column list, or the table out of the publication, and copy the table anew.",
+        context=where,
+    )

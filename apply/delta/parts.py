@@ -1,0 +1,200 @@
+"""A batch of one table staged a part at a time, in bounded memory.
+
+No key is in two parts, so that the parts' images, deleted keys and masked images are the batch's, one after the other.  Images
+go to disk as they come; keys, and images that wait for values of the table's rows, stay in memory until the commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from apply.delta import datafiles, writer
+from apply.delta.datafiles import Action
+from apply.delta.direct import DirectStaged
+from apply.delta.log import TableLog
+from apply.delta.table import TargetTable
+from apply.delta.writer import Staged
+from apply.fold import Folded
+
+# A data file closes at so many rows, so that it is not merged with others, or bytes.
+_FILE_ROWS: Final = 1 << 19
+_FILE_BYTES: Final = 64 << 20
+# Files that are being written while the next part is prepared.
+_WRITING: Final = 1
+
+
+class StagedParts(Protocol):
+    """One table's batch while it is staged.  All block."""
+
+    def add(self, folded: Folded) -> None:
+        """The next part."""
+
+    def finish(self) -> Staged | DirectStaged:
+        """No more parts come."""
+
+    def abort(self) -> None:
+        """Remove what was staged.  Harmless after `finish`, to which the caller then has `discard`."""
+
+
+class DirectParts:
+    """Images become data files of the table, which no log names yet."""
+
+    def __init__(self, log: TableLog, table: TargetTable, *, replace_all: bool) -> None:
+        self._log = log
+        self._table = table
+        self._replace_all = replace_all
+        self._images: list[Any] = []
+        self._image_rows = self._image_bytes = 0
+        self._writing: deque[Future[list[Action]]] = deque()
+        self._added: list[Action] = []
+        self._rest = Rest()
+
+    def add(self, folded: Folded) -> None:
+        self._rest.add(folded)
+        if not folded.images.num_rows:
+            return
+        self._images.append(folded.images)
+        self._image_rows += folded.images.num_rows
+        self._image_bytes += folded.images.nbytes
+        if self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
+            self._write()
+
+    def finish(self) -> DirectStaged:
+        self._write()
+        self._wait(0)
+        folded = self._rest.joined(self._table)
+        added, self._added = self._added, []
+        return DirectStaged(
+            table=self._table,
+            log=self._log,
+            added=added,
+            deleted_keys=folded.deleted_keys if folded.deleted_keys.num_rows else None,
+            masked=folded.masked if folded.masked.num_rows else None,
+            replace_all=self._replace_all,
+            rows=folded.inserts + folded.updates + folded.deletes,
+        )
+
+    def abort(self) -> None:
+        self._images.clear()
+        while self._writing:
+            written = self._writing.popleft()
+            if written.exception() is None:
+                self._added += written.result()
+        datafiles.remove(datafiles.directory(self._table.path) / action["add"]["path"] for action in self._added)
+        self._added = []
+
+    def _write(self) -> None:
+        if self._images:
+            self._wait(_WRITING)
+            self._writing.append(datafiles.write_later(self._table, self._images))
+            self._images = []
+            self._image_rows = self._image_bytes = 0
+
+    def _wait(self, writing: int) -> None:
+        """Until at most so many files are being written."""
+        while len(self._writing) > writing:
+            self._added += self._writing.popleft().result()
+
+
+class SparkParts:
+    """Images become one staged Parquet file in a new `directory`."""
+
+    def __init__(self, directory: Path, table: TargetTable, *, replace_all: bool) -> None:
+        self._directory = directory
+        self._table = table
+        self._replace_all = replace_all
+        self._path = directory / "images.parquet"
+        self._images: pq.ParquetWriter | None = None
+        self._rest = Rest()
+        self._finished = False
+        directory.mkdir(mode=0o700)
+
+    def add(self, folded: Folded) -> None:
+        self._rest.add(folded)
+        if not folded.images.num_rows:
+            return
+        if self._images is None:
+            self._images = pq.ParquetWriter(
+                self._path,
+                folded.images.schema,
+                compression="lz4",
+                use_dictionary=False,
+                write_statistics=False,
+                store_decimal_as_integer=True,
+            )
+        self._images.write_table(folded.images, row_group_size=writer.ROW_GROUP)
+
+    def finish(self) -> Staged:
+        images = None
+        if self._images is not None:
+            self._images.close()
+            images = self._path
+        staged = writer.stage_beside(
+            self._directory, self._table, self._rest.joined(self._table), images, replace_all=self._replace_all
+        )
+        self._finished = True
+        return staged
+
+    def abort(self) -> None:
+        if not self._finished:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Rest:
+    """All of the parts but their images."""
+
+    def __init__(self) -> None:
+        self._masked: list[Any] = []
+        self._deleted: list[Any] = []
+        self._removed: list[Any] = []
+        self._counts = [0, 0, 0]
+        self._insert_only = True
+        self._truncated = False
+
+    def add(self, folded: Folded) -> None:
+        for kept, part in (
+            (self._masked, folded.masked),
+            (self._deleted, folded.deleted_keys),
+            (self._removed, folded.removed),
+        ):
+            if part.num_rows:
+                kept.append(part)
+        self._counts = [
+            self._counts[0] + folded.inserts,
+            self._counts[1] + folded.updates,
+            self._counts[2] + folded.deletes,
+        ]
+        self._insert_only &= folded.insert_only
+        self._truncated |= folded.truncated
+
+    def joined(self, table: TargetTable) -> Folded:
+        """The parts as one; its `images` are empty."""
+        none = table.schema.empty_table()
+        return Folded(
+            images=none,
+            masked=_joined_masked(self._masked, table) if self._masked else none,
+            deleted_keys=pa.concat_tables(self._deleted) if self._deleted else none.select(list(table.key)),
+            removed=pa.concat_tables(self._removed) if self._removed else none,
+            insert_only=self._insert_only,
+            truncated=self._truncated,
+            inserts=self._counts[0],
+            updates=self._counts[1],
+            deletes=self._counts[2],
+        )
+
+
+def _joined_masked(parts: list[Any], table: TargetTable) -> Any:
+    """Parts say for different columns that values are unchanged: where one says nothing, none is."""
+    joined = pa.concat_tables(parts, promote_options="default")
+    for index, name in enumerate(joined.column_names):
+        if name not in table.schema.names and pa.types.is_boolean(joined.schema.field(index).type):
+            joined = joined.set_column(index, name, pc.fill_null(joined.column(index), False))
+    return joined

@@ -1,0 +1,220 @@
+"""A batch too large to be decoded at once: read several times, and staged a part at a time.
+
+    survey          which relations there are, how many bytes each, and which only insert
+    key hashes      for tables of many bytes whose rows change: which changes belong to one key
+    passes          tables that only insert: each chunk is folded and staged as it comes
+                    the others: all changes of some of their keys, folded together
+
+A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
+changes.  Keys between which rows move (an UPDATE of the key) are all in the first pass.  Reading is the cheap part: frames
+come from memory or sequentially from disk, and only what is picked is decoded.
+
+Bounded by `part_bytes`, except: a table without a key whose rows change, rows that move, and images that wait for unchanged
+values of the table's rows are held whole.  Blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from apply.batch import Batch
+from apply.decode import Destination, Wanted, decode, no_relation, targets, under_messages, wanted_by
+from apply.delta.parts import StagedParts
+from apply.delta.stage import Stage, discard
+from apply.delta.table import Commit
+from apply.fold import fold
+from apply.keyhash import key_hashes
+from apply.prepared import PreparedTable
+from pubsub.protocol import rows
+
+_CHUNK: Final = 16 << 20
+_MAX_PASSES: Final = 1 << 15
+
+Partitions = npt.NDArray[np.uint16]
+
+
+@dataclass(slots=True)
+class _Work:
+    """One table: the bytes of the changes that it gets, and whether any of them is no INSERT."""
+
+    wanted: Wanted
+    nbytes: int = 0
+    rewrites: bool = False
+    passes: int = 1
+    sink: StagedParts | None = None
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """What of a table a pass takes: all, or the keys with this number."""
+
+    work: _Work
+    partition: int | None = None
+
+
+def prepare(
+    batch: Batch,
+    destinations: Mapping[tuple[str, str], Destination],
+    stage: Stage,
+    origin: str,
+    *,
+    part_bytes: int,
+) -> list[PreparedTable]:
+    """As prepare.prepare; frames of about `part_bytes` are decoded at a time."""
+    chunk_bytes = min(_CHUNK, part_bytes)
+    works = _survey(batch, destinations, chunk_bytes)
+    for work in works:
+        if work.rewrites and work.wanted.destination.table.key:
+            work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
+    partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
+    prepared: list[PreparedTable] = []
+    with ExitStack() as undo:
+        for work in works:
+            truncated = work.wanted.truncate_before is not None
+            work.sink = stage.parts(work.wanted.destination.table, rewrites=work.rewrites, replace_all=truncated)
+            undo.callback(work.sink.abort)
+        for picks in _passes(works, part_bytes):
+            _run(batch, picks, partitions, origin, chunk_bytes)
+        for work in works:
+            assert work.sink is not None
+            destination = work.wanted.destination
+            staged = work.sink.finish()
+            undo.callback(discard, staged)
+            commit = Commit(destination.app_id, batch.first_lsn, batch.last_lsn)
+            prepared.append(PreparedTable(destination, staged, commit, work.inserts, work.updates, work.deletes))
+        undo.pop_all()
+    return prepared
+
+
+def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], chunk_bytes: int) -> list[_Work]:
+    """The tables that the batch changes."""
+    works: dict[int, _Work] = {}
+    for wanted in wanted_by(batch, list(batch.relations), destinations):
+        works.update(dict.fromkeys(wanted.oids, _Work(wanted)))
+    changed: dict[int, _Work] = {}
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            for oid, pieces in rows.split_by_relation(blocks, first).items():
+                if oid not in batch.relations:
+                    raise no_relation(oid)
+                if oid not in works:
+                    continue
+                work = works[oid]
+                for piece in work.wanted.select(pieces):
+                    changed[id(work)] = work
+                    work.nbytes += int((piece.ends - piece.starts).sum())
+                    work.rewrites |= bool((piece.data[piece.starts] != rows.INSERT).any())
+    found = {id(work): work for work in works.values()}
+    return [work for key, work in found.items() if key in changed or work.wanted.truncate_before is not None]
+
+
+def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Partitions:
+    """For each change of these tables, by seq, the number of the pass that takes it."""
+    if not works:
+        return np.empty(0, np.uint16)
+    hashes = np.zeros(batch.rows, np.uint32)
+    seqs: list[list[npt.NDArray[np.int64]]] = [[] for _ in works]
+    moved: list[list[npt.NDArray[np.uint32]]] = [[] for _ in works]
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            frames = rows.split_by_relation(blocks, first)
+            for index, work in enumerate(works):
+                table = work.wanted.destination.table
+                for relation, chosen in under_messages(batch, work.wanted, frames):
+                    only_key = [
+                        field if field is not None and field.name in table.key else None
+                        for field in targets(relation, table)
+                    ]
+                    changes = rows.decode_changes(chosen, relation, only_key, key=table.key)
+                    own, left = key_hashes(changes, table.key)
+                    hashes[changes.seq] = own
+                    seqs[index].append(changes.seq)
+                    leaving = left != own
+                    moved[index] += [own[leaving], left[leaving]]
+    result = np.zeros(batch.rows, np.uint16)
+    for work, of_work, keys in zip(works, seqs, moved, strict=True):
+        together = np.unique(np.concatenate(keys))
+        for some in of_work:
+            own = hashes[some]
+            number = own % np.uint32(work.passes)
+            if len(together):
+                number[np.isin(own, together)] = 0
+            result[some] = number
+    return result
+
+
+def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
+    """What only inserts is all in the first pass; what rewrites shares one up to `part_bytes`, or has several."""
+    found = [[_Pick(work) for work in works if not work.rewrites]]
+    load = 0
+    for work in works:
+        if work.rewrites and work.passes == 1:
+            if load and load + work.nbytes > part_bytes:
+                found.append([])
+                load = 0
+            found[-1].append(_Pick(work))
+            load += work.nbytes
+    for work in works:
+        if work.passes > 1:
+            found += [[_Pick(work, number)] for number in range(work.passes)]
+    return [picks for picks in found if picks]
+
+
+def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, chunk_bytes: int) -> None:
+    """One pass."""
+    held: list[list[rows.Changes]] = [[] for _ in picks]
+    whole = [False] * len(picks)
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            frames = rows.split_by_relation(blocks, first)
+            for index, pick in enumerate(picks):
+                parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
+                whole[index] |= full
+                if pick.work.rewrites:
+                    held[index] += parts
+                elif parts:
+                    _fold(pick.work, parts, full=full)
+    for index, pick in enumerate(picks):
+        if held[index]:
+            _fold(pick.work, held[index], full=whole[index])
+            held[index].clear()
+
+
+def _picked(
+    pick: _Pick, frames: dict[int, list[rows.RowFrames]], partitions: Partitions
+) -> dict[int, list[rows.RowFrames]]:
+    mine = {oid: frames[oid] for oid in pick.work.wanted.oids if oid in frames}
+    if pick.partition is None:
+        return mine
+    found: dict[int, list[rows.RowFrames]] = {}
+    for oid, pieces in mine.items():
+        for piece in pieces:
+            chosen = partitions[piece.seq] == pick.partition
+            if chosen.any():
+                found.setdefault(oid, []).append(
+                    rows.RowFrames(piece.data, piece.starts[chosen], piece.ends[chosen], piece.seq[chosen])
+                )
+    return found
+
+
+def _fold(work: _Work, parts: list[rows.Changes], *, full: bool) -> None:
+    assert work.sink is not None
+    folded = fold(
+        rows.concat_changes(parts),
+        work.wanted.destination.table.key or None,
+        full=full,
+        truncate_before=work.wanted.truncate_before,
+    )
+    work.sink.add(folded)
+    work.inserts += folded.inserts
+    work.updates += folded.updates
+    work.deletes += folded.deletes

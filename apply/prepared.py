@@ -1,0 +1,21 @@
+"""What preparing a batch leaves for one table: staged, and ready to be committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apply.decode import Destination
+from apply.delta.stage import AnyStaged
+from apply.delta.table import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTable:
+    """One table's part of a batch, staged; the counts are of row changes."""
+
+    destination: Destination
+    staged: AnyStaged
+    commit: Commit
+    inserts: int
+    updates: int
+    deletes: int

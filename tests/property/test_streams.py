@@ -1,0 +1,146 @@
+"""Streamed transactions: however they are cut, interleaved and spilled, and whatever is aborted in them, the tables become what
+they would be had each transaction come whole."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apply.dispatch import Dispatcher
+from pubsub.protocol.copyboth import XLOG_HEADER
+from pubsub.protocol.ids import Xid
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import (
+    Commit,
+    Message,
+    Origin,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
+    read_message,
+)
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+from tests.frames import frame, insert, keepalive, relation, truncate
+from tests.memory import MemoryDelta
+from tests.property.test_batches import RELATIONS, TARGETS, Publisher, Wish, commit, histories, wholes
+
+
+@dataclass
+class Sender:
+    """A transaction that the publisher streams: the messages not sent yet, with their subtransactions."""
+
+    xid: int
+    commit: Commit
+    left: list[tuple[int, Message]]
+    begun: bool = False
+    aborting: set[int] = field(default_factory=set)
+
+
+def sender(frames: Sequence[bytes], xid: int, data: st.DataObject) -> Sender:
+    """The transaction in subtransactions, and among its changes those of others that are rolled back."""
+    end = read_message(frames[-1], start=XLOG_HEADER)
+    assert isinstance(end, Commit)
+    left: list[tuple[int, Message]] = []
+    aborting: set[int] = set()
+    for one in frames[1:-1]:
+        if data.draw(st.integers(0, 3)) == 0:
+            lost = xid + 10 + data.draw(st.integers(0, 2))
+            aborting.add(lost)
+            left += [(lost, message) for message in nonsense(data)]
+        left.append((xid + data.draw(st.integers(0, 2)), read_message(one, start=XLOG_HEADER)))
+    return Sender(xid, end, left, aborting=aborting)
+
+
+def nonsense(data: st.DataObject) -> list[Message]:
+    """What would do harm if it were not rolled back: rows, a TRUNCATE, another definition."""
+    oid = data.draw(st.sampled_from([r.oid for r in RELATIONS.values()]))
+    kind = data.draw(st.sampled_from(["row", "truncate", "relation"]))
+    if kind == "row":
+        return [insert(oid, 77, "rolled back")]
+    if kind == "truncate":
+        return [truncate(oid)]
+    return [relation(oid, "elsewhere", (("x", 25),), key=())]
+
+
+def block(one: Sender, count: int) -> list[bytes]:
+    """Stream Start, the next `count` messages, Stream Stop."""
+    sent = [frame(StreamStart(Xid(one.xid), not one.begun)), frame(Origin(Lsn(1), "o"))]
+    one.begun = True
+    for xid, message in one.left[:count]:
+        sent.append(frame(replace(message, xid=Xid(xid))))  # type: ignore[arg-type]
+    del one.left[:count]
+    return [*sent, frame(StreamStop())]
+
+
+def ending(one: Sender, data: st.DataObject, parallel: bool) -> list[bytes]:
+    """What is left, the aborts of its subtransactions, and the commit."""
+    sent = block(one, len(one.left)) if one.left or not one.begun else []
+    for xid in data.draw(st.permutations(sorted(one.aborting))):
+        sent.append(frame(abort(one.xid, xid, parallel)))
+    end = one.commit
+    return [*sent, frame(StreamCommit(Xid(one.xid), 0, end.commit_lsn, end.end_lsn, end.commit_time))]
+
+
+def abort(xid: int, subxid: int, parallel: bool) -> StreamAbort:
+    extra = (Lsn(5), 0) if parallel else (None, None)
+    return StreamAbort(Xid(xid), Xid(subxid), *extra)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories, wholes, st.booleans(), st.data())
+def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject) -> None:
+    publisher = Publisher(history)
+    delta = MemoryDelta(*TARGETS)
+    versions: dict[str, Lsn] = {}
+    xids = [1000 + 100 * number for number in range(len(publisher.sent))]
+    streamed = {
+        number: sender(frames, xids[number], data)
+        for number, frames in enumerate(publisher.sent)
+        if data.draw(st.booleans())
+    }
+    # One that began, and never commits.
+    doomed = Sender(5000, Commit(0, Lsn(1), Lsn(2), 0), [(5000, m) for m in nonsense(data)])
+    with tempfile.TemporaryDirectory() as home, delta.installed():
+        buffer = ReorderBuffer(Path(home), data.draw(st.sampled_from([1, 2000, 1 << 20])))
+        dispatcher = Dispatcher(INVALID_LSN, buffer, parallel=parallel)
+
+        def feed(frames: list[bytes]) -> None:
+            dispatcher.feed(frames, 0.0)
+            if buffer.exceeded:
+                buffer.spill()
+
+        for number, frames in enumerate(publisher.sent):
+            ahead = list(streamed.values())
+            for one in data.draw(st.lists(st.sampled_from(ahead), max_size=3)) if ahead else ():
+                cut = block(one, data.draw(st.integers(0, 3)))
+                middle = data.draw(st.integers(0, len(cut)))
+                feed(cut[:middle])
+                feed([keepalive(1), *cut[middle:]])
+            if number == len(publisher.sent) // 2:
+                feed(block(doomed, 10))
+            feed(ending(streamed.pop(number), data, parallel) if number in streamed else frames)
+            assert dispatcher.decided == publisher.ends[number]
+            if dispatcher.batch.transactions and data.draw(st.booleans()):
+                done(delta, dispatcher, versions, whole)
+        feed([frame(abort(5000, 5000, parallel))])
+        if dispatcher.batch.transactions:
+            done(delta, dispatcher, versions, whole)
+        assert buffer.memory == 0
+        assert not list(Path(home).iterdir())
+        assert not buffer.in_progress()
+    for name in RELATIONS:
+        assert delta.tables[name].rows == publisher.rows(name), name
+
+
+def done(delta: MemoryDelta, dispatcher: Dispatcher, versions: dict[str, Lsn], whole: int) -> None:
+    batch = dispatcher.take()
+    commit(delta, batch, versions, whole=whole)
+    batch.clear_logs()
+    for part in batch.large:
+        part.release()
