@@ -9,6 +9,7 @@ order of arrival.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from catalog import schema
+from catalog.whole import whole
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
 
 #: How long a write waits for another process's transaction, in seconds.
@@ -53,7 +55,16 @@ def now() -> datetime:
 
 
 class Database:
-    """Transactions on the catalog; the classes that mix it in hold the statements."""
+    """Transactions on the catalog; the classes that mix it in hold the statements.
+
+    Each of their public methods is one transaction, and is carried out whole; those marked `interruptible` wait for others.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            if name[0] != "_" and inspect.iscoroutinefunction(method) and not hasattr(method, "interruptible"):
+                setattr(cls, name, whole(method))
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

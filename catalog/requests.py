@@ -15,6 +15,7 @@ from sqlalchemy import delete, insert, select, update
 from catalog import schema
 from catalog.database import Database, now
 from catalog.records import Request
+from catalog.whole import whole
 from pubsub.errors import PubsubError
 
 _POLL: Final = 0.05
@@ -38,13 +39,12 @@ class Requests(Database):
         Raises what the daemon answered (a PubsubError with its fields), or RequestTimeoutError.  Whoever gives up, by
         timeout or by being cancelled, takes the request back, so that it is not carried out behind their back.
         """
-        async with self._write(bump=True) as connection:
-            done = await connection.execute(
-                insert(_T).values(kind=kind, subid=subid, payload=payload or {}, created=now(), answered=False)
-            )
-            key = done.inserted_primary_key
-            assert key is not None
-            request_id = int(key[0])
+        asking = asyncio.ensure_future(self._ask(kind, subid, payload or {}))
+        try:
+            request_id = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._withdraw(await asking))
+            raise
         answered = False
         try:
             async with asyncio.timeout(timeout):
@@ -60,6 +60,18 @@ class Requests(Database):
         finally:
             if not answered:
                 await asyncio.shield(self._withdraw(request_id))
+
+    request.interruptible = True  # type: ignore[attr-defined]
+
+    @whole
+    async def _ask(self, kind: str, subid: int | None, payload: dict[str, Any]) -> int:
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(
+                insert(_T).values(kind=kind, subid=subid, payload=payload, created=now(), answered=False)
+            )
+            key = done.inserted_primary_key
+            assert key is not None
+            return int(key[0])
 
     async def pending_requests(self) -> list[Request]:
         """Requests without an answer, oldest first."""
@@ -77,6 +89,7 @@ class Requests(Database):
             )
             return done.rowcount == 1
 
+    @whole
     async def _take_answer(self, request_id: int) -> bool:
         query = select(_T.c.answered, _T.c.error).where(_T.c.id == request_id)
         async with self._read() as connection:
@@ -91,6 +104,7 @@ class Requests(Database):
             raise PubsubError(fields.pop("message"), **fields)
         return True
 
+    @whole
     async def _withdraw(self, request_id: int) -> None:
         async with self._write(bump=False) as connection:
             await connection.execute(delete(_T).where(_T.c.id == request_id))
