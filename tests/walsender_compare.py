@@ -251,7 +251,6 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[obj
     row, or truncation, has the definitions in effect beside it."""
     if not pgoutput:
         return [(m.lsn, m.xid, m.data) for m in messages]
-    messages = _without_aborted(messages)
     found: list[tuple[object, ...]] = []
     relations: dict[bytes, bytes] = {}
     in_stream: dict[bytes, dict[bytes, bytes]] = {}
@@ -285,9 +284,12 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[obj
     return found
 
 
-def _without_aborted(messages: Sequence[Message]) -> list[Message]:
+def _aborted(messages: Sequence[Message]) -> set[bytes]:
+    return {m.data[1:5] for m in messages if m.data[:1] == b"A" and m.data[1:5] == m.data[5:9]}
+
+
+def _without(messages: Sequence[Message], aborted: set[bytes]) -> list[Message]:
     """Streamed transactions that were rolled back are left out: a server that reads late knows of it, and sends less."""
-    aborted = {m.data[1:5] for m in messages if m.data[:1] == b"A" and m.data[1:5] == m.data[5:9]}
     found: list[Message] = []
     stream: bytes | None = None
     for m in messages:
@@ -301,9 +303,44 @@ def _without_aborted(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def differences(ours: Sequence[Message], theirs: Sequence[Message], *, pgoutput: bool = True) -> str:
-    """Empty where both are equal; else the first difference, with what is around it."""
-    mine, other = comparable(ours, pgoutput=pgoutput), comparable(theirs, pgoutput=pgoutput)
+def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
+    """The transactions of a stream in the order of their ends, each with its changes, wherever the streams were broken."""
+    found: list[tuple[object, ...]] = []
+    open_ones: dict[bytes, list[tuple[object, ...]]] = {}
+    stream: bytes | None = None
+    for item in comparable(messages, pgoutput=True):
+        data = item[1]
+        assert isinstance(data, bytes)
+        kind = data[:1]
+        if kind == b"S":
+            stream = data[1:5]
+        elif kind == b"E":
+            stream = None
+        elif stream is not None:
+            open_ones.setdefault(stream, []).append(item)
+        elif kind == b"A":
+            gone = data[5:9]
+            kept = open_ones.get(data[1:5], [])
+            open_ones[data[1:5]] = [one for one in kept if bytes(one[1])[1:5] != gone]  # type: ignore[call-overload]
+        elif kind == b"c":
+            found += open_ones.pop(data[1:5], [])
+            found.append(item)
+        else:
+            found.append(item)
+    return found
+
+
+def differences(
+    ours: Sequence[Message], theirs: Sequence[Message], *, pgoutput: bool = True, whole: bool = False
+) -> str:
+    """Empty where both are equal; else the first difference, with what is around it.  `whole`: see `assembled`."""
+    if pgoutput:
+        aborted = _aborted(ours) | _aborted(theirs)
+        ours, theirs = _without(ours, aborted), _without(theirs, aborted)
+    if whole:
+        mine, other = assembled(ours), assembled(theirs)
+    else:
+        mine, other = comparable(ours, pgoutput=pgoutput), comparable(theirs, pgoutput=pgoutput)
     for number, (a, b) in enumerate(zip(mine, other, strict=False)):
         if a != b:
             before = "\n".join(f"  both    {x}" for x in mine[max(0, number - 3) : number])

@@ -76,14 +76,13 @@ class Session:
         async with await Connection.connect(request.conninfo, application_name="walsender") as connection:
             server = await upstream.inspect(connection)
             plugin_options = _parse_options(request, server)
-            redo, timeline = await upstream.checkpoint(connection, may_checkpoint=False)
-            if not request.start or request.start >= redo:
-                # Else what is wanted began before: the last checkpoint will do, or an older one.
-                redo, timeline = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint)
+            # What is wanted may have begun already: then the last checkpoint will do, or an older one.
+            past = bool(request.start) and request.start < await upstream.flushed(connection)
+            redo, timeline = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
             source = WalSource(request.conninfo, server, timeline, request.wal, request.slot)
             try:
                 await source.follow_history()
-                if request.start and request.start < redo:
+                if past and request.start < redo:
                     redo = redo_before(source, server, request.start)
                 files, contents, status, scan = await _scan(connection, server, source, redo)
                 builtins = await upstream.builtins(connection)

@@ -15,7 +15,8 @@ from pubsub.reorderbuffer.transaction import Transaction
 from walsender.decode.changes import HEAD
 
 HANDOVER_BYTES: Final = 256 << 10
-_FRAME_OVERHEAD: Final = 48  # of a bytes object in a list
+FRAME_OVERHEAD: Final = 48
+"""Bytes of a bytes object, and its place in a list."""
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -83,7 +84,8 @@ class Assembly:
         self.by_xid: dict[int, Txn] = {}
         """By every xid that is known to belong to one."""
         self._buffer = buffer
-        self._held = 0
+        self.held = 0
+        """Bytes of all frames that are not in the reorder buffer."""
 
     def begin(self, xid: int, lsn: int) -> Txn:
         """A new top-level transaction."""
@@ -116,9 +118,9 @@ class Assembly:
     def append(self, txn: Txn, frame: bytes) -> None:
         """One change more."""
         txn.frames.append(frame)
-        size = len(frame) + _FRAME_OVERHEAD
+        size = len(frame) + FRAME_OVERHEAD
         txn.held += size
-        self._held += size
+        self.held += size
         if txn.held >= HANDOVER_BYTES:
             self.hand_over(txn)
 
@@ -136,7 +138,7 @@ class Assembly:
                     start, xid = number, other
             self._buffer.append(xid, frames[start:], top=txn.xid, lsn=lsn)
             txn.frames = []
-            self._held -= txn.held
+            self.held -= txn.held
             txn.held = 0
             txn.handed_over = True
         if self._buffer.exceeded:
@@ -144,7 +146,7 @@ class Assembly:
 
     def relieve(self) -> None:
         """Hand everything over where what is held here is more than half of work_mem."""
-        if self._held * 2 > self._buffer.work_mem:
+        if self.held * 2 > self._buffer.work_mem:
             for txn in {id(t): t for t in self.by_xid.values()}.values():
                 self.hand_over(txn)
 
@@ -158,8 +160,8 @@ class Assembly:
         if txn.frames:
             kept = [frame for frame in txn.frames if _xid(frame) != xid]
             if len(kept) != len(txn.frames):
-                size = sum(map(len, kept)) + _FRAME_OVERHEAD * len(kept)
-                self._held -= txn.held - size
+                size = sum(map(len, kept)) + FRAME_OVERHEAD * len(kept)
+                self.held -= txn.held - size
                 txn.held = size
                 txn.frames = kept
 
@@ -168,7 +170,7 @@ class Assembly:
         for xid in (txn.xid, *txn.subxids):
             if self.by_xid.get(xid) is txn:
                 del self.by_xid[xid]
-        self._held -= txn.held
+        self.held -= txn.held
         txn.held = 0
         txn.frames = []
         if txn.handed_over:
@@ -180,7 +182,7 @@ class Assembly:
         if not txn.handed_over:
             frames = txn.frames
             txn.frames = []
-            self._held -= txn.held
+            self.held -= txn.held
             txn.held = 0
             yield from frames
             return

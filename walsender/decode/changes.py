@@ -17,6 +17,8 @@ from typing import Final
 HEAD: Final = Struct("<BIIQ")
 HEAD_BYTES: Final = HEAD.size
 OLD_LENGTH: Final = Struct("<I")
+HEAD_OLD: Final = Struct("<BIIQI")
+"""The header of an update or delete with the length of its old row."""
 PAYLOAD: Final = HEAD_BYTES + OLD_LENGTH.size
 """Where the old row of an update or delete starts."""
 

@@ -19,7 +19,7 @@ from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, INVALIDATION, ROW, XID, MemoryAccounting, snapshot_bytes
-from walsender.decode.assembly import Assembly, Txn
+from walsender.decode.assembly import FRAME_OVERHEAD, HANDOVER_BYTES, Assembly, Txn
 from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.decode.replay import Replay
 from walsender.decode.snapbuild import SnapshotBuilder
@@ -42,8 +42,10 @@ _LOOKED_AT: Final = frozenset({Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr
 # locator, block, id of the main data, its length.
 _ONE_BLOCK: Final = Struct("<BBHIIIIBB")
 _DATA_AT: Final = f.RECORD_HEADER_BYTES + _ONE_BLOCK.size
-_PLAIN_FLAGS: Final = f.BKPBLOCK_HAS_DATA
+_MAIN_ID_AT: Final = _DATA_AT - 2
 _IMAGE_OR_SAME: Final = f.BKPBLOCK_HAS_IMAGE | f.BKPBLOCK_SAME_REL
+
+_ROWS: Final = frozenset({f.XLOG_HEAP_INSERT, f.XLOG_HEAP_DELETE, f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE})
 
 _U16: Final = Struct("<H")
 _INSERT: Final = Struct("<HB")
@@ -117,6 +119,11 @@ class Decoder:
                     return True
                 if rmgr == _HEAP:
                     txn = by_xid.get(xid)
+                    if txn is None and xid and data[offset + _MAIN_ID_AT] == f.BLOCK_ID_DATA_SHORT:
+                        flags = data[offset + f.RECORD_HEADER_BYTES + 1]
+                        if data[offset + f.RECORD_HEADER_BYTES] == 0 and not flags & _IMAGE_OR_SAME:
+                            # Nothing stands between the block and the main data: it names no transaction above it.
+                            txn = self.assembly.begin(xid, lsn)
                     if txn is not None:
                         self._heap(data, offset, length, lsn, xid, info, txn)
                         continue
@@ -428,27 +435,21 @@ class Decoder:
                 record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
                 self._catalog(record, None)
             return
-        if operation == f.XLOG_HEAP_INSERT:
-            block_id, flags, size, _, database, number, _, main_id, _ = _ONE_BLOCK.unpack_from(data, offset + 24)
-            if (
-                block_id == 0
-                and not flags & _IMAGE_OR_SAME
-                and main_id == f.BLOCK_ID_DATA_SHORT
-                and flags & f.BKPBLOCK_HAS_DATA
-            ):
+        if self._memory is None and operation in _ROWS:
+            block_id, flags, size, _, database, number, _, main_id, main_size = _ONE_BLOCK.unpack_from(
+                data, offset + 24
+            )
+            # One block, whose data is not replaced by an image, and short main data: all but a few records.
+            if main_id == f.BLOCK_ID_DATA_SHORT and block_id == 0 and not flags & _IMAGE_OR_SAME:
                 txn.has_base = True
                 if database != self._database and database != 0:
                     return
                 found = (self._registry.by_file if txn.cache is None else txn.cache).get(number)
-                if self._memory is None:
-                    if found is IGNORED:
-                        return
-                else:
-                    found = None
+                if found is IGNORED:
+                    return
                 if found.__class__ is Decoded:
-                    start = offset + _DATA_AT
-                    _, insert_flags = _INSERT.unpack_from(data, start + size)
-                    self._add_insert(txn, xid, lsn, found, insert_flags, data[start : start + size])
+                    at = offset + _DATA_AT
+                    self._row(operation, data, at, at + size, main_size, txn, xid, lsn, found)
                     return
         record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
         txn.has_base = True
@@ -478,16 +479,67 @@ class Decoder:
             self._account(record, txn)
 
     def _change(self, record: Record, txn: Txn, found: Any) -> None:
-        operation, xid, lsn, main = record.info & f.XLOG_HEAP_OPMASK, record.xid, record.lsn, record.main
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        if not self._usable(txn, found, record.lsn):
+            return
+        if operation == f.XLOG_HEAP_CONFIRM:
+            self.assembly.append(txn, c.HEAD.pack(c.SPEC_CONFIRM, record.xid, found.number, record.lsn))
+            return
+        new = record.blocks[0].data or b""
+        data = new + record.main
+        self._row(operation, data, 0, len(new), len(record.main), txn, record.xid, record.lsn, found)
+
+    def _row(
+        self,
+        operation: int,
+        data: bytes,
+        new: int,
+        main: int,
+        main_size: int,
+        txn: Txn,
+        xid: int,
+        lsn: int,
+        found: Decoded[Any],
+    ) -> None:
+        """An insert, update or delete of a relation that is sent (decode.c: DecodeInsert, DecodeUpdate, DecodeDelete).
+
+        `data` has the new row from `new` to `main`, and from there `main_size` bytes of main data.
+        """
         if operation == f.XLOG_HEAP_INSERT:
-            _, insert_flags = _INSERT.unpack_from(main)
-            self._add_insert(txn, xid, lsn, found, insert_flags, record.blocks[0].data or b"")
-        elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
-            self._update(record, txn, found)
+            flags = data[main + 2]
+            if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
+                return
+            if found.is_toast:
+                kind = c.TOAST_CHUNK
+            elif flags & f.XLH_INSERT_IS_SPECULATIVE:
+                kind = c.SPEC_INSERT
+            else:
+                kind = c.INSERT
+            frame = c.HEAD.pack(kind, xid, found.number, lsn) + data[new:main]
         elif operation == f.XLOG_HEAP_DELETE:
-            self._delete(record, txn, found)
-        elif operation == f.XLOG_HEAP_CONFIRM and self._usable(txn, found, lsn):
-            self.assembly.append(txn, c.HEAD.pack(c.SPEC_CONFIRM, xid, found.number, lsn))
+            flags = data[main + 7]
+            if flags & f.XLH_DELETE_IS_SUPER:
+                frame = c.HEAD.pack(c.SPEC_ABORT, xid, found.number, lsn)
+            elif found.is_toast:
+                return
+            else:
+                old = data[main + _DELETE.size : main + main_size] if flags & f.XLH_DELETE_CONTAINS_OLD else b""
+                frame = c.HEAD_OLD.pack(c.DELETE, xid, found.number, lsn, len(old)) + old
+        else:
+            flags = data[main + 7]
+            if not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE or new == main or found.is_toast:
+                return
+            if flags & (f.XLH_UPDATE_PREFIX_FROM_OLD | f.XLH_UPDATE_SUFFIX_FROM_OLD):
+                raise WalCorrupted("an update of a logged relation leaves bytes out", lsn)
+            old = data[main + _UPDATE.size : main + main_size] if flags & f.XLH_UPDATE_CONTAINS_OLD else b""
+            frame = c.HEAD_OLD.pack(c.UPDATE, xid, found.number, lsn, len(old)) + old + data[new:main]
+        assembly = self.assembly
+        txn.frames.append(frame)
+        size = len(frame) + FRAME_OVERHEAD
+        txn.held += size
+        assembly.held += size
+        if txn.held >= HANDOVER_BYTES:
+            assembly.hand_over(txn)
 
     def _account(self, record: Record, txn: Txn) -> None:
         """What the record would have the server hold; the transaction may have to be sent."""
@@ -537,45 +589,6 @@ class Decoder:
                 txn.error, txn.error_lsn = found.error, lsn
             return False
         return found is not IGNORED
-
-    def _add_insert(self, txn: Txn, xid: int, lsn: int, found: Any, flags: int, row: bytes) -> None:
-        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or not self._usable(txn, found, lsn):
-            return
-        if found.is_toast:
-            kind = c.TOAST_CHUNK
-        elif flags & f.XLH_INSERT_IS_SPECULATIVE:
-            kind = c.SPEC_INSERT
-        else:
-            kind = c.INSERT
-        self.assembly.append(txn, c.HEAD.pack(kind, xid, found.number, lsn) + row)
-
-    def _update(self, record: Record, txn: Txn, found: Any) -> None:
-        """decode.c: DecodeUpdate."""
-        flags = _UPDATE.unpack_from(record.main)[3]
-        new = record.blocks[0].data
-        if not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE or new is None or not self._usable(txn, found, record.lsn):
-            return
-        if found.is_toast:
-            return
-        if flags & (f.XLH_UPDATE_PREFIX_FROM_OLD | f.XLH_UPDATE_SUFFIX_FROM_OLD):
-            raise WalCorrupted("an update of a logged relation leaves bytes out", record.lsn)
-        old = record.main[_UPDATE.size :] if flags & f.XLH_UPDATE_CONTAINS_OLD else b""
-        head = c.HEAD.pack(c.UPDATE, record.xid, found.number, record.lsn)
-        self.assembly.append(txn, b"".join((head, c.OLD_LENGTH.pack(len(old)), old, new)))
-
-    def _delete(self, record: Record, txn: Txn, found: Any) -> None:
-        """decode.c: DecodeDelete."""
-        flags = _DELETE.unpack_from(record.main)[3]
-        if not self._usable(txn, found, record.lsn):
-            return
-        if flags & f.XLH_DELETE_IS_SUPER:
-            self.assembly.append(txn, c.HEAD.pack(c.SPEC_ABORT, record.xid, found.number, record.lsn))
-            return
-        if found.is_toast:
-            return
-        old = record.main[_DELETE.size :] if flags & f.XLH_DELETE_CONTAINS_OLD else b""
-        head = c.HEAD.pack(c.DELETE, record.xid, found.number, record.lsn)
-        self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(old)) + old)
 
     def _heap2(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
         """decode.c: heap2_decode."""

@@ -24,6 +24,7 @@ _KINDS: Final = {
     c.UPDATE: "update",
     c.DELETE: "delete",
 }
+_NO_OLD: Final = bytes(4)
 _CHUNK_HEADER: Final = struct.Struct("<Ii")
 _U32: Final = struct.Struct("<I")
 
@@ -41,10 +42,25 @@ class Replay:
     def run(self, frames: Iterable[bytes]) -> None:
         """Send `frames`.  Raises what the plugin raises; DataCorrupted; each with the change's position."""
         unpack = c.HEAD.unpack_from
+        number_of = self._registry.number
+        row = self._plugin.row
+        txn = self._txn
         for frame in frames:
             kind, xid, number, lsn = unpack(frame)
             try:
-                if kind in _KINDS:
+                # The short ways first: most changes are of these two kinds.
+                if kind == c.INSERT:
+                    if not self._chunks and row(txn, number_of(number).entry, lsn, "insert", frame, c.HEAD_BYTES):
+                        continue
+                    self._row(kind, xid, number_of(number), lsn, frame)
+                elif (
+                    kind == c.UPDATE
+                    and not self._chunks
+                    and frame[c.HEAD_BYTES : c.PAYLOAD] == _NO_OLD
+                    and row(txn, number_of(number).entry, lsn, "update", frame, c.PAYLOAD)
+                ):
+                    continue
+                elif kind in _KINDS:
                     if kind == c.SPEC_INSERT:
                         self._speculative = frame
                         continue

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.wire import U16, U32, U64
 from walsender.historic.relation import RelationInfo, RelationResolver
+from walsender.output.encoder import Encoder, make_encoder
 from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.output.publication import PublicationFilter, PublishedRelation
 from walsender.types.layout import Raw, ToastPointer
@@ -99,6 +100,8 @@ class PgoutputEntry:
     definitions: tuple[tuple[int, tuple[bytes, ...]], ...]
     """(oid, Type messages and the Relation message) of the ancestor that it is sent as, and of itself."""
     generation: tuple[int, int]
+    encode: Encoder | None
+    """For rows that are sent as they are."""
 
 
 @dataclass(eq=False, slots=True)
@@ -135,7 +138,21 @@ class PgoutputPlugin:
         if target is not relation:
             definitions.append((target.oid, self._definition(target, published.columns)))
         definitions.append((relation.oid, self._definition(relation, published.own_columns)))
-        return PgoutputEntry(relation.oid, published, U32.pack(target.oid), tuple(definitions), relation.generation)
+        encode = None
+        plain = published.filters == (None, None, None) and target is relation and not self._options.binary
+        if plain and all(column.type is not None for column in relation.columns):
+            sent = set(published.columns)
+            encode = make_encoder(
+                [
+                    (column.type.base_oid, column.type.length, column.type.alignment, column.type.out, index in sent)
+                    for index, column in enumerate(relation.columns)
+                    if column.type is not None
+                ],
+                len(sent),
+            )
+        return PgoutputEntry(
+            relation.oid, published, U32.pack(target.oid), tuple(definitions), relation.generation, encode
+        )
 
     def _definition(self, relation: RelationInfo, columns: Sequence[int]) -> tuple[bytes, ...]:
         """The Type messages and the Relation message, without the xid of streams (pgoutput.c: send_relation_and_attrs)."""
@@ -184,6 +201,23 @@ class PgoutputPlugin:
         return origin_id != 0 and self._options.origin == "none"
 
     # Rows
+
+    def row(self, txn: SentTransaction, entry: PgoutputEntry, lsn: int, kind: str, data: bytes, at: int) -> bool:
+        """Send an insert, or an update without an old row, straight from its bytes; False: `change` is to do it."""
+        if entry.encode is None or self._in_stream:
+            return False
+        published = entry.published
+        if not (published.insert if kind == "insert" else published.update):
+            return True
+        written = entry.encode(data, at)
+        if written is None:
+            return False
+        if not txn.private:
+            self._begin_sent(txn, lsn)
+        if self._known.generations.get(entry.relation) != entry.generation:
+            self._send_definitions(txn, lsn, 0, entry)
+        self._write(lsn, txn.xid, (b"I" if kind == "insert" else b"U") + entry.relation_id + written)
+        return True
 
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: PgoutputEntry, change: RowChange) -> None:
         published = entry.published

@@ -66,6 +66,9 @@ class OutputPlugin(Protocol[Entry]):
 
     def begin(self, txn: SentTransaction) -> None: ...
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: Entry, change: RowChange) -> None: ...
+    def row(self, txn: SentTransaction, entry: Entry, lsn: int, kind: str, data: bytes, at: int) -> bool:
+        """The short way for an insert, or an update without an old row, that lies at data[at:]; False: not for this one."""
+
     def truncate(
         self,
         txn: SentTransaction,

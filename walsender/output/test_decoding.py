@@ -163,6 +163,9 @@ class TestDecodingPlugin:
 
     # Changes
 
+    def row(self, txn: SentTransaction, entry: TextEntry, lsn: int, kind: str, data: bytes, at: int) -> bool:
+        return False
+
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: TextEntry, change: RowChange) -> None:
         self._before_change(txn, change.lsn)
         if self._in_stream:

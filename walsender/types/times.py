@@ -5,6 +5,7 @@ Follows datetime.c (EncodeDateTime, EncodeDateOnly, EncodeTimeOnly, EncodeInterv
 
 from __future__ import annotations
 
+import functools
 from struct import Struct
 from typing import Final
 
@@ -22,13 +23,7 @@ _I8_MIN: Final = -(2**63)
 
 
 def date_out(value: bytes) -> bytes:
-    (days,) = _I4(value)
-    if days == _I4_MAX:
-        return b"infinity"
-    if days == _I4_MIN:
-        return b"-infinity"
-    text, era = _date(days)
-    return (text + era).encode()
+    return date_text(_I4(value)[0])
 
 
 def time_out(value: bytes) -> bytes:
@@ -48,8 +43,36 @@ def timestamptz_out(value: bytes) -> bytes:
     return _timestamp(value, "+00")
 
 
+def date_text(days: int) -> bytes:
+    """A date from its number."""
+    if days == _I4_MAX:
+        return b"infinity"
+    if days == _I4_MIN:
+        return b"-infinity"
+    text, era = _date(days)
+    return (text + era).encode()
+
+
+def time_text(microseconds: int) -> bytes:
+    """A time from its number."""
+    return _time(microseconds).encode()
+
+
+def timestamp_text(microseconds: int) -> bytes:
+    """A timestamp from its number."""
+    return _timestamp_text(microseconds, "")
+
+
+def timestamptz_text(microseconds: int) -> bytes:
+    """A timestamp with time zone from its number, in UTC."""
+    return _timestamp_text(microseconds, "+00")
+
+
 def _timestamp(value: bytes, zone: str) -> bytes:
-    (microseconds,) = _I8(value)
+    return _timestamp_text(_I8(value)[0], zone)
+
+
+def _timestamp_text(microseconds: int, zone: str) -> bytes:
     if microseconds == _I8_MAX:
         return b"infinity"
     if microseconds == _I8_MIN:
@@ -59,6 +82,7 @@ def _timestamp(value: bytes, zone: str) -> bytes:
     return f"{text} {_time(rest)}{zone}{era}".encode()
 
 
+@functools.lru_cache(4096)
 def _date(days: int) -> tuple[str, str]:
     """Days since 2000-01-01 as year, month and day of the proleptic Gregorian calendar."""
     # Julian day to date (datetime.c: j2date), in whole 400-year cycles.
@@ -78,11 +102,16 @@ def _date(days: int) -> tuple[str, str]:
     return f"{1 - year:04d}-{month:02d}-{day:02d}", " BC"
 
 
-def _time(microseconds: int) -> str:
-    seconds, fraction = divmod(microseconds, 1_000_000)
+@functools.lru_cache(86_401)
+def _clock(seconds: int) -> str:
     minutes, second = divmod(seconds, 60)
     hour, minute = divmod(minutes, 60)
-    text = f"{hour:02d}:{minute:02d}:{second:02d}"
+    return f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def _time(microseconds: int) -> str:
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    text = _clock(seconds)
     return text + f".{fraction:06d}".rstrip("0") if fraction else text
 
 

@@ -177,6 +177,8 @@ class WalReader:
                     return
                 continue
             if not pages:
+                if self._bad_page is not None:
+                    self._no_record(self._bad_page, self._bad_page.lsn)
                 return
             next_page = pages[page + 1][0] if page + 1 < len(pages) else _MAX_INT
             delta = pages[page][1]
@@ -279,6 +281,9 @@ class WalReader:
         if timeline < self.timeline:
             return WalCorrupted(f"out-of-sequence timeline ID {timeline} (after {self.timeline})", lsn)
         self.timeline = timeline
+        if info & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
+            # The record that is waited for will not be completed.
+            self._wanted = 0
         offset = len(self._buffer) + self._pieces_bytes
         size = self.geometry.header_bytes(lsn)
         self._pages.append((offset, lsn + size - offset, info, remaining))
@@ -292,7 +297,8 @@ class WalReader:
             self._wanted = 0
             return
         self._wanted = 0
-        cut = min(self._offset, len(self._buffer))
+        # Alignment counts from the buffer's start; the padding behind the last record may not be there yet.
+        cut = min(self._offset, len(self._buffer)) & ~7
         self._buffer = b"".join((self._buffer[cut:], *self._pieces))
         self._pieces.clear()
         self._pieces_bytes = 0

@@ -104,6 +104,10 @@ def parse_record(
     data: bytes, start: int, length: int, lsn: int, end_lsn: int, xid: int, info: int, rmgr: int
 ) -> Record:
     """The record of `length` bytes at `data[start]`.  Raises WalCorrupted."""
+    main = start + RECORD_HEADER_BYTES
+    if length > RECORD_HEADER_BYTES + 2 and data[main] == BLOCK_ID_DATA_SHORT and data[main + 1] == length - 26:
+        # Main data alone, as most ends of transactions have.
+        return Record(lsn, end_lsn, xid, rmgr, info, [], data[main + 2 : start + length], 0, 0)
     try:
         return _parse(data, start, length, lsn, end_lsn, xid, info, rmgr)
     except (struct.error, IndexError) as error:

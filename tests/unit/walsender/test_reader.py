@@ -1,0 +1,161 @@
+"""WalReader on WAL made by hand: pages, segments, what was cut off, what is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from pubsub.errors import FeatureNotSupported
+from tests.unit.walsender.wal import GEOMETRY, SEGMENT, Wal, main_data, record_bytes
+from walsender.xlog.errors import WalCorrupted, WalMissing
+from walsender.xlog.formats import XLOG_BLCKSZ, XLOG_SWITCH, XLP_FIRST_IS_OVERWRITE_CONTRECORD
+from walsender.xlog.reader import WalReader
+
+
+def read(
+    wal: Wal, step: int = 1 << 20, *, final: bool = True
+) -> tuple[list[tuple[int, int, int, int, int]], WalReader]:
+    reader = WalReader(GEOMETRY, wal.start, final=final)
+    found = []
+    for at in range(0, len(wal.data), step):
+        reader.feed(wal.start + at, bytes(wal.data[at : at + step]))
+        found += [(lsn, length, xid, info, rmgr) for _, _, length, lsn, xid, info, rmgr in reader.records()]
+    return found, reader
+
+
+def some(wal: Wal) -> None:
+    for number in range(60):
+        wal.record(main_data(bytes(number * 37 % 250)), xid=number, info=0x10, rmgr=10)
+    wal.record(main_data(b"x" * 30000), xid=99, rmgr=9)  # over several pages
+    wal.record(main_data(b""), rmgr=11)
+
+
+@pytest.mark.parametrize("step", [1, 7, 8, 100, 8191, 8192, 8193, 1 << 20])
+def test_any_pieces(step: int) -> None:
+    wal = Wal()
+    some(wal)
+    found, reader = read(wal, step)
+    assert found == wal.records
+    assert reader.position == wal.end
+    assert reader.format is not None
+    assert reader.format.version == 18
+
+
+def test_over_a_segments_end() -> None:
+    wal = Wal()
+    while wal.end < 2 * SEGMENT + 5000:
+        wal.record(main_data(bytes(3000)), xid=7, rmgr=10)
+    found, _ = read(wal)
+    assert found == wal.records
+
+
+def test_a_record_that_ends_with_its_page() -> None:
+    wal = Wal()
+    wal.record(main_data(bytes(XLOG_BLCKSZ - 40 - 24 - 5)), rmgr=10)
+    assert wal.end % XLOG_BLCKSZ == 0
+    _, reader = read(wal)
+    assert reader.position == wal.end  # the page's end, not the first byte behind the next header
+    wal.record(main_data(b"next"), rmgr=10)
+    found, _ = read(wal)
+    assert found[1][0] == wal.start + XLOG_BLCKSZ + 24
+
+
+def test_switch_passes_over_the_rest_of_the_segment() -> None:
+    wal = Wal()
+    wal.record(main_data(b"before"), rmgr=10)
+    wal.record(b"", rmgr=0, info=XLOG_SWITCH)
+    wal.data += bytes(2 * SEGMENT - wal.end)  # no page headers there
+    wal.record(main_data(b"after"), rmgr=10)
+    for step in (1000, 1 << 22):
+        found, reader = read(wal, step)
+        assert found == wal.records
+        assert reader.position == wal.end
+
+
+def test_a_record_that_was_never_completed() -> None:
+    wal = Wal()
+    wal.record(main_data(b"one"), rmgr=10)
+    previous = wal.previous
+    cut = record_bytes(main_data(bytes(20000)), 5, 0, 10, previous)
+    room = XLOG_BLCKSZ - wal.end % XLOG_BLCKSZ
+    wal.data += cut[:room]
+    wal._header(0, XLP_FIRST_IS_OVERWRITE_CONTRECORD)
+    wal.record(main_data(bytes(16)), rmgr=0, info=0xD0)
+    wal.record(main_data(b"two"), rmgr=10)
+    for step in (500, 1 << 20):
+        assert read(wal, step)[0] == wal.records
+
+
+@pytest.mark.parametrize("place", ["header", "payload", "crc", "length", "previous"])
+def test_a_broken_record_stops_with_its_position(place: str) -> None:
+    wal = Wal()
+    some(wal)
+    lsn = wal.records[30][0]
+    at = lsn - wal.start + {"header": 16, "payload": 26, "crc": 20, "length": 1, "previous": 8}[place]
+    wal.data[at] ^= 0x55
+    with pytest.raises(WalCorrupted) as caught:
+        read(wal)
+    assert caught.value.lsn == lsn
+    # What may still be written is waited for.
+    found, reader = read(wal, final=False)
+    assert found == wal.records[:30]
+    assert reader.torn is not None
+    assert reader.torn.lsn == lsn
+
+
+def test_a_torn_tail_is_read_once_it_is_there() -> None:
+    wal = Wal()
+    some(wal)
+    whole = bytes(wal.data)
+    reader = WalReader(GEOMETRY, wal.start, final=False)
+    reader.feed(wal.start, whole[:9000] + bytes(7384))
+    found = [record[3] for record in reader.records()]
+    assert reader.torn is not None
+    page = reader.restart_at(reader.position)
+    reader.feed(page, whole[page - wal.start :])
+    found += [record[3] for record in reader.records()]
+    assert found == [record[0] for record in wal.records]
+
+
+def test_missing_and_repeated_bytes() -> None:
+    wal = Wal()
+    some(wal)
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.feed(wal.start, bytes(wal.data[:5000]))
+    reader.feed(wal.start, bytes(wal.data[:9000]))
+    with pytest.raises(WalMissing):
+        reader.feed(wal.start + 10000, b"x")
+    reader.feed(wal.start + 8000, bytes(wal.data[8000:]))
+    assert [record[3] for record in reader.records()] == [record[0] for record in wal.records]
+
+
+def test_other_versions() -> None:
+    unknown = Wal(magic=0xD101)
+    unknown.record(main_data(b"x"))
+    with pytest.raises(WalCorrupted, match="invalid magic number D101"):
+        read(unknown)
+    wal = Wal()
+    wal.record(main_data(bytes(5000)))
+    wal.magic = 0xD113
+    wal.record(main_data(bytes(5000)))
+    with pytest.raises(FeatureNotSupported, match="PostgreSQL 16"):
+        read(wal)
+
+
+def test_start_in_the_middle() -> None:
+    wal = Wal()
+    some(wal)
+    lsn = wal.records[40][0]
+    reader = WalReader(GEOMETRY, lsn)
+    page = lsn - lsn % XLOG_BLCKSZ
+    reader.feed(page, bytes(wal.data[page - wal.start :]))
+    assert [record[3] for record in reader.records()] == [record[0] for record in wal.records[40:]]
+
+
+def test_find_first() -> None:
+    wal = Wal()
+    wal.record(main_data(bytes(12000)), rmgr=10)
+    wal.record(main_data(b"first that begins there"), rmgr=10)
+    page = wal.start + XLOG_BLCKSZ
+    reader = WalReader(GEOMETRY, page, find_first=True)
+    reader.feed(page, bytes(wal.data[XLOG_BLCKSZ:]))
+    assert [record[3] for record in reader.records()] == [wal.records[1][0]]

@@ -1,0 +1,142 @@
+"""Values: from a tuple's bytes to text; what needs a server is in test_070_walsender."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pubsub.errors import DataCorrupted
+from tests.unit.walsender.wal import row
+from walsender.output.encoder import make_encoder
+from walsender.output.functions import find
+from walsender.output.nodetree import Node, read_nodes, walk
+from walsender.types import numbers, texts, times
+from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
+from walsender.xlog import pglz
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, b"0.1"),
+        (-0.0, b"-0"),
+        (1e15, b"1e+15"),
+        (123456789012345.0, b"123456789012345"),
+        (1e-4, b"0.0001"),
+        (1e-5, b"1e-05"),
+        (1e23, b"9.999999999999999e+22"),  # not the midpoint 1e+23
+        (5e-324, b"5e-324"),
+        (float("inf"), b"Infinity"),
+        (float("nan"), b"NaN"),
+    ],
+)
+def test_float8(value: float, text: bytes) -> None:
+    assert numbers.float8out(struct.pack("<d", value)) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.1, b"1.1"), (1e6, b"1e+06"), (999999, b"999999"), (1e-5, b"1e-05")])
+def test_float4(value: float, text: bytes) -> None:
+    assert numbers.float4out(struct.pack("<f", value)) == text
+
+
+@pytest.mark.parametrize(
+    ("days", "text"),
+    [
+        (0, b"2000-01-01"),
+        (59, b"2000-02-29"),
+        (-730119, b"0001-01-01"),
+        (-730120, b"0001-12-31 BC"),
+        (2**31 - 1, b"infinity"),
+    ],
+)
+def test_date(days: int, text: bytes) -> None:
+    assert times.date_out(struct.pack("<i", days)) == text
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ((0, 0, 0), b"00:00:00"),
+        ((3_600_000_000, 1, 14), b"1 year 2 mons 1 day 01:00:00"),
+        ((1, -1, -1), b"-1 mons -1 days +00:00:00.000001"),
+        ((0, 1, -12), b"-1 years +1 day"),
+    ],
+)
+def test_interval(parts: tuple[int, int, int], text: bytes) -> None:
+    assert times.interval_out(struct.pack("<qii", *parts)) == text
+
+
+def test_texts() -> None:
+    assert texts.bit_out(struct.pack("<i", 5) + b"\xa8") == b"10101"
+    assert texts.escape_json(b'a"\n\x01') == b'"a\\"\\n\\u0001"'
+    assert texts.char_out(b"\xff") == b"\\377"
+
+
+def test_pglz() -> None:
+    assert pglz.decompress(b"\x02a\x0f\x01\x02", 21) == b"a" * 21
+    with pytest.raises(DataCorrupted):
+        pglz.decompress(b"\x01\x00\x05", 10)  # points before the data
+    with pytest.raises(DataCorrupted):
+        pglz.decompress(b"\x00ab", 10)
+
+
+LAYOUT = RowLayout([ColumnLayout(4, 4), ColumnLayout(-1, 4), ColumnLayout(8, 8), ColumnLayout(4, 4, b"\x07\0\0\0")])
+
+
+def test_deform() -> None:
+    values = struct.pack("<i", 5) + bytes(((3 + 1) << 1 | 1,)) + b"abc" + struct.pack("<q", 9)
+    assert LAYOUT.deform(row(values, 3)) == [b"\5\0\0\0", b"abc", struct.pack("<q", 9), b"\x07\0\0\0"]
+    nulls = row(struct.pack("<q", 9), 3, bitmap=b"\x04")
+    assert LAYOUT.deform(nulls) == [None, None, struct.pack("<q", 9), b"\x07\0\0\0"]
+    pointer = (
+        struct.pack("<i", 1) + b"\x01\x12" + struct.pack("<iIII", 104, 100, 7, 8) + bytes(2) + struct.pack("<q", 1)
+    )
+    assert LAYOUT.deform(row(pointer, 3))[1] == ToastPointer(104, 100, 0, 7, 8)
+
+
+def test_encoder_writes_what_the_general_way_does() -> None:
+    columns = [
+        (23, 4, 4, numbers.int4out, True),
+        (25, -1, 4, texts.as_is, True),
+        (20, 8, 8, numbers.int8out, True),
+        (1700, -1, 4, numbers.numeric_out, False),
+        (16, 1, 1, numbers.boolout, True),
+    ]
+    encode = make_encoder(columns, 4)
+    assert encode is not None
+    numeric = bytes(((4 + 1) << 1 | 1,)) + struct.pack("<HH", 0x8000, 5)
+    values = struct.pack("<i", -5) + b"\x07ab" + bytes(1) + struct.pack("<q", 2**40) + numeric + b"\x01"
+    expected = b"N\0\4t\0\0\0\2-5t\0\0\0\2abt\0\0\0\x0d1099511627776t\0\0\0\1t"
+    assert encode(b"head" + row(values, 5), 4) == expected
+    some_null = row(struct.pack("<q", 3) + b"\x00", 5, bitmap=b"\x14")
+    assert encode(some_null, 0) == b"N\0\4nnt\0\0\0\x013t\0\0\0\1f"
+    assert encode(row(values, 4), 0) is None  # older than a column
+    external = struct.pack("<i", 1) + b"\x01\x12" + bytes(16)
+    assert encode(row(external, 5), 0) is None
+
+
+def test_node_tree() -> None:
+    tree = read_nodes(
+        "{OPEXPR :opno 521 :args ({VAR :varattno 2 :vartype 23} {CONST :consttype 23 :constisnull false :constlen 4 "
+        ":constvalue 4 [ 10 0 0 0 -1 0 0 0 ]}) :x <> :l (i 1 2) :location -1}"
+    )
+    assert isinstance(tree, Node)
+    assert tree.number("opno") == 521
+    assert tree.fields["x"] is None
+    assert tree.fields["l"] == ["1", "2"]
+    assert [node.kind for node in walk(tree)] == ["OPEXPR", "VAR", "CONST"]
+    assert tree.items("args")[1].fields["constvalue"] == bytes((10, 0, 0, 0, 255, 0, 0, 0))
+    with pytest.raises(DataCorrupted):
+        read_nodes("{OPEXPR :args (")
+
+
+def test_functions() -> None:
+    def function(name: str, *types: int) -> object:
+        return find(name, types, encoding="utf-8", bytewise=False)
+
+    assert function("int4lt", 23, 23)(1, 2) is True  # type: ignore[operator]
+    assert function("textlike", 25, 25)("äx%".encode(), b"_x\\%") is True  # type: ignore[operator]
+    assert function("int4mod", 23, 23)(-7, 3) == -1  # type: ignore[operator]
+    assert function("text_lt", 25, 25) is None  # asks the collation
+    assert function("pg_sleep", 701) is None
