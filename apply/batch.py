@@ -11,12 +11,13 @@ in a streamed transaction such messages stand among the rows, have numbers too, 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from apply.twophase import Kept
 from pubsub.protocol import pgoutput
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import Block
@@ -87,7 +88,8 @@ class Batch:
     """Committed transactions that become one Delta commit per table.
 
     `opened_at` is the monotonic time, in seconds, at which the first of them joined.  `relations` has, for each oid, the
-    Relation messages with the number of the first row that each holds for, in that order.
+    Relation messages with the number of the first row that each holds for, in that order.  `outcomes` are the transactions
+    that had been prepared, each with the end of its COMMIT PREPARED.
     """
 
     def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
@@ -96,6 +98,7 @@ class Batch:
         self.relations: dict[int, list[tuple[int, pgoutput.Relation]]] = {oid: [(0, r)] for oid, r in known.items()}
         self.rows = 0
         self.opened_at: float | None = None
+        self.outcomes: list[tuple[int, Lsn]] = []
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by their place in `transactions`, whose other messages have not been looked up yet.
@@ -154,6 +157,24 @@ class Batch:
         self._unread[len(self.transactions)] = streamed
         self._append_part(streamed)
         self._joined(streamed.xid, final_lsn, end_lsn, commit_time, first, now)
+
+    def add_kept(
+        self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, settled: Mapping[int, pgoutput.Relation]
+    ) -> None:
+        """A prepared transaction has committed: it joins the batch, under the definitions that it was prepared with; after it
+        `settled` hold again."""
+        first = self.rows
+        if kept.streamed:
+            self._unread[len(self.transactions)] = kept.transaction
+        self.truncations += [Truncation(first + seq, oids, len(self.transactions)) for seq, oids in kept.truncations]
+        for seq, relation in kept.relations:
+            self.relations.setdefault(relation.oid, []).append((first + seq, relation))
+        self._append_part(kept.transaction)
+        for oid in {*(relation.oid for _, relation in kept.relations), *kept.told}:
+            if oid in settled:
+                self.relations.setdefault(oid, []).append((self.rows, settled[oid]))
+        self.outcomes.append((kept.xid, end_lsn))
+        self._joined(kept.xid, kept.prepare_lsn, end_lsn, commit_time, first, now)
 
     def _append_part(self, part: reorderbuffer.Transaction) -> None:
         self._parts.append(part)

@@ -5,19 +5,22 @@ transaction, are read with a struct here; everything rarer goes through the code
 
     B … C          rows in the OpenTransaction; past a bound they move to the reorder buffer
     S … E, c, A    the frames of a block, tagged with their (sub)transactions, in the reorder buffer until c or A
+    b … P, p, K, r feeding pauses: the owner keeps, finds or forgets the prepared transaction, on disk, and says so
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from apply.batch import Batch, OpenTransaction, Truncation
+from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol import pgoutput
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 _KEEPALIVE: Final = ord("k")
@@ -34,6 +37,18 @@ _BODY: Final = XLOG_HEADER + 1
 _SMALL: Final = 256 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class PassedSkip:
+    """The first transaction since SKIP was set, which takes it back: `wanted`, the finish LSN that was given, or another.
+
+    `end`: where the transaction ended; SKIP is taken back when that is durable.
+    """
+
+    wanted: Lsn
+    finish: Lsn
+    end: Lsn
+
+
 class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
@@ -41,12 +56,21 @@ class Dispatcher:
     end; `decided` the end of the last transaction.  A streamed transaction that has not ended holds neither back: it ends
     past both, and is then sent again whole if need be.
 
+    While `waiting` is not None no more frames are taken: a transaction was prepared (then call `kept`), or its outcome has come
+    (`committed` or `rolled_back`).  Until then nothing says that it was received.
+
     `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
     transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
+    `skip`: the finish LSN of a transaction that is left out; `passed_skip` says when it was there, or was not.
     Raises ProtocolViolation for what can not be in such a stream.
     """
 
-    def __init__(self, start: Lsn, buffer: ReorderBuffer | None = None, *, parallel: bool = False) -> None:
+    def __init__(
+        self, start: Lsn, buffer: ReorderBuffer | None = None, *, parallel: bool = False, skip: Lsn = INVALID_LSN
+    ) -> None:
+        self.passed_skip: PassedSkip | None = None
+        self._skip = skip
+        self._skip_is_new = skip != INVALID_LSN
         self.position = start
         self.decided = start
         self.last_frame_lsn = start
@@ -62,12 +86,14 @@ class Dispatcher:
         self._block: list[bytes] = []
         # By streamed transaction: its Relation messages with their (sub)transactions.
         self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
+        self._preparing: pgoutput.BeginPrepare | None = None
+        self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
         self.batch = Batch(self._settled)
 
     @property
     def idle(self) -> bool:
         """Nothing received is waiting: no transaction open, none in the open batch."""
-        return self._open is None and not self.batch.transactions
+        return self._open is None and self.waiting is None and not self.batch.transactions
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
@@ -102,6 +128,8 @@ class Dispatcher:
             else:
                 end = self._other(frame, now, stop_at)
             rows = self._collector()
+            if self.waiting is not None:
+                break
             if end is not None and (
                 (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at)
             ):
@@ -145,7 +173,7 @@ class Dispatcher:
 
     def _commit(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn:
         opened = self._open
-        if opened is None:
+        if opened is None or self._preparing is not None:
             raise ProtocolViolation("COMMIT outside a transaction")
         if len(frame) != _BODY + _COMMIT_BODY.size:
             raise ProtocolViolation("malformed COMMIT message")
@@ -162,11 +190,27 @@ class Dispatcher:
             moved = self._streams().commit(opened.xid)
         self._open = None
         self._settled.update((relation.oid, relation) for _, relation in opened.relations)
-        if (opened.count or opened.truncations or opened.relations) and (stop_at is None or end <= stop_at):
+        skipped = self._skips(Lsn(commit_lsn), end, [relation for _, relation in opened.relations])
+        wanted = not skipped and (stop_at is None or end <= stop_at)
+        if (opened.count or opened.truncations or opened.relations) and wanted:
             self.batch.add(opened, end, now, moved)
         elif moved is not None:
             moved.release()
         return self._decide(end)
+
+    def _skips(self, finish: Lsn, end: Lsn, told: Sequence[pgoutput.Relation] = ()) -> bool:
+        """Whether the transaction is the one to skip (worker.c: maybe_start_skipping_changes, clear_subskiplsn).
+
+        What it has `told` of relations is not told again: those after it in the batch need it.
+        """
+        if self._skip_is_new:
+            self._skip_is_new = False
+            self.passed_skip = PassedSkip(self._skip, finish, end)
+        if self._skip == INVALID_LSN or finish != self._skip:
+            return False
+        for relation in told:
+            self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+        return True
 
     def _checked_end(self, commit_lsn: Lsn, end_lsn: Lsn) -> Lsn:
         if end_lsn <= commit_lsn or end_lsn < self.decided:
@@ -214,8 +258,11 @@ class Dispatcher:
             raise ProtocolViolation(f"STREAM COMMIT of transaction {message.xid}, which was not streamed")
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         streamed = self._streams().commit(message.xid)
-        self._settle(self._streamed.pop(message.xid))
-        if streamed is not None and streamed.count and (stop_at is None or end <= stop_at):
+        told = self._streamed.pop(message.xid)
+        self._settle(told)
+        skipped = self._skips(message.commit_lsn, end, [relation for _, relation in told])
+        wanted = not skipped and (stop_at is None or end <= stop_at)
+        if streamed is not None and streamed.count and wanted:
             self.batch.add_streamed(streamed, message.commit_lsn, end, message.commit_time, now)
         elif streamed is not None:
             streamed.release()
@@ -225,6 +272,90 @@ class Dispatcher:
         """A streamed transaction has committed: the publisher takes what it told for known (set_schema_sent_in_streamed_txn)."""
         for _, relation in told:
             self._known[relation.oid] = self._settled[relation.oid] = relation
+
+    # Prepared transactions
+
+    def _begin_prepare(self, message: pgoutput.BeginPrepare) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("BEGIN PREPARE inside a transaction")
+        self._open = OpenTransaction(message.xid, message.prepare_lsn, message.prepare_time)
+        self._preparing = message
+
+    def _prepare(self, message: pgoutput.Prepare) -> None:
+        opened, begun = self._open, self._preparing
+        if opened is None or begun is None:
+            raise ProtocolViolation("PREPARE outside a prepared transaction")
+        if (message.prepare_lsn, message.xid, message.gid) != (begun.prepare_lsn, begun.xid, begun.gid):
+            raise ProtocolViolation(
+                f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {begun.prepare_lsn})"
+            )
+        settled = dict(self._settled)
+        buffer = self._streams()
+        buffer.append(opened.xid, opened.rows)
+        opened.clear_rows()
+        self.waiting = Preparation(
+            buffer.prepare(opened.xid, message.gid),
+            message.gid,
+            message.prepare_lsn,
+            self._checked_end(message.prepare_lsn, message.end_lsn),
+            message.prepare_time,
+            streamed=False,
+            settled=settled,
+            relations=opened.relations,
+            truncations=[(t.seq, t.relations) for t in opened.truncations],
+        )
+        # It joins no batch now, but what it told of relations is not told again.
+        for _, relation in opened.relations:
+            self._settled[relation.oid] = relation
+            self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+        self._open = self._preparing = None
+
+    def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM PREPARE message without STREAM STOP")
+        if message.xid not in self._streamed:
+            raise ProtocolViolation(f"STREAM PREPARE of transaction {message.xid}, which was not streamed")
+        told = self._streamed.pop(message.xid)
+        self.waiting = Preparation(
+            self._streams().prepare(message.xid, message.gid),
+            message.gid,
+            message.prepare_lsn,
+            self._checked_end(message.prepare_lsn, message.end_lsn),
+            message.prepare_time,
+            streamed=True,
+            settled=dict(self._settled),
+            told=tuple({relation.oid: None for _, relation in told}),
+        )
+
+    def _outcome(self, message: pgoutput.CommitPrepared | pgoutput.RollbackPrepared) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("the outcome of a prepared transaction inside a transaction")
+        self._streams()
+        self.waiting = message
+
+    def kept(self) -> None:
+        """The prepared transaction is on disk, durably: it was received.  Gives back what the buffer holds of it."""
+        preparation, self.waiting = self.waiting, None
+        assert isinstance(preparation, Preparation)
+        self._streams().rollback_prepared(preparation.gid)
+        self._decide(preparation.end_lsn)
+
+    def committed(self, kept: Kept, now: float, stop_at: Lsn | None) -> bool:
+        """The prepared transaction has committed, and was found: it joins the batch.  False if it is the one to skip."""
+        message, self.waiting = self.waiting, None
+        assert isinstance(message, pgoutput.CommitPrepared)
+        end = self._checked_end(message.commit_lsn, message.end_lsn)
+        skipped = self._skips(kept.prepare_lsn, end)
+        if not skipped and (stop_at is None or end <= stop_at):
+            self.batch.add_kept(kept, end, message.commit_time, now, self._settled)
+        self._decide(end)
+        return not skipped
+
+    def rolled_back(self) -> None:
+        """The prepared transaction was rolled back, and is forgotten."""
+        message, self.waiting = self.waiting, None
+        assert isinstance(message, pgoutput.RollbackPrepared)
+        self._decide(self._checked_end(INVALID_LSN, message.rollback_end_lsn))
 
     # All else
 
@@ -265,19 +396,16 @@ class Dispatcher:
                 return self._stream_commit(message, now, stop_at)
             case pgoutput.Origin():
                 return None
-            case (
-                pgoutput.Begin()
-                | pgoutput.Commit()
-                | pgoutput.Insert()
-                | pgoutput.Update()
-                | pgoutput.Delete()
-                | pgoutput.BeginPrepare()
-                | pgoutput.Prepare()
-                | pgoutput.StreamPrepare()
-                | pgoutput.CommitPrepared()
-                | pgoutput.RollbackPrepared()
-            ):
-                raise ProtocolViolation(f"unexpected {type(message).__name__} message: it was not asked for")
+            case pgoutput.BeginPrepare():
+                self._begin_prepare(message)
+            case pgoutput.Prepare():
+                self._prepare(message)
+            case pgoutput.StreamPrepare():
+                self._stream_prepare(message)
+            case pgoutput.CommitPrepared() | pgoutput.RollbackPrepared():
+                self._outcome(message)
+            case pgoutput.Begin() | pgoutput.Commit() | pgoutput.Insert() | pgoutput.Update() | pgoutput.Delete():
+                raise AssertionError(f"{message} is read elsewhere")
             case _:
                 assert_never(message)
         return None

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, assert_never
 
 import structlog
 
@@ -31,13 +31,15 @@ from apply.batch import Batch
 from apply.commit import commit_table
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage, discard
-from apply.dispatch import Dispatcher
+from apply.dispatch import Dispatcher, PassedSkip
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare
+from apply.twophase import Preparation, TwoPhase
 from pubsub import faults
-from pubsub.errors import ConnectionFailure, ProgramLimitExceeded
+from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
@@ -92,6 +94,9 @@ class Tables(Protocol):
     async def durable(self, lsn: Lsn) -> None:
         """Everything up to `lsn` that was decided for these tables is in Delta."""
 
+    async def skip_passed(self, passed: PassedSkip) -> None:
+        """SKIP has had its effect, durably, or came too late: it is taken back."""
+
 
 class Pipeline:
     """One stream and its tasks.  `flushed` is what feedback reports as durable; it only grows.
@@ -99,6 +104,7 @@ class Pipeline:
     `align_at`: the first batch closes at this LSN if the stream comes to it: after a crash between the commits of one batch,
     its tables line up again there.  `stop_at`: `run` ends when all up to it is durable, and nothing after it was applied.
     `buffer` is the caller's to close; without one all is kept in memory, and the stream has no transactions in progress.
+    Without `two_phase` it has no prepared ones.
     """
 
     def __init__(
@@ -113,10 +119,12 @@ class Pipeline:
         *,
         buffer: ReorderBuffer | None = None,
         parallel: bool = False,
+        two_phase: TwoPhase | None = None,
         align_at: Lsn | None = None,
         stop_at: Lsn | None = None,
+        skip: Lsn = INVALID_LSN,
     ) -> None:
-        self.dispatcher = Dispatcher(start, buffer, parallel=parallel)
+        self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip)
         self.flushed = start
         self.figures = figures
         self._stream = stream
@@ -130,6 +138,7 @@ class Pipeline:
         # The buffer does one thing at a time: nothing is given back while a thread moves changes to disk.
         self._using_buffer = asyncio.Lock()
         self._staging_memory = 0
+        self._two_phase = two_phase
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._staged: asyncio.Queue[tuple[Batch, Sequence[PreparedTable]] | None] = asyncio.Queue(1)
@@ -188,6 +197,7 @@ class Pipeline:
             if frames:
                 self._take(frames)
                 await self._spill()
+                await self._settle_prepared()
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._advance()
@@ -222,6 +232,33 @@ class Pipeline:
         if buffer.exceeded:
             async with self._using_buffer:
                 await _in_thread(buffer.spill)
+
+    async def _settle_prepared(self) -> None:
+        """A transaction was prepared, or the outcome of one has come: keep it, find it or forget it, before anything else."""
+        dispatcher = self.dispatcher
+        waiting = dispatcher.waiting
+        if waiting is None:
+            return
+        if self._two_phase is None:
+            raise ProtocolViolation("unexpected prepared transaction: two_phase was not asked for")
+        match waiting:
+            case Preparation():
+                await faults.reached("prepare")
+                await self._two_phase.keep(waiting)
+                await faults.reached("prepared")
+                async with self._using_buffer:
+                    dispatcher.kept()
+            case CommitPrepared():
+                kept = await self._two_phase.load(waiting)
+                if not dispatcher.committed(kept, time.monotonic(), self._stop_at):
+                    await self._two_phase.durable([(kept.xid, waiting.end_lsn)])
+                if dispatcher.batch.transactions:
+                    self._changed.set()
+            case RollbackPrepared():
+                await self._two_phase.roll_back(waiting)
+                dispatcher.rolled_back()
+            case _:
+                assert_never(waiting)
 
     def _take(self, frames: Sequence[bytes]) -> None:
         self._check_sizes(frames)
@@ -366,6 +403,9 @@ class Pipeline:
                     raise failure
             await faults.reached("batch committed")
             self._count(batch, prepared)
+            if self._two_phase is not None:
+                await self._two_phase.durable(batch.outcomes)
+                await faults.reached("outcome durable")
             self._in_flight -= 1
             self.flushed = max(self.flushed, batch.last_lsn)
             await self._store()
@@ -420,7 +460,13 @@ class Pipeline:
         if flushed > self._stored:
             await self._tables.durable(flushed)
             self._stored = max(self._stored, flushed)
+            if self._two_phase is not None:
+                await self._two_phase.origin_stored(flushed)
         self.figures.flush_lsn = self._stored
+        passed = self.dispatcher.passed_skip
+        if passed is not None and self._stored >= passed.end:
+            self.dispatcher.passed_skip = None
+            await self._tables.skip_passed(passed)
 
     async def _send_status(self, *, reply: bool = False) -> None:
         received = max(self.dispatcher.position, self._stored)

@@ -16,6 +16,7 @@ import structlog
 from apply.batch import Batch
 from apply.delta import table as delta
 from apply.delta.table import TargetTable
+from apply.dispatch import PassedSkip
 from apply.handover import Handover
 from apply.prepare import Destination
 from catalog.records import Subscription, SubscriptionRel
@@ -102,6 +103,11 @@ class ApplyTables:
     def greatest_version(self) -> Lsn:
         """Where a batch that was cut short by a crash ended, in the table that got furthest (0: none)."""
         return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether there are tables, and all are in state r (tablesync.c: AllTablesyncsReady)."""
+        return bool(self._entries) and all(e.relation.state is RelState.READY for e in self._entries.values())
 
     def keep_promises(self) -> None:
         """What holds between the load and the worker's being attached: a new copy breaks a promise without a word then."""
@@ -201,6 +207,21 @@ class ApplyTables:
         """See pipeline.Tables: stores the origin."""
         self._durable = await self._catalog.advance_origin(self._subid, lsn)
         await self.settle()
+
+    async def skip_passed(self, passed: PassedSkip) -> None:
+        """See pipeline.Tables: worker.c's clear_subskiplsn."""
+        await self._catalog.clear_skip_lsn(self._subid, passed.wanted)
+        if passed.finish == passed.wanted:
+            log.info(
+                "logical replication completed skipping transaction", origin=self.origin, finish_lsn=str(passed.finish)
+            )
+        else:
+            log.warning(
+                "skip-LSN of the subscription is cleared: the first transaction was another",
+                origin=self.origin,
+                skip_lsn=str(passed.wanted),
+                finish_lsn=str(passed.finish),
+            )
 
     async def settle(self) -> None:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""

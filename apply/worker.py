@@ -7,6 +7,8 @@ launcher starts it again.  Tables whose initial copy is under way are their sync
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -16,6 +18,7 @@ from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Limits, Pipeline
 from apply.tables import ApplyTables
+from apply.twophase import PreparedStore, TwoPhase
 from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, PubsubError
@@ -61,6 +64,8 @@ class ApplyWorker:
         self._broken = asyncio.Event()
         self._drain = asyncio.Event()
         self._pipeline: Pipeline | None = None
+        # This worker has asked for two-phase commit; the subscription that it was made with does not say so yet.
+        self._enabling = False
 
     async def run(self) -> None:
         """Until drained.  Raises PubsubError; StartAgain when only its decisions are stale."""
@@ -78,8 +83,20 @@ class ApplyWorker:
             await check_publisher(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
-            options = stream_options(subscription, connection.server_version)
+            # Only once: the slot remembers (worker.c: run_apply_worker).
+            enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
+            options = stream_options(subscription, connection.server_version, two_phase=enable)
+            two_phase = TwoPhase(
+                PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
+            )
+            await two_phase.recover(origin)
             stream = await replication.start(connection, subscription.slot_name, origin, options)
+            if enable:
+                self._enabling = True
+                log.info("two-phase commit is enabled", subscription=subscription.name)
+                await self._catalog.alter_subscription(
+                    subscription.oid, options=replace(subscription.options, two_phase_state="e")
+                )
             buffer = await asyncio.to_thread(open_buffer, self._settings, str(subscription.oid))
             pipeline = self._pipeline = Pipeline(
                 stream,
@@ -91,8 +108,10 @@ class ApplyWorker:
                 self.figures,
                 buffer=buffer,
                 parallel=commands.streams_in_parallel(options),
+                two_phase=two_phase,
                 align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
                 stop_at=subscription.options.stop_lsn,
+                skip=subscription.skip_lsn,
             )
             log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
             self._tables.keep_promises()
@@ -148,6 +167,8 @@ class ApplyWorker:
         while True:
             await self._tables.load()
             await self._tables.settle()
+            if self._subscription.options.two_phase_state == "p" and not self._enabling and self._tables.all_ready:
+                raise StartAgain("all tables are ready: the apply worker starts again with two-phase commit")
             await self._tables_changed.wait()
             self._tables_changed.clear()
 
@@ -168,16 +189,21 @@ async def check_publisher(connection: Connection, subscription: Subscription) ->
         )
 
 
-def stream_options(subscription: Subscription, server_version: int) -> dict[str, str]:
-    """pgoutput's options; no two-phase, whatever the subscription has, until it is applied here."""
+def stream_options(subscription: Subscription, server_version: int, *, two_phase: bool = False) -> dict[str, str]:
+    """pgoutput's options; `two_phase` where it is to be enabled at the slot."""
     return commands.pgoutput_options(
         server_version,
         subscription.publications,
         streaming=subscription.options.streaming,
         binary=False,
         origin="none" if subscription.options.origin == "none" else "any",
-        two_phase=False,
+        two_phase=two_phase,
     )
+
+
+def prepared_directory(settings: Settings, subid: int) -> Path:
+    """Where a subscription's prepared transactions wait for their outcome."""
+    return settings.home / "prepared" / str(subid)
 
 
 def open_buffer(settings: Settings, worker: str) -> ReorderBuffer:

@@ -10,6 +10,8 @@ deletes    … of half as many deletes                               "
 pgbench    … of a tenth as many pgbench transactions               "
 lag        from commit to visible, at 1,000 transactions a second  "
 receive    receiving alone                               beside pg_recvlogical
+large      one transaction, from its COMMIT              beside a stock subscriber with streaming = on
+large-…    the same: updates; many at once; subtransactions         "
 
 The publisher and the stock subscriber are two PostgreSQL servers of one version with the same settings, PostgreSQL's own
 but for those below; the stock subscriber's apply worker runs with synchronous_commit = off, the subscription's default.
@@ -47,11 +49,12 @@ _RESULTS: Final = Path(__file__).parent / "results"
 _WIDTH: Final = 132
 
 #: Over PostgreSQL's defaults, at both servers.  VACUUM and checkpoints are done between the runs, not in them.
-_SERVER: Final = {
+_SERVER: Final[dict[str, str | int]] = {
     "shared_buffers": "128MB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
     "autovacuum": "off",
+    "max_connections": 260,
 }
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bench import machine
+from bench import large, machine
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber
 from bench.workload import Dataset, Orders, Pgbench, rate_of
@@ -38,14 +38,23 @@ _WARM_ROWS: Final = 20_000
 _LAG_RATE: Final = 1000
 
 #: The goals: our rate as a share of the other side's; seconds; bytes.
-_GOALS: Final = {"copy": 1.0, "inserts": 0.8, "updates": 1.0, "random": 1.0, "pgbench": 1.0, "receive": 0.9}
+_GOALS: Final = {
+    "copy": 1.0,
+    "inserts": 0.8,
+    "updates": 1.0,
+    "random": 1.0,
+    "pgbench": 1.0,
+    "receive": 0.9,
+    "large": 1 / 1.5,
+}
 _LAG_GOAL: Final = 5.0
 _MEMORY_GOAL: Final = 600 << 20
 
 ORDERS: Final = ("copy", "inserts", "updates", "random", "deletes")
 PGBENCH: Final = ("pgbench", "lag")
 RECEIVE: Final = ("receive",)
-ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE)
+LARGE: Final = large.NAMES
+ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,15 @@ class Bench:
 
     def run(self) -> None:
         """All that was asked for.  A scenario that fails ends those after it on the same data, not the others."""
-        groups = [(RECEIVE, self._receive_group), (ORDERS, self._orders_group), (PGBENCH, self._pgbench_group)]
+        groups = [
+            (RECEIVE, self._receive_group),
+            (ORDERS, self._orders_group),
+            (PGBENCH, self._pgbench_group),
+            (LARGE, self._large_group),
+        ]
         workers_peak = 0
         with machine.MemoryWatch(self._ours.pid) as watch:
-            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH)):
+            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH, *LARGE)):
                 self._guard("warm-up", self._warm_up)
             for names, group in groups:
                 wanted = [name for name in names if name in self._plan.only]
@@ -201,6 +215,65 @@ class Bench:
             self._add({"pgbench": found}, {"pgbench": title}, {"pgbench": count * 4})
         if "lag" in wanted:
             self._lag(data)
+        self._drop(data)
+
+    def _large_group(self, wanted: Sequence[str]) -> None:
+        """Transactions that each side receives while they are written; the clock starts at their COMMIT."""
+        plan = self._plan
+        data = Orders("large", max(1, plan.rows * 3 // 10))
+        self._begin("large", f"making a table of {data.rows:,} rows")
+        self._load(data)
+        self._stock.prepare(data)
+        self._copy(data, 0)
+        self._stock.server.execute(
+            f"ALTER SUBSCRIPTION {self._stock.name}_{data.database} SET (streaming = on)", data.database
+        )
+        writers = {
+            "large": (large.inserts, plan.rows, f"one transaction of {plan.rows:,} inserts, from its COMMIT"),
+            "large-updates": (large.updates, data.rows, f"one transaction of {data.rows:,} updates, from its COMMIT"),
+            "large-many": (
+                large.interleaved,
+                plan.rows,
+                f"{large.INTERLEAVED} transactions at once, from their COMMITs",
+            ),
+            "large-subtransactions": (
+                large.subtransactions,
+                plan.rows // 10,
+                "10,000 subtransactions, from the COMMIT",
+            ),
+        }
+        found: dict[str, list[Run]] = {name: [] for name in wanted}
+        first = data.rows + 1
+        # What the other side had written for it.
+        last: Lsn | None = None
+        try:
+            for number in range(plan.runs):
+                for name, runs in found.items():
+                    write, count, _ = writers[name]
+                    for subscriber in self._in_turn(number):
+                        self._begin(name, f"{name}, run {number + 1}: {subscriber.name}")
+                        self._settle()
+                        subscriber.enable(data)
+                        if last is not None:
+                            self._follow(subscriber, data, last)
+                        with write(self._publisher, data, first, count) as commit:
+                            ends: list[Lsn] = []
+
+                            def work(
+                                subscriber: Subscriber = subscriber,
+                                commit: large.Commit = commit,
+                                ends: list[Lsn] = ends,
+                            ) -> None:
+                                ends.append(commit())
+                                self._follow(subscriber, data, ends[-1])
+
+                            runs.append(self._measure(subscriber, data, work))
+                            last = ends[-1]
+                        first += count
+                        self._check(subscriber, data)
+                        subscriber.disable(data)
+        finally:
+            self._add(found, {name: writers[name][2] for name in wanted}, {name: writers[name][1] for name in wanted})
         self._drop(data)
 
     # The initial copy

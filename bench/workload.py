@@ -35,7 +35,7 @@ CREATE TABLE orders (
     quantity int
 )"""
 
-_NEW_ROW: Final = (
+NEW_ROW: Final = (
     "i, 'customer number ' || i * 7, (i % 1000000) + (i % 100) / 100.0,"
     " timestamptz '2024-05-01 00:00Z' + i * interval '1.000037 s', i % 2 = 0, i % 5000"
 )
@@ -85,7 +85,7 @@ class Orders(Dataset):
         self.create_tables(publisher)
         with publisher.connect(self.database) as connection:
             connection.execute(_WRITER)
-            connection.execute(f"INSERT INTO orders SELECT {_NEW_ROW} FROM generate_series(1, {self.rows}) i".encode())
+            connection.execute(f"INSERT INTO orders SELECT {NEW_ROW} FROM generate_series(1, {self.rows}) i".encode())
             # Not published: the keys in the order in which updates at random take them, the same in each run.
             connection.execute("CREATE TABLE shuffled (place int PRIMARY KEY, id bigint)")
             connection.execute("SELECT setseed(0.5)")
@@ -101,7 +101,7 @@ class Orders(Dataset):
         return self._write(
             publisher,
             [
-                f"INSERT INTO orders SELECT {_NEW_ROW} FROM generate_series({first + low}, {first + high - 1}) i"
+                f"INSERT INTO orders SELECT {NEW_ROW} FROM generate_series({first + low}, {first + high - 1}) i"
                 for low, high in _parts(count)
             ],
         )

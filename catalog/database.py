@@ -194,7 +194,8 @@ async def _prepare(engine: AsyncEngine) -> None:
     async with engine.execution_options(**_writing(engine)).begin() as connection:
         if engine.dialect.name == "postgresql":
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-        if not await connection.run_sync(lambda sync: engine.dialect.has_table(sync, schema.node.name)):
+        # The youngest table: one that an earlier program's catalog lacks is made too.
+        if not await connection.run_sync(lambda sync: engine.dialect.has_table(sync, schema.prepared.name)):
             await connection.run_sync(schema.metadata.create_all)
         found = (await connection.execute(version)).scalar_one_or_none()
         if found is None:

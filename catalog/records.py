@@ -267,6 +267,15 @@ class SubscriptionStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedXact:
+    """A prepared transaction without an outcome: the publisher's xid and gid, and when it was prepared there."""
+
+    xid: int
+    gid: str
+    prepared: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a command asks of the daemon: `kind` names it, `payload` is JSON."""
 
@@ -289,3 +298,5 @@ class State:
     workers: tuple[WorkerStats, ...]
     copies: tuple[CopyProgress, ...]
     statistics: tuple[SubscriptionStats, ...]
+    prepared: tuple[tuple[int, PreparedXact], ...] = ()
+    """With their subscriptions' oids."""

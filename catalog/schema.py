@@ -171,6 +171,15 @@ worker: Final = Table(
     Column("sync_lsn", LsnType),
 )
 
+prepared: Final = Table(
+    "pubsub_prepared",
+    metadata,
+    _oid_of_subscription(),
+    Column("xid", BigInteger, primary_key=True, autoincrement=False),
+    Column("gid", Text, nullable=False),
+    Column("prepared", UtcTime, nullable=False),
+)
+
 copy: Final = Table(
     "pubsub_copy_progress",
     metadata,

@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 
 from catalog import schema
 from catalog.database import connect, now
+from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
@@ -24,7 +25,7 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Statistics, Requests):
+class Catalog(Subscriptions, Relations, Statistics, Prepared, Requests):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod
@@ -85,4 +86,5 @@ class Catalog(Subscriptions, Relations, Statistics, Requests):
                 workers=tuple(await read_workers(connection)),
                 copies=tuple(await read_copies(connection)),
                 statistics=tuple(await read_statistics(connection)),
+                prepared=tuple(await read_prepared(connection)),
             )

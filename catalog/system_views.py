@@ -67,7 +67,7 @@ def _subscription(state: State) -> Iterator[Row]:
         o = sub.options
         yield (
             sub.oid, _DATABASE, _lsn(sub.skip_lsn), sub.name, _OWNER, sub.enabled, o.binary,
-            {"off": "f", "on": "t", "parallel": "p"}[o.streaming], "e" if o.two_phase else "d", o.disable_on_error,
+            {"off": "f", "on": "t", "parallel": "p"}[o.streaming], o.two_phase_state, o.disable_on_error,
             o.password_required, o.run_as_owner, o.failover, mask_conninfo(sub.conninfo), sub.slot_name,
             o.synchronous_commit, sub.publications, o.origin,
             sub.owner, sub.target, sub.publisher_system_identifier, sub.publisher_timeline, sub.publisher_database,
@@ -138,9 +138,12 @@ def _progress_copy(state: State) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _prepared_xacts(_state: State) -> Iterator[Row]:
-    """two_phase = true is refused, so there are none."""
-    return iter(())
+def _prepared_xacts(state: State) -> Iterator[Row]:
+    """The transaction is the publisher's: here it is a file."""
+    subs = {sub.oid: sub for sub in state.subscriptions}
+    for subid, xact in state.prepared:
+        if subid in subs:
+            yield (xact.xid, xact.gid, xact.prepared, subs[subid].owner, subs[subid].target)
 
 
 def _by_table(state: State) -> dict[tuple[int, int], SubscriptionRel]:

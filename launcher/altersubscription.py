@@ -17,9 +17,10 @@ from catalog.states import RelState
 from launcher import optioneffects, targets
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
+from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
@@ -49,6 +50,12 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
         case sql.RefreshPublication(copy_data):
             if not subscription.enabled:
                 raise NotInPrerequisiteState("ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions")
+            _refuse_copy_in_two_phase(
+                subscription,
+                copy_data,
+                "ALTER SUBSCRIPTION ... REFRESH with copy_data is not allowed when two_phase is enabled",
+                "Use ALTER SUBSCRIPTION ... REFRESH with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
+            )
             await _refresh(session, subscription, copy_data=copy_data)
         case sql.SetPublication() | sql.AddPublication() | sql.DropPublication() as action:
             await _set_publications(session, subscription, action)
@@ -61,8 +68,13 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
                 "OWNER TO has no effect",
                 detail="A node has no roles: who may read and write its directory owns its subscriptions.",
             )
-        case sql.Skip():
-            raise FeatureNotSupported("ALTER SUBSCRIPTION ... SKIP is not supported yet")
+        case sql.Skip(lsn):
+            origin = await catalog.origin(oid)
+            if lsn != INVALID_LSN and lsn < origin:
+                raise PubsubError(
+                    f"skip WAL location (LSN {lsn}) must be greater than origin LSN {origin}", sqlstate="22023"
+                )
+            await catalog.alter_subscription(oid, skip_lsn=lsn)
         case sql.ResyncTable():
             await _resync(session, subscription, statement.action.tables)
         case _:
@@ -94,10 +106,19 @@ async def _set_publications(
             verb = "ADD" if adds else "DROP"
             hint = f"Use ALTER SUBSCRIPTION ... {verb} PUBLICATION ... WITH (refresh = false) instead."
         raise NotInPrerequisiteState(_REFRESH_REFUSED, hint=hint)
+    copy_data = not isinstance(action, sql.DropPublication) and action.copy_data
+    way = "ADD" if adds else "SET"
+    _refuse_copy_in_two_phase(
+        subscription,
+        copy_data,
+        "ALTER SUBSCRIPTION with refresh and copy_data is not allowed when two_phase is enabled",
+        f"Use ALTER SUBSCRIPTION ... {way} PUBLICATION with refresh = false, or with copy_data = false, or use DROP/CREATE "
+        "SUBSCRIPTION.",
+    )
     await _refresh(
         session,
         replace(subscription, publications=publications),
-        copy_data=not isinstance(action, sql.DropPublication) and action.copy_data,
+        copy_data=copy_data,
         validate=() if isinstance(action, sql.DropPublication) else action.publications,
         store_publications=True,
     )
@@ -259,11 +280,42 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         if subscription.enabled and options.slot_name is None:
             raise NotInPrerequisiteState("cannot set slot_name = NONE for enabled subscription")
         changes["slot_name"] = options.slot_name
-    if "two_phase" in given and subscription.enabled:
-        raise NotInPrerequisiteState('cannot set option "two_phase" for enabled subscription')
+    if "two_phase" in given:
+        changes["options"] = await _set_two_phase(session, subscription, options, changes["options"])
     if "failover" in given:
         await _set_failover(session, subscription, options.failover)
     await session.catalog.alter_subscription(subscription.oid, **changes)
+
+
+def _refuse_copy_in_two_phase(subscription: Subscription, copy_data: bool, message: str, hint: str) -> None:
+    """PostgreSQL's rule (subscriptioncmds.c: AlterSubscription), whose tables would miss what was prepared before the copy."""
+    if subscription.options.two_phase_state == "e" and copy_data:
+        raise PubsubError(message, sqlstate="42601", hint=hint)
+
+
+async def _set_two_phase(
+    session: Session, subscription: Subscription, given: SubscriptionOptions, merged: SubscriptionOptions
+) -> SubscriptionOptions:
+    """`merged` with its state (subscriptioncmds.c: AlterSubscription).  The slot is altered here only where it is disabled: it is
+    enabled when the apply worker starts and all tables are ready."""
+    if subscription.enabled:
+        raise NotInPrerequisiteState('cannot set option "two_phase" for enabled subscription')
+    if given.two_phase:
+        return replace(merged, two_phase_state="p")
+    if "slot_name" in given.specified:
+        raise PubsubError('"slot_name" and "two_phase" cannot be altered at the same time', sqlstate="42601")
+    if subscription.slot_name is None:
+        raise NotInPrerequisiteState('cannot set option "two_phase" for a subscription that does not have a slot name')
+    await session.workers_ended(subscription)
+    state = await session.catalog.state()
+    if subscription.options.two_phase_state == "e" and any(subid == subscription.oid for subid, _ in state.prepared):
+        raise NotInPrerequisiteState(
+            'cannot disable "two_phase" when prepared transactions exist',
+            hint="Resolve these transactions and try again.",
+        )
+    async with await session.connect(subscription.name, subscription.conninfo) as connection:
+        await connection.execute(commands.alter_replication_slot(subscription.slot_name, two_phase=False))
+    return replace(merged, two_phase_state="d")
 
 
 async def _set_failover(session: Session, subscription: Subscription, failover: bool) -> None:

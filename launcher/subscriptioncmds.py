@@ -7,6 +7,8 @@ no slot, and no row in the catalog.  Texts, SQLSTATEs, NOTICEs and command tags 
 from __future__ import annotations
 
 import asyncio
+import shutil
+from dataclasses import replace
 from typing import Final, assert_never
 
 from catalog.records import NewSubscription, Subscription
@@ -81,7 +83,11 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     slot = row.slot_name if options.create_slot else None
     lsn = None
     if slot is not None:
-        lsn = await _create_slot(session, statement, connection, slot)
+        # With nothing to copy it can be enabled at once (subscriptioncmds.c: CreateSubscription).
+        at_once = options.two_phase and not options.copy_data and bool(plans)
+        lsn = await _create_slot(session, statement, connection, slot, two_phase=at_once)
+        if at_once:
+            row = replace(row, options=replace(row.options, two_phase_state="e"))
     elif row.slot_name is not None and not options.copy_data:
         found = await definitions.slot_info(connection, row.slot_name)
         lsn = found.confirmed_flush_lsn if found is not None else None
@@ -100,12 +106,16 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     return created
 
 
-async def _create_slot(session: Session, statement: CreateSubscription, connection: Connection, slot: str) -> Lsn:
+async def _create_slot(
+    session: Session, statement: CreateSubscription, connection: Connection, slot: str, *, two_phase: bool
+) -> Lsn:
     """Make the subscription's slot, and return its consistent point."""
     there = await definitions.slot_info(connection, slot) is not None
     try:
         return (
-            await create_slot(connection, slot, snapshot="nothing", failover=statement.options.failover)
+            await create_slot(
+                connection, slot, snapshot="nothing", two_phase=two_phase, failover=statement.options.failover
+            )
         ).consistent_point
     except PubsubError as error:
         if error.hint is None:
@@ -156,6 +166,10 @@ async def drop(session: Session, statement: DropSubscription) -> None:
             await session.catalog.alter_subscription(subscription.oid, dropping=False)
             session.wake()
     await session.catalog.drop_subscription(subscription.oid)
+    # Their outcomes can not come any more.
+    await asyncio.to_thread(
+        shutil.rmtree, session.settings.home / "prepared" / str(subscription.oid), ignore_errors=True
+    )
 
 
 async def _connect_to_drop(session: Session, subscription: Subscription) -> Connection | None:
@@ -190,7 +204,7 @@ def _row(statement: CreateSubscription, identity: SystemIdentity | None, databas
         name=statement.name,
         conninfo=statement.connection,
         publications=statement.publications,
-        options=statement.options,
+        options=replace(statement.options, two_phase_state="p" if statement.options.two_phase else "d"),
         target=statement.options.target or database or "",
         slot_name=statement.slot_name,
         enabled=statement.options.enabled,

@@ -21,6 +21,7 @@ from apply.delta import table as delta
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.delta.table import Commit, TargetTable
+from apply.dispatch import PassedSkip
 from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Pipeline
@@ -262,6 +263,7 @@ class SyncWorker:
                 buffer=buffer,
                 parallel=commands.streams_in_parallel(options),
                 stop_at=catchup,
+                skip=self._subscription.skip_lsn,
             )
             try:
                 await pipeline.run()
@@ -294,3 +296,6 @@ class _OneTable:
 
     async def durable(self, lsn: Lsn) -> None:
         return
+
+    async def skip_passed(self, passed: PassedSkip) -> None:
+        """The apply worker takes it back: it has the same transaction."""

@@ -21,6 +21,8 @@ Streaming = Literal["off", "on", "parallel"]
 Origin = Literal["any", "none"]
 OnTableError = Literal["stop", "isolate"]
 SchemaChanges = Literal["follow", "refuse"]
+#: subtwophasestate: disabled; pending, until all tables are ready; enabled (pg_subscription.h).
+TwoPhaseState = Literal["d", "p", "e"]
 OptionValue = str | int | Decimal | None
 
 #: Options that say what one command does; nothing of them is stored.
@@ -45,7 +47,8 @@ class SubscriptionOptions:
     """Every option with its value; `specified` names those that the statement gave (subscriptioncmds.c: SubOpts).
 
     `slot_name` is None for NONE, and also when it was not given: then the subscription's own name is meant.
-    `batch_bytes` is in bytes, `batch_age` in seconds.  `stop_lsn` is the end of what is applied, inclusive; None: no end.
+    `two_phase_state` is no option: it is what has become of `two_phase`.  `batch_bytes` is in bytes, `batch_age` in seconds.
+    `stop_lsn` is the end of what is applied, inclusive; None: no end.
     """
 
     connect: bool = True
@@ -58,6 +61,7 @@ class SubscriptionOptions:
     binary: bool = False
     streaming: Streaming = "parallel"
     two_phase: bool = False
+    two_phase_state: TwoPhaseState = "d"
     disable_on_error: bool = False
     password_required: bool = True
     run_as_owner: bool = False
@@ -136,9 +140,8 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
                 f"subscription with slot_name = NONE must also set {name} = false",
                 sqlstate=SqlSyntaxError.default_sqlstate,
             )
-    for name in ("two_phase", "binary"):
-        if getattr(found, name):
-            raise FeatureNotSupported(f"subscription option {name} = true is not supported")
+    if found.binary:
+        raise FeatureNotSupported("subscription option binary = true is not supported")
     return found
 
 

@@ -12,15 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.dispatch import Dispatcher
+from apply.twophase import Preparation, PreparedStore
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Xid
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import (
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Message,
     Origin,
+    Prepare,
     StreamAbort,
     StreamCommit,
+    StreamPrepare,
     StreamStart,
     StreamStop,
     read_message,
@@ -39,6 +44,7 @@ class Sender:
     commit: Commit
     left: list[tuple[int, Message]]
     begun: bool = False
+    prepared: bool = False
     aborting: set[int] = field(default_factory=set)
 
 
@@ -78,8 +84,32 @@ def block(one: Sender, count: int) -> list[bytes]:
     return [*sent, frame(StreamStop())]
 
 
+def preparing(one: Sender, data: st.DataObject, parallel: bool, at: Lsn) -> list[bytes]:
+    """All of it, and PREPARE TRANSACTION, which ends at `at`."""
+    one.prepared = True
+    told = [(one.xid, relation) for relation in RELATIONS.values()]
+    fields = (Lsn(at - 8), at, 0, Xid(one.xid), f"gid {one.xid}")
+    if one.begun or data.draw(st.booleans()):
+        one.left[:0] = told
+        sent = block(one, len(one.left))
+        for xid in sorted(one.aborting):
+            sent.append(frame(abort(one.xid, xid, parallel)))
+        return [*sent, frame(StreamPrepare(0, *fields))]
+    kept = [message for xid, message in [*told, *one.left] if xid not in one.aborting]
+    return [frame(BeginPrepare(*fields)), *(frame(message) for message in kept), frame(Prepare(0, *fields))]
+
+
+def outcome(one: Sender) -> list[bytes]:
+    """COMMIT PREPARED.  What a streamed one has told of relations does not count for others: they are told again."""
+    end = one.commit
+    committed = CommitPrepared(0, end.commit_lsn, end.end_lsn, end.commit_time, Xid(one.xid), f"gid {one.xid}")
+    return [frame(committed), *(frame(relation) for relation in RELATIONS.values())]
+
+
 def ending(one: Sender, data: st.DataObject, parallel: bool) -> list[bytes]:
     """What is left, the aborts of its subtransactions, and the commit."""
+    if one.prepared:
+        return outcome(one)
     sent = block(one, len(one.left)) if one.left or not one.begun else []
     for xid in data.draw(st.permutations(sorted(one.aborting))):
         sent.append(frame(abort(one.xid, xid, parallel)))
@@ -92,12 +122,13 @@ def abort(xid: int, subxid: int, parallel: bool) -> StreamAbort:
     return StreamAbort(Xid(xid), Xid(subxid), *extra)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(histories, wholes, st.booleans(), st.data())
 def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject) -> None:
     publisher = Publisher(history)
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}
+    outcomes: list[tuple[int, Lsn]] = []
     xids = [1000 + 100 * number for number in range(len(publisher.sent))]
     streamed = {
         number: sender(frames, xids[number], data)
@@ -107,17 +138,31 @@ def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: b
     # One that began, and never commits.
     doomed = Sender(5000, Commit(0, Lsn(1), Lsn(2), 0), [(5000, m) for m in nonsense(data)])
     with tempfile.TemporaryDirectory() as home, delta.installed():
-        buffer = ReorderBuffer(Path(home), data.draw(st.sampled_from([1, 2000, 1 << 20])))
+        buffer = ReorderBuffer(Path(home) / "spill", data.draw(st.sampled_from([1, 2000, 1 << 20])))
         dispatcher = Dispatcher(INVALID_LSN, buffer, parallel=parallel)
 
+        store = PreparedStore(Path(home) / "prepared")
+
         def feed(frames: list[bytes]) -> None:
-            dispatcher.feed(frames, 0.0)
-            if buffer.exceeded:
-                buffer.spill()
+            while frames:
+                frames = frames[dispatcher.feed(frames, 0.0) :]
+                if buffer.exceeded:
+                    buffer.spill()
+                match dispatcher.waiting:
+                    case Preparation() as preparation:
+                        store.keep(preparation)
+                        dispatcher.kept()
+                    case CommitPrepared() as message:
+                        assert dispatcher.committed(store.load(message.xid, message.gid), 0.0, None)
 
         for number, frames in enumerate(publisher.sent):
             ahead = list(streamed.values())
             for one in data.draw(st.lists(st.sampled_from(ahead), max_size=3)) if ahead else ():
+                if one.prepared:
+                    continue
+                if data.draw(st.integers(0, 2)) == 0:
+                    feed(preparing(one, data, parallel, Lsn(max(dispatcher.decided, 100))))
+                    continue
                 cut = block(one, data.draw(st.integers(0, 3)))
                 middle = data.draw(st.integers(0, len(cut)))
                 feed(cut[:middle])
@@ -127,20 +172,26 @@ def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: b
             feed(ending(streamed.pop(number), data, parallel) if number in streamed else frames)
             assert dispatcher.decided == publisher.ends[number]
             if dispatcher.batch.transactions and data.draw(st.booleans()):
-                done(delta, dispatcher, versions, whole)
+                outcomes += done(delta, dispatcher, versions, whole)
         feed([frame(abort(5000, 5000, parallel))])
         if dispatcher.batch.transactions:
-            done(delta, dispatcher, versions, whole)
+            outcomes += done(delta, dispatcher, versions, whole)
         assert buffer.memory == 0
-        assert not list(Path(home).iterdir())
+        assert not list(Path(home).glob("spill/*"))
         assert not buffer.in_progress()
+        store.recover(dispatcher.decided)
+        for xid, end in outcomes:
+            store.done(xid, end)
+        store.remove_done(dispatcher.decided)
+        assert not list(Path(home).glob("prepared/*"))
     for name in RELATIONS:
         assert delta.tables[name].rows == publisher.rows(name), name
 
 
-def done(delta: MemoryDelta, dispatcher: Dispatcher, versions: dict[str, Lsn], whole: int) -> None:
+def done(delta: MemoryDelta, dispatcher: Dispatcher, versions: dict[str, Lsn], whole: int) -> list[tuple[int, Lsn]]:
     batch = dispatcher.take()
     commit(delta, batch, versions, whole=whole)
     batch.clear_logs()
     for part in batch.large:
         part.release()
+    return batch.outcomes

@@ -60,7 +60,6 @@ DELETE FROM a WHERE id < 300;
 SAVEPOINT s3;
 UPDATE a SET t = 's3, rolled back with s2' WHERE id > 1000;
 RELEASE SAVEPOINT s3;
-TRUNCATE keyless;
 ROLLBACK TO SAVEPOINT s2;
 INSERT INTO a SELECT g, 1, 's2 again' FROM generate_series(22001, 23000) g;
 SAVEPOINT s4;
@@ -87,20 +86,21 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
-#: A definition that is rolled back, and others that hold from there on.
+#: Definitions that hold from there on, and one that is rolled back.  (Nothing of the table may follow the latter: PostgreSQL's
+#: walsender, when it streams, then fails with "could not map filenumber".)
 DEFINITIONS = """
 BEGIN;
-INSERT INTO a SELECT g, 1, 'before' FROM generate_series(40000, 41000) g;
-SAVEPOINT s;
-ALTER TABLE a ADD extra text DEFAULT 'rolled back';
-INSERT INTO a SELECT g, 1, 'lost', 'lost' FROM generate_series(41001, 43000) g;
-UPDATE a SET extra = 'lost' WHERE id > 40000;
-ROLLBACK TO SAVEPOINT s;
-INSERT INTO a SELECT g, 1, 'between' FROM generate_series(41001, 42000) g;
+INSERT INTO a SELECT g, 1, 'before' FROM generate_series(40000, 42000) g;
 ALTER TABLE a REPLICA IDENTITY FULL;
 UPDATE a SET n = 7 WHERE id > 40500;
 ALTER TABLE a REPLICA IDENTITY DEFAULT;
 UPDATE a SET n = 8 WHERE id > 41500;
+SAVEPOINT s;
+ALTER TABLE a ADD extra text DEFAULT 'rolled back';
+INSERT INTO a SELECT g, 1, 'lost', 'lost' FROM generate_series(42001, 44000) g;
+UPDATE a SET extra = 'lost' WHERE id > 40000;
+ROLLBACK TO SAVEPOINT s;
+INSERT INTO b SELECT g, 'after', 0 FROM generate_series(1, 500) g;
 COMMIT
 """
 TRUNCATES = """
@@ -141,7 +141,7 @@ def streamed(replica: Replica) -> int:
     return int(wait_until(lambda: replica.query(query)[0][0], "blocks to be streamed"))
 
 
-@pytest.fixture(params=["15", "16", "17", "18"])
+@pytest.fixture
 def any_replica(request: pytest.FixtureRequest, servers: Servers, spark: Spark, tmp_path: Path) -> Iterator[Replica]:
     """A node of its own with 64 kB for changes, and an empty database of each version."""
     server = servers[request.param]
@@ -156,7 +156,15 @@ def any_replica(request: pytest.FixtureRequest, servers: Servers, spark: Spark, 
     server.drop_database(database.name)
 
 
-@pytest.mark.parametrize("streaming", ["on", "parallel"])
+def on(*versions: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("any_replica", versions, indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("any_replica", "streaming"),
+    [("15", "on"), ("16", "parallel"), ("17", "on"), ("18", "parallel")],
+    indirect=["any_replica"],
+)
 def test_streamed_transactions(any_replica: Replica, streaming: str) -> None:
     replica = any_replica
     replica.subscribe("p, q", streaming=streaming)
@@ -169,6 +177,7 @@ def test_streamed_transactions(any_replica: Replica, streaming: str) -> None:
     assert [path for path in spill.rglob("*") if path.suffix == ".arrows"] == []
 
 
+@on("18")
 def test_off_streams_nothing_and_spills_all_the_same(any_replica: Replica) -> None:
     replica = any_replica
     replica.subscribe("p, q", streaming="off")
@@ -179,6 +188,7 @@ def test_off_streams_nothing_and_spills_all_the_same(any_replica: Replica) -> No
     assert replica.query(query) == [(0,)]
 
 
+@on("15", "18")
 def test_interleaved_transactions(any_replica: Replica) -> None:
     """Three at a time over the same tables, one of them rolled back, in an order of commit that is not the one of begin."""
     replica = any_replica
@@ -205,6 +215,7 @@ def test_interleaved_transactions(any_replica: Replica) -> None:
     assert streamed(replica) > 5
 
 
+@on("16", "18")
 def test_the_connection_is_cut_between_blocks(any_replica: Replica) -> None:
     """What was streamed before the cut is streamed again."""
     replica = any_replica

@@ -1,0 +1,218 @@
+"""Prepared transactions, from PREPARE TRANSACTION to their outcome.
+
+    b … P, S … p   assembled like any other ──► keep: one durable file, then the position moves past the prepare
+    K              load ──► the batch, as a transaction that ends at the outcome
+    r              forget
+
+Delta has no prepared state, and PostgreSQL's own is on disk (twophase.c): so a prepared transaction waits in a file, for weeks if
+need be.  Which tables it is applied to is decided at its outcome, as for a commit.  A file is taken away only when the origin
+is past the outcome: sent again after a crash, the outcome finds it.  What is sent again before that replaces it.
+
+    prepared/<subscription oid>/<xid>.prepared             waits
+    prepared/<subscription oid>/<xid>.<end LSN>.done       its outcome is durable in every table; the origin may not be there yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from catalog.records import PreparedXact
+from pubsub.errors import UndefinedObject
+from pubsub.protocol import pgoutput
+from pubsub.protocol.copyboth import pg_time_to_datetime
+from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer import durable, files
+from pubsub.reorderbuffer import transaction as reorderbuffer
+
+_WAITING: Final = ".prepared"
+_DONE: Final = ".done"
+
+Described = Sequence[tuple[int, pgoutput.Relation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A transaction that was prepared a moment ago.
+
+    `settled` are the definitions that held when it began; `relations` and `truncations` came in it, each with the number of
+    the change that follows, unless it was streamed: then they are among its frames, and `told` are the oids of the former.
+    LSNs and time as in Prepare.
+    """
+
+    transaction: reorderbuffer.Transaction
+    gid: str
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time: int
+    streamed: bool
+    settled: Mapping[int, pgoutput.Relation]
+    relations: Described = ()
+    truncations: Sequence[tuple[int, tuple[int, ...]]] = ()
+    told: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A prepared transaction read back; `relations` are those that hold for it, with the number of the change from which on."""
+
+    transaction: reorderbuffer.Transaction
+    xid: int
+    gid: str
+    prepare_lsn: Lsn
+    end_lsn: Lsn
+    prepare_time: int
+    streamed: bool
+    relations: Described
+    truncations: Sequence[tuple[int, tuple[int, ...]]]
+    told: tuple[int, ...]
+
+
+class PreparedStore:
+    """The files of one subscription, which one worker uses.  All block, and raise FileFailure, DiskFull and DataCorrupted."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def recover(self, origin: Lsn) -> None:
+        """Take away what a killed process left half written, and what the origin is past."""
+        files.remove_all(self._directory, durable.TEMPORARY)
+        self.remove_done(origin)
+
+    def keep(self, preparation: Preparation) -> None:
+        """Durable when this returns.  One of that number that is there is the same, sent again."""
+        p = preparation
+        durable.persist(
+            p.transaction,
+            self._directory / f"{p.transaction.xid}{_WAITING}",
+            {
+                "gid": p.gid,
+                "prepare_lsn": int(p.prepare_lsn),
+                "end_lsn": int(p.end_lsn),
+                "prepare_time": p.prepare_time,
+                "streamed": p.streamed,
+                "relations": [
+                    [seq, pgoutput.write_message(relation).hex()]
+                    for seq, relation in (*((0, settled) for settled in p.settled.values()), *p.relations)
+                ],
+                "truncations": [[seq, list(oids)] for seq, oids in p.truncations],
+                "told": list(p.told),
+            },
+        )
+
+    def load(self, xid: int, gid: str) -> Kept:
+        """Raises UndefinedObject in PostgreSQL's words (twophase.c: LockGXact)."""
+        for path in (self._directory / f"{xid}{_WAITING}", *sorted(self._directory.glob(f"{xid}.*{_DONE}"))):
+            if path.exists():
+                kept = _read(path)
+                if kept.gid == gid:
+                    return kept
+        raise UndefinedObject(
+            f'prepared transaction with identifier "{gid}" does not exist',
+            detail=f"It is not in {self._directory}.",
+            hint="Files in a node's prepared directory must not be removed; copy the tables that it changed anew.",
+        )
+
+    def forget(self, xid: int, gid: str, prepare_end_lsn: Lsn, prepare_time: int) -> bool:
+        """It was rolled back.  False if there is none: it was prepared before the stream began (worker.c:
+        apply_handle_rollback_prepared, LookupGXact)."""
+        path = self._directory / f"{xid}{_WAITING}"
+        if not path.exists():
+            return False
+        kept = _read(path)
+        if (kept.gid, kept.end_lsn, kept.prepare_time) != (gid, prepare_end_lsn, prepare_time):
+            return False
+        durable.remove(path)
+        return True
+
+    def done(self, xid: int, end_lsn: Lsn) -> None:
+        """Its outcome, which ends at `end_lsn`, is durable in every table."""
+        path = self._directory / f"{xid}{_WAITING}"
+        if path.exists():
+            path.replace(self._directory / f"{xid}.{end_lsn:016X}{_DONE}")
+
+    def remove_done(self, origin: Lsn) -> None:
+        """The origin is durably at `origin`: what ends there or before is not sent again."""
+        for path in self._directory.glob(f"*{_DONE}"):
+            if int(path.name.split(".")[1], 16) <= origin:
+                durable.remove(path)
+
+    def waiting(self) -> list[PreparedXact]:
+        """Those without an outcome, oldest prepare first."""
+        found = sorted((_read(path) for path in self._directory.glob(f"*{_WAITING}")), key=lambda kept: kept.end_lsn)
+        return [PreparedXact(kept.xid, kept.gid, pg_time_to_datetime(kept.prepare_time)) for kept in found]
+
+
+def _read(path: Path) -> Kept:
+    stored = durable.load(path)
+    m = stored.metadata
+    relations = []
+    for seq, data in m["relations"]:
+        relation = pgoutput.read_message(bytes.fromhex(data))
+        assert isinstance(relation, pgoutput.Relation)
+        relations.append((int(seq), relation))
+    return Kept(
+        stored.transaction,
+        stored.transaction.xid,
+        m["gid"],
+        Lsn(m["prepare_lsn"]),
+        Lsn(m["end_lsn"]),
+        m["prepare_time"],
+        m["streamed"],
+        relations,
+        [(int(seq), tuple(oids)) for seq, oids in m["truncations"]],
+        tuple(m["told"]),
+    )
+
+
+class PreparedList(Protocol):
+    """Where the list that pg_prepared_xacts shows is kept: the catalog."""
+
+    async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
+        """These are the subscription's."""
+
+
+class TwoPhase:
+    """One subscription's prepared transactions, for its apply worker."""
+
+    def __init__(self, store: PreparedStore, shown: PreparedList, subid: int) -> None:
+        self._store = store
+        self._shown = shown
+        self._subid = subid
+        self._finished = False
+
+    async def recover(self, origin: Lsn) -> None:
+        """Before the stream begins at `origin`."""
+        await asyncio.to_thread(self._store.recover, origin)
+        await self._show()
+
+    async def keep(self, preparation: Preparation) -> None:
+        await asyncio.to_thread(self._store.keep, preparation)
+        await self._show()
+
+    async def load(self, message: pgoutput.CommitPrepared) -> Kept:
+        return await asyncio.to_thread(self._store.load, int(message.xid), message.gid)
+
+    async def roll_back(self, message: pgoutput.RollbackPrepared) -> None:
+        await asyncio.to_thread(
+            self._store.forget, int(message.xid), message.gid, message.prepare_end_lsn, message.prepare_time
+        )
+        await self._show()
+
+    async def durable(self, outcomes: Sequence[tuple[int, Lsn]]) -> None:
+        """These transactions, with the ends of their outcomes, are in every table; the origin is not stored yet."""
+        for xid, end_lsn in outcomes:
+            await asyncio.to_thread(self._store.done, xid, end_lsn)
+            self._finished = True
+
+    async def origin_stored(self, origin: Lsn) -> None:
+        if self._finished:
+            self._finished = False
+            await asyncio.to_thread(self._store.remove_done, origin)
+            await self._show()
+
+    async def _show(self) -> None:
+        await self._shown.set_prepared(self._subid, await asyncio.to_thread(self._store.waiting))

@@ -1,0 +1,33 @@
+"""Prepared transactions without an outcome, for pg_prepared_xacts.  The transactions are files (apply.twophase), written first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from catalog import schema
+from catalog.database import Database
+from catalog.records import PreparedXact
+
+_T = schema.prepared
+
+
+class Prepared(Database):
+    """The part of the catalog that lists prepared transactions."""
+
+    async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
+        """These are the subscription's, and no others."""
+        async with self._write(bump=False) as connection:
+            await connection.execute(delete(_T).where(_T.c.subid == subid))
+            for xact in xacts:
+                await connection.execute(
+                    insert(_T).values(subid=subid, xid=xact.xid, gid=xact.gid, prepared=xact.prepared)
+                )
+
+
+async def read_prepared(connection: AsyncConnection) -> list[tuple[int, PreparedXact]]:
+    """All, each with its subscription's oid."""
+    rows = await connection.execute(select(_T).order_by(_T.c.subid, _T.c.prepared))
+    return [(row.subid, PreparedXact(row.xid, row.gid, row.prepared)) for row in rows]

@@ -1,0 +1,134 @@
+"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 18: nothing of one is in a table before its
+outcome, and the outcome finds it whatever happened between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from apply.delta.session import Spark
+from pubsub.errors import PubsubError
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import Replica, RunningNode, wait_until
+
+DDL = """
+CREATE TABLE a (id int PRIMARY KEY, n int, t text);
+CREATE TABLE b (n int, t text);
+INSERT INTO a SELECT g, 0, md5(g::text) FROM generate_series(1, 500) g;
+CREATE PUBLICATION p FOR TABLE a;
+CREATE PUBLICATION q FOR TABLE b WITH (publish = 'insert, truncate');
+"""
+SMALL = (
+    "BEGIN; INSERT INTO a VALUES ({0}, 1, 'p'); UPDATE a SET n = n + 1 WHERE id < 5; INSERT INTO b VALUES ({0}, 'p'); "
+)
+LARGE = """BEGIN; INSERT INTO a SELECT g, 1, repeat('p', 60) FROM generate_series({0}, {0} + 1500) g; SAVEPOINT s;
+DELETE FROM a WHERE id > 100; INSERT INTO b SELECT g, 'lost' FROM generate_series(1, 800) g; ROLLBACK TO SAVEPOINT s;
+UPDATE a SET n = n + 1 WHERE id < 300; TRUNCATE b; INSERT INTO b SELECT g, 'p' FROM generate_series(1, 800) g; """
+
+
+@pytest.fixture(params=["15", "16", "17", "18"])
+def publisher(request: pytest.FixtureRequest) -> Iterator[Database]:
+    with EmbeddedPostgres(request.param, settings={"max_prepared_transactions": 20}) as server:
+        server.create_database("two_phase")
+        server.execute("ALTER DATABASE two_phase SET logical_decoding_work_mem = '64kB'", "two_phase")
+        server.execute(DDL, "two_phase")
+        yield Database(server, "two_phase")
+
+
+def state(replica: Replica) -> str:
+    (row,) = replica.node.fetch(f"SELECT subtwophasestate FROM pg_subscription WHERE subname = '{replica.name}'")
+    return str(row["subtwophasestate"])
+
+
+def prepared(replica: Replica) -> list[str]:
+    return sorted(row["gid"] for row in replica.node.fetch("SELECT gid FROM pg_prepared_xacts"))
+
+
+def enabled(replica: Replica) -> None:
+    wait_until(lambda: state(replica) == "e", "two-phase commit to be enabled")
+    wait_until(
+        lambda: replica.query(f"SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{replica.name}'")[0][0],
+        "the slot to have it too",
+    )
+
+
+def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+    with RunningNode(tmp_path, spark, logical_decoding_work_mem="64kB") as node:
+        replica = Replica(node, publisher)
+        replica.subscribe("p, q", two_phase="true")
+        replica.caught_up()
+        enabled(replica)
+        # Whole and streamed, committed and rolled back; others commit meanwhile.
+        for text in (SMALL, LARGE):
+            for outcome in ("COMMIT", "ROLLBACK"):
+                publisher.execute(text.format(10000) + "PREPARE TRANSACTION 'it''s one'")
+                wait_until(lambda: prepared(replica) == ["it's one"], "the transaction to be listed")
+                replica.execute("UPDATE a SET t = 'meanwhile' WHERE id = 400", "INSERT INTO b VALUES (0, 'meanwhile')")
+                replica.assert_equal("a", "b")
+                replica.execute(f"{outcome} PREPARED 'it''s one'")
+                replica.assert_equal("a", "b")
+                wait_until(lambda: not prepared(replica), "the transaction to be gone")
+                replica.execute("DELETE FROM a WHERE id >= 10000")
+        # Two at once, an empty one, the same gid again.
+        publisher.execute("BEGIN; PREPARE TRANSACTION 'empty'")
+        publisher.execute("BEGIN; INSERT INTO a VALUES (20000, 1, 'x'); PREPARE TRANSACTION 'one'")
+        publisher.execute("BEGIN; INSERT INTO a VALUES (20001, 1, 'x'); PREPARE TRANSACTION 'two'")
+        replica.execute("COMMIT PREPARED 'two'", "COMMIT PREPARED 'empty'")
+        publisher.execute("BEGIN; INSERT INTO a VALUES (20002, 1, 'x'); PREPARE TRANSACTION 'two'")
+        replica.execute("ROLLBACK PREPARED 'one'", "COMMIT PREPARED 'two'")
+        replica.assert_equal("a", "b")
+        publisher.execute(LARGE.format(30000) + "PREPARE TRANSACTION 'kept'")
+        wait_until(lambda: prepared(replica) == ["kept"], "the transaction to be listed")
+        (oid,) = (row["oid"] for row in node.fetch("SELECT oid FROM pg_subscription"))
+    # It survives the node, and is committed while no one listens.
+    assert len(list((tmp_path / "prepared" / str(oid)).iterdir())) == 1
+    replica.execute("COMMIT PREPARED 'kept'", "UPDATE a SET n = -1 WHERE id = 30001")
+    with RunningNode(tmp_path, spark) as node:
+        replica.node = node
+        replica.assert_equal("a", "b")
+        wait_until(lambda: not prepared(replica), "the transaction to be gone")
+        assert list((tmp_path / "prepared" / str(oid)).iterdir()) == []
+        replica.drop()
+    assert not (tmp_path / "prepared" / str(oid)).exists()
+    assert replica.slots() == []
+
+
+def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+    """18's rules: only while disabled; not off while a prepared transaction waits."""
+    if publisher.server.version != "18":
+        pytest.skip("a slot's two_phase is altered from 18 on")
+    with RunningNode(tmp_path, spark) as node:
+        replica = Replica(node, publisher)
+        replica.subscribe("p, q")
+        replica.caught_up()
+        assert state(replica) == "d"
+        with pytest.raises(PubsubError, match='cannot set option "two_phase" for enabled subscription'):
+            replica.alter("SET (two_phase = true)")
+        replica.alter("DISABLE")
+        replica.alter("SET (two_phase = true)")
+        assert state(replica) == "p"
+        publisher.execute(SMALL.format(40000) + "PREPARE TRANSACTION 'early'")
+        replica.alter("ENABLE")
+        enabled(replica)
+        publisher.execute(SMALL.format(40001).replace("id < 5", "id BETWEEN 10 AND 15") + "PREPARE TRANSACTION 'late'")
+        wait_until(lambda: "late" in prepared(replica), "the transaction to be listed")
+        replica.alter("DISABLE")
+        with pytest.raises(PubsubError, match='cannot disable "two_phase" when prepared transactions exist'):
+            replica.alter("SET (two_phase = false)")
+        replica.alter("ENABLE")
+        replica.execute("COMMIT PREPARED 'early'", "COMMIT PREPARED 'late'")
+        replica.assert_equal("a", "b")
+        wait_until(lambda: not prepared(replica), "the transactions to be gone")
+        replica.alter("DISABLE")
+        replica.alter("SET (two_phase = false)")
+        assert state(replica) == "d"
+        assert replica.query("SELECT two_phase FROM pg_replication_slots") == [(False,)]
+        replica.alter("ENABLE")
+        publisher.execute(SMALL.format(40002) + "PREPARE TRANSACTION 'off'")
+        replica.execute("COMMIT PREPARED 'off'")
+        replica.assert_equal("a", "b")
+        assert prepared(replica) == []
+        replica.drop()
