@@ -79,6 +79,11 @@ class Replay:
                     self._truncate(xid, lsn, frame)
                 else:
                     self._message(xid, lsn, frame)
+            except (struct.error, IndexError, ValueError) as error:
+                raise DataCorrupted(
+                    "a row's bytes can not be read",
+                    context=f"change at WAL position {Lsn(lsn)} of transaction {self._txn.xid}",
+                ) from error
             except PubsubError as error:
                 error.context = error.context or f"change at WAL position {Lsn(lsn)} of transaction {self._txn.xid}"
                 raise

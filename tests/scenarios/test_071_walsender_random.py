@@ -1,0 +1,94 @@
+"""Random DDL and DML in concurrent sessions, decoded and compared, in three ways.
+
+    bytes      pgoutput's, against those of a logical slot on the same server
+    streams    with logical_decoding_work_mem at 64kB on both sides: transactions compared whole, for where a server under
+               concurrent DDL breaks its streams depends on what it still knows of transactions that have ended
+    replay     no slot anywhere, so that pruning and VACUUM bite: the changes applied, against the tables
+
+Each prints its seed; PUBSUB_SEED repeats it.  `make soak` lets them run for PUBSUB_SOAK_SECONDS (3600) together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from typing import Literal
+
+import pytest
+
+from pubsub.testing.servers import EmbeddedPostgres
+from tests import walsender_random
+from tests.walsender_compare import Decoding, ServerStream, create_slot, differences, flush_lsn
+
+Kind = Literal["bytes", "streams", "replay"]
+KINDS: tuple[Kind, ...] = ("bytes", "streams", "replay")
+
+
+def run(version: str, kind: Kind, seed: int, seconds: float) -> None:
+    print(f"version {version}, {kind}, seed {seed}")
+    r = random.Random(seed)
+    settings: dict[str, str | int] = {
+        "max_prepared_transactions": 20,
+        "max_wal_size": "64MB",
+        "min_wal_size": "64MB",
+        "wal_keep_size": "2GB",
+        "autovacuum_naptime": "1s",
+        "wal_compression": r.choice(("off", "pglz")),
+        "logical_decoding_work_mem": "64kB" if kind == "streams" else "64MB",
+    }
+    options = {"messages": "true"} | ({"streaming": "on"} if kind == "streams" else {})
+    proto = "2" if kind == "streams" else "1"
+    with EmbeddedPostgres(version, settings=settings) as server, contextlib.ExitStack() as stack:
+        server.create_database("db")
+        with server.connect("db") as connection:
+            for statement in walsender_random.SETUP.split(";\n"):
+                if statement.strip():
+                    connection.execute(statement.encode())
+        stream = None
+        if kind != "replay":
+            create_slot(server, "db", "compare", "pgoutput")
+            stream = stack.enter_context(
+                ServerStream(server, "db", "compare", {"proto_version": proto, **options, "publication_names": "p"})
+            )
+        decoding = stack.enter_context(
+            Decoding(
+                server,
+                "db",
+                proto_version=int(proto),
+                options=[f"{name}={value}" for name, value in options.items()],
+                more=["--work-mem", "64kB" if kind == "streams" else "4MB"],
+            )
+        )
+        decoding.wait_consistent()
+        done = walsender_random.run(server, "db", seed, seconds, rewrite_types=kind != "replay")
+        end = flush_lsn(server, "db")
+        decoding.wait_for(end, 300.0)
+        ours = decoding.stop()
+        print(f"{done} statements, {len(ours)} messages")
+        assert len(ours) > 10
+        if stream is None:
+            replica = walsender_random.Replica()
+            replica.apply(ours)
+            assert replica.difference(server, "db") == ""
+        else:
+            assert differences(ours, stream.wait_for(end, 300.0), whole=kind == "streams") == ""
+
+
+def _seed() -> int:
+    return int(os.environ.get("PUBSUB_SEED") or random.randrange(1 << 30))
+
+
+@pytest.mark.parametrize(("version", "kind"), [("18", "bytes"), ("16", "streams"), ("15", "replay")])
+def test_random_changes(version: str, kind: Kind) -> None:
+    run(version, kind, _seed(), 4.0)
+
+
+@pytest.mark.soak
+def test_random_changes_for_long() -> None:
+    deadline = time.monotonic() + float(os.environ.get("PUBSUB_SOAK_SECONDS", "3600"))
+    while time.monotonic() < deadline:
+        for version in ("18", "15", "17", "16"):
+            for kind in KINDS:
+                run(version, kind, _seed(), random.choice((5.0, 30.0, 120.0)))
