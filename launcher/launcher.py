@@ -138,7 +138,14 @@ class Launcher:
 
     async def _answer_requests(self) -> None:
         """Commands that wait until workers have ended: by now they have (_reconcile)."""
-        for request in await self._catalog.pending_requests():
+        requests = await self._catalog.pending_requests()
+        if not requests:
+            return
+        ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.dropping}
+        for request in requests:
+            if request.subid in self.runners and request.subid in ending:
+                # It was started from what the catalog said before: the change counter has moved, and it will be ended.
+                continue
             await self._catalog.answer(request.id, self._refusal(request))
 
     def _refusal(self, request: Request) -> PubsubError | None:
