@@ -22,7 +22,7 @@ from launcher.subscriptioncmds import execute
 from launcher.syncslots import slot_names
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PubsubError
 from pubsub.protocol.ids import Oid
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.definitions import PublishedTable
 from pubsub.settings import Settings
 from pubsub.sql.options import SubscriptionOptions
@@ -169,7 +169,6 @@ async def test_alter(client: Client, nowhere: str) -> None:
             "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
         ),
         (False, "ADD PUBLICATION p", "42710", 'publication "p" is already in subscription "s"'),
-        (False, "SKIP (lsn = '0/1')", "0A000", "ALTER SUBSCRIPTION ... SKIP is not supported yet"),
         (
             False,
             "RESYNC TABLE t",
@@ -191,6 +190,20 @@ async def test_alter_refused(
     assert error.sqlstate == sqlstate
     assert error.message.startswith(message)
     assert await client.session.catalog.subscription("s") == before
+
+
+async def test_skip_is_stored_and_taken_back(client: Client, nowhere: str) -> None:
+    await client.run(UNCONNECTED.format(nowhere))
+    catalog = client.session.catalog
+    subscription = await catalog.subscription("s")
+    await client.run("ALTER SUBSCRIPTION s SKIP (lsn = '0/16B3748')")
+    assert (await catalog.subscription("s")).skip_lsn == Lsn(0x16B3748)
+    await client.run("ALTER SUBSCRIPTION s SKIP (lsn = NONE)")
+    assert (await catalog.subscription("s")).skip_lsn == INVALID_LSN
+    await catalog.advance_origin(subscription.oid, Lsn(0x100))
+    error = await client.fails("ALTER SUBSCRIPTION s SKIP (lsn = '0/FF')")
+    assert error.sqlstate == "22023"
+    assert error.message == "skip WAL location (LSN 0/FF) must be greater than origin LSN 0/100"
 
 
 async def test_enable_needs_a_slot_name(client: Client, nowhere: str) -> None:
