@@ -45,7 +45,7 @@ def _mixed(hashes: _Words, words: _Words) -> _Words:
 
 
 def _folded(hashes: _Words) -> Hashes:
-    return (hashes ^ (hashes >> _HIGH)).astype(np.uint32)
+    return ((hashes * _FACTOR) >> _HIGH).astype(np.uint32)
 
 
 def _words(column: Any) -> _Words:

@@ -1,0 +1,97 @@
+"""PreparedStore: what is kept of prepared transactions, and when it goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apply.twophase import Preparation, PreparedStore
+from pubsub.errors import DataCorrupted, UndefinedObject
+from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+from tests.frames import frame, insert, relation
+
+A = relation(16384, "a")
+ROWS = [frame(insert(A.oid, n, "x")) for n in range(5)]
+
+
+def preparation(home: Path, xid: int = 7, gid: str = "it's 1", end: int = 108) -> Preparation:
+    buffer = ReorderBuffer(home / "spill", 1 << 20)
+    buffer.append(xid, ROWS)
+    return Preparation(
+        buffer.prepare(xid, gid),
+        gid,
+        Lsn(end - 8),
+        Lsn(end),
+        5,
+        streamed=False,
+        settled={A.oid: A},
+        relations=[(2, A)],
+        truncations=[(3, (16384, 16385))],
+        told=(1, 2),
+    )
+
+
+def names(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "prepared").glob("*"))
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    store = PreparedStore(tmp_path / "prepared")
+    store.keep(preparation(tmp_path))
+    assert names(tmp_path) == ["7.prepared"]
+    assert (tmp_path / "prepared").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "prepared" / "7.prepared").stat().st_mode & 0o777 == 0o600
+    kept = PreparedStore(tmp_path / "prepared").load(7, "it's 1")
+    assert (kept.xid, kept.gid, kept.prepare_lsn, kept.end_lsn, kept.prepare_time) == (7, "it's 1", 100, 108, 5)
+    assert kept.relations == [(0, A), (2, A)]
+    assert kept.truncations == [(3, (16384, 16385))]
+    assert (kept.streamed, kept.told) == (False, (1, 2))
+    assert [f for block in kept.transaction.blocks() for f in block.frames()] == ROWS
+    assert [(x.xid, x.gid) for x in store.waiting()] == [(7, "it's 1")]
+
+
+def test_it_goes_when_the_origin_is_past_its_outcome(tmp_path: Path) -> None:
+    store = PreparedStore(tmp_path / "prepared")
+    store.keep(preparation(tmp_path))
+    store.done(7, Lsn(200))
+    assert store.waiting() == []
+    store.remove_done(Lsn(199))
+    assert store.load(7, "it's 1").xid == 7, "the outcome may come again"
+    store.recover(Lsn(200))
+    assert names(tmp_path) == []
+    store.done(7, Lsn(200))
+
+
+def test_only_the_same_one_is_forgotten(tmp_path: Path) -> None:
+    store = PreparedStore(tmp_path / "prepared")
+    store.keep(preparation(tmp_path))
+    assert not store.forget(8, "it's 1", Lsn(108), 5)
+    assert not store.forget(7, "another", Lsn(108), 5)
+    assert not store.forget(7, "it's 1", Lsn(109), 5)
+    assert not store.forget(7, "it's 1", Lsn(108), 6)
+    assert store.forget(7, "it's 1", Lsn(108), 5)
+    assert names(tmp_path) == []
+
+
+def test_sent_again_it_is_replaced_and_half_of_one_is_removed(tmp_path: Path) -> None:
+    store = PreparedStore(tmp_path / "prepared")
+    store.keep(preparation(tmp_path))
+    store.keep(replace(preparation(tmp_path), end_lsn=Lsn(300)))
+    assert store.load(7, "it's 1").end_lsn == 300
+    (tmp_path / "prepared" / "9.prepared.tmp").write_bytes(b"half")
+    store.recover(Lsn(1))
+    assert names(tmp_path) == ["7.prepared"]
+
+
+def test_what_is_missing_or_altered_is_an_error(tmp_path: Path) -> None:
+    store = PreparedStore(tmp_path / "prepared")
+    with pytest.raises(UndefinedObject, match='prepared transaction with identifier "gone" does not exist'):
+        store.load(7, "gone")
+    store.keep(preparation(tmp_path))
+    path = tmp_path / "prepared" / "7.prepared"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DataCorrupted):
+        store.load(7, "it's 1")
