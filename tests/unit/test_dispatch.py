@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from apply.dispatch import Dispatcher
@@ -9,7 +12,22 @@ from pubsub.errors import ProtocolViolation
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Oid, Xid
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.pgoutput import Begin, Commit, LogicalMessage, Origin, StreamStop, Type
+from pubsub.protocol.pgoutput import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Type,
+)
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 from tests.frames import frame, insert, keepalive, relation, transaction, truncate
 
 A = relation(16384, "a")
@@ -177,3 +195,64 @@ def test_the_next_commit_record_may_begin_where_the_last_ended() -> None:
     d = Dispatcher(Lsn(10))
     d.feed([*transaction(100, A, insert(A.oid, 1, "x")), *transaction(108, insert(A.oid, 2, "x"), final=100)], 0.0)
     assert [t.end_lsn for t in d.batch.transactions] == [100, 108]
+
+
+START = frame(StreamStart(Xid(7), True))
+STOP = frame(StreamStop())
+PREPARED = (Lsn(92), Lsn(100), 0, Xid(7), "g")
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ([frame(StreamStart(Xid(7), False))], "streams from its middle"),
+        ([START, STOP, START], "from its start again"),
+        ([START, START], "STREAM START message inside"),
+        ([BEGIN, START], "STREAM START message inside"),
+        ([START, BEGIN], "BEGIN inside a transaction"),
+        ([START, frame(StreamCommit(Xid(7), 0, Lsn(92), Lsn(100), 0))], "without STREAM STOP"),
+        ([frame(StreamCommit(Xid(7), 0, Lsn(92), Lsn(100), 0))], "which was not streamed"),
+        ([START, frame(StreamAbort(Xid(7), Xid(7)))], "without STREAM STOP"),
+        ([START, STOP, frame(insert(A.oid, 1, "x"))], "outside a transaction"),
+        ([frame(StreamPrepare(0, *PREPARED))], "which was not streamed"),
+        ([frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
+        ([frame(BeginPrepare(*PREPARED)), frame(Commit(0, Lsn(92), Lsn(100), 0))], "COMMIT outside"),
+        ([frame(BeginPrepare(*PREPARED)), frame(Prepare(0, Lsn(91), *PREPARED[1:]))], "incorrect prepare LSN"),
+        ([frame(BeginPrepare(*PREPARED)), frame(CommitPrepared(0, *PREPARED))], "inside a transaction"),
+    ],
+)
+def test_what_can_not_be_in_a_stream(frames: list[bytes], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ProtocolViolation, match=text):
+        Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20)).feed(frames, 0.0)
+
+
+def test_streams_that_were_not_asked_for_are_refused() -> None:
+    for one in (START, frame(CommitPrepared(0, *PREPARED))):
+        with pytest.raises(ProtocolViolation, match="it was not asked for"):
+            Dispatcher(Lsn(10)).feed([one], 0.0)
+
+
+def test_a_transaction_in_progress_holds_nothing_back(tmp_path: Path) -> None:
+    """It ends past what a keepalive says, and is then sent again whole."""
+    buffer = ReorderBuffer(tmp_path, 1 << 20)
+    d = Dispatcher(Lsn(10), buffer)
+    tagged = frame(replace(insert(A.oid, 1, "x"), xid=Xid(8)))
+    d.feed([START, tagged, keepalive(40)], 0.0)
+    assert d.position == 10, "inside a block the publisher is further than what it has sent"
+    d.feed([STOP, keepalive(50)], 0.0)
+    assert (d.position, d.idle) == (50, True)
+    d.feed([frame(StreamAbort(Xid(7), Xid(8))), frame(StreamCommit(Xid(7), 0, Lsn(92), Lsn(100), 0))], 0.0)
+    assert (d.position, d.decided, d.idle, buffer.memory) == (100, 100, True, 0)
+
+
+def test_a_large_transaction_moves_to_the_buffer(tmp_path: Path) -> None:
+    buffer = ReorderBuffer(tmp_path, 1 << 20)
+    d = Dispatcher(Lsn(10), buffer)
+    frames = transaction(200, A, *(insert(A.oid, i, "x" * 1000) for i in range(600)), truncate(A.oid))
+    for first in range(0, len(frames), 100):
+        d.feed(frames[first : first + 100], 0.0)
+    assert (d.batch.memory, d.batch.rows) == (0, 600)
+    assert d.batch.nbytes == sum(map(len, frames[2:-2]))
+    assert d.batch.truncations[0].seq == 600
+    (large,) = d.batch.large
+    assert large.count == 600

@@ -14,7 +14,7 @@ from apply.delta.table import TargetTable
 from apply.figures import Figures
 from apply.pipeline import Limits, Pipeline
 from apply.prepare import Destination
-from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, PubsubError
+from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tests.frames import insert, keepalive, relation, transaction
 from tests.memory import (
@@ -570,3 +570,27 @@ async def test_a_broken_connection_ends_it_with_nothing_lost() -> None:
         await task
     assert isinstance(cause(raised.value), ConnectionFailure)
     assert not b.tables.durables
+
+
+@virtual
+async def test_a_message_past_the_limit_is_refused() -> None:
+    frames = transaction(100, A, insert(A.oid, 1, "x" * 5000))
+    b = Bench(frames, Limits(1000, 1 << 20, 1.0, 10.0, 60.0, message=5000))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await b.run()
+    error = cause(raised.value)
+    assert isinstance(error, ProgramLimitExceeded)
+    assert error.sqlstate == "54000"
+    assert "max_message_size" in str(error.hint)
+
+
+@virtual
+async def test_logs_of_a_batch_hold_half_of_the_memory() -> None:
+    """A batch closes there, whatever its own bounds are."""
+    frames = [f for n in range(1, 9) for f in transaction(n * 100, A, insert(A.oid, n, "x" * 1000))]
+    b = Bench(frames, Limits(10**6, 1 << 30, 3600.0, 10.0, 60.0, memory=4000), reads=4)
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.pipeline.flushed >= 600, 5.0)
+    assert max(last - first for first, last in b.commits("a")) <= 100
+    b.pipeline.drain()
+    await task
