@@ -337,8 +337,9 @@ class Pipeline:
             batch.clear_logs()
             self._staging_memory = 0
             async with self._using_buffer:
+                # Here, not in a thread: frames that are taken meanwhile use the buffer too.
                 for part in batch.large:
-                    await _in_thread(part.release)
+                    part.release()
         except BaseException:
             for one in prepared:
                 discard(one.staged)
