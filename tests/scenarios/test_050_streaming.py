@@ -246,3 +246,30 @@ def test_beside_a_stock_subscriber(replica: Replica, stock: Callable[[str], Stoc
         replica.database.execute(statements)
     beside.assert_equal(*TABLES)
     assert streamed(replica) > 20
+
+
+@pytest.mark.parametrize("streaming", ["off", "parallel"])
+def test_a_value_past_max_message_size(database: Database, spark: Spark, tmp_path: Path, streaming: str) -> None:
+    """Refused with its size and the setting's name; with room for it, it passes."""
+    prepare(database)
+    with RunningNode(tmp_path, spark, max_message_size="1MB") as node:
+        replica = Replica(node, database)
+        replica.subscribe("p, q", streaming=streaming)
+        replica.assert_equal(*TABLES)
+        replica.execute("INSERT INTO big VALUES (1000, 1, repeat('x', 2000000))")
+        assert "the publisher sent a message of 2000" in replica.error()
+        (row,) = node.fetch("SELECT hint FROM pg_stat_subscription")
+        assert "max_message_size" in row["hint"]
+    with RunningNode(tmp_path, spark) as node:
+        replica.node = node
+        replica.assert_equal(*TABLES)
+        replica.drop()
+
+
+@pytest.mark.soak
+def test_a_value_of_200_mb(replica: Replica) -> None:
+    prepare(replica.database)
+    replica.subscribe("p, q")
+    replica.execute("INSERT INTO big VALUES (1000, 1, repeat('0123456789', 20000000))")
+    replica.caught_up()
+    assert replica.rows("big", "length(t) AS n FROM delta_t WHERE id = 1000") == [{"n": 200_000_000}]

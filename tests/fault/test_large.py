@@ -1,0 +1,33 @@
+"""Transactions far larger than logical_decoding_work_mem, and what the daemon's process holds meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import machine
+from pubsub.testing.compare import compare_tables
+from tests.fault.daemon import Daemon, Subscribed
+
+LIMIT = 600 << 20
+
+
+def peak_of(daemon: Daemon, subscribed: Subscribed, statement: str) -> int:
+    """The most that the daemon has resident while it follows the statement."""
+    machine.forget_peak(daemon.process.pid)
+    subscribed.database.execute(statement)
+    subscribed.caught_up()
+    return machine.peak_memory(daemon.process.pid)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rows", [1_000_000, 10_000_000])
+def test_one_transaction_of_many_rows(subscribed: Subscribed, daemon: Daemon, rows: int) -> None:
+    subscribed.subscribe()
+    subscribed.assert_equal()
+    inserts = f"INSERT INTO a SELECT g, g, md5(g::text) FROM generate_series(1000001, 1000000 + {rows}) g"
+    peak = peak_of(daemon, subscribed, inserts)
+    assert peak < LIMIT, f"{peak >> 20} MB"
+    peak = peak_of(daemon, subscribed, f"UPDATE a SET n = n + 1 WHERE id <= 1000000 + {rows * 3 // 10}")
+    assert peak < LIMIT, f"{peak >> 20} MB"
+    difference = compare_tables(subscribed.database.conninfo, "public.a", subscribed.relations()["a"].path)
+    assert difference is None, str(difference)
