@@ -94,9 +94,9 @@ class ApplyWorker:
             if enable:
                 self._enabling = True
                 log.info("two-phase commit is enabled", subscription=subscription.name)
-                await self._catalog.alter_subscription(
-                    subscription.oid, options=replace(subscription.options, two_phase_state="e")
-                )
+                # As it is now: other options may have been set since this worker was made.
+                now = (await self._catalog.subscription(subscription.oid)).options
+                await self._catalog.alter_subscription(subscription.oid, options=replace(now, two_phase_state="e"))
             buffer = await asyncio.to_thread(open_buffer, self._settings, str(subscription.oid))
             pipeline = self._pipeline = Pipeline(
                 stream,

@@ -29,7 +29,7 @@ DELETE FROM a WHERE id > 100; INSERT INTO b SELECT g, 'lost' FROM generate_serie
 UPDATE a SET n = n + 1 WHERE id < 300; TRUNCATE b; INSERT INTO b SELECT g, 'p' FROM generate_series(1, 800) g; """
 
 
-@pytest.fixture(params=["15", "16", "17", "18"])
+@pytest.fixture(params=["15", "17", "18"])
 def publisher(request: pytest.FixtureRequest) -> Iterator[Database]:
     with EmbeddedPostgres(request.param, settings={"max_prepared_transactions": 20}) as server:
         server.create_database("two_phase")
