@@ -47,8 +47,13 @@ class Output:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.  Returns the exit code."""
     parsed = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="walsender-") as spill:
+        return _decoded(parsed, Path(spill))
+
+
+def _decoded(parsed: argparse.Namespace, spill: Path) -> int:
     try:
-        request = _request(parsed)
+        request = _request(parsed, spill)
     except PubsubError as error:
         print(error.report(), file=sys.stderr)
         return 2
@@ -103,7 +108,7 @@ async def _run(request: DecodeRequest, file: BinaryIO) -> None:
         await session.close()
 
 
-def _request(parsed: argparse.Namespace) -> DecodeRequest:
+def _request(parsed: argparse.Namespace, spill: Path) -> DecodeRequest:
     options: dict[str, str] = {}
     if parsed.plugin == "pgoutput":
         options["proto_version"] = str(parsed.proto_version)
@@ -117,7 +122,7 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.conninfo,
         parsed.plugin,
         options,
-        Path(tempfile.mkdtemp(prefix="walsender-")),
+        spill,
         int(Lsn.parse(parsed.start)) if parsed.start else 0,
         int(Lsn.parse(parsed.end)) if parsed.end else 0,
         parsed.wal,

@@ -37,6 +37,7 @@ _HEAP: Final = int(Rmgr.HEAP)
 _HEAP2: Final = int(Rmgr.HEAP2)
 _XACT: Final = int(Rmgr.XACT)
 _LOOKED_AT: Final = frozenset({Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG})
+_BORING: Final = frozenset(range(256)) - _LOOKED_AT - {Rmgr.HEAP, Rmgr.HEAP2}
 
 # A record with one block that has data and no image, and main data of less than 256 bytes: id, flags, length of the data,
 # locator, block, id of the main data, its length.
@@ -112,6 +113,7 @@ class Decoder:
         by_xid = self.assembly.by_xid
         lsn = self.position
         self._reader = reader
+        reader.boring, reader.known = _BORING, by_xid
         stop = end or 1 << 64
         try:
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
@@ -132,8 +134,6 @@ class Decoder:
                     if txn is not None or not xid:
                         self._heap2(data, offset, length, lsn, xid, info, txn)
                         continue
-                elif rmgr not in _LOOKED_AT and (not xid or xid in by_xid):
-                    continue
                 self._record(data, offset, length, lsn, xid, info, rmgr)
         except struct.error as error:
             raise WalCorrupted("a record is too short", lsn) from error

@@ -14,7 +14,7 @@ they will not change any more (they came from a server); else the reader waits t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 from google_crc32c import extend as crc32c_extend
@@ -82,6 +82,9 @@ class WalReader:
         self._skip_to = self._start_page  # bytes before are not looked at
         self._previous = 0  # LSN of the last record, 0: not known
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
+        self.boring: frozenset[int] = frozenset()
+        """Resource managers whose records `records` leaves out when they have no transaction, or one of `known`."""
+        self.known: Container[int] = ()
         self.position: int = start
         """LSN of the end of the last record: where the next one is expected (EndRecPtr)."""
 
@@ -163,6 +166,7 @@ class WalReader:
     def records(self) -> Iterator[RawRecord]:
         """The records that are complete, in order.  Raises WalCorrupted; see the module's text."""
         unpack = RECORD_HEADER.unpack_from
+        boring, known = self.boring, self.known
         while True:
             self._join()
             if self._wanted:
@@ -182,10 +186,10 @@ class WalReader:
                 return
             next_page = pages[page + 1][0] if page + 1 < len(pages) else _MAX_INT
             delta = pages[page][1]
-            restart = False
+            restart = skipped = False
             while True:
                 if offset + RECORD_HEADER_BYTES > size:
-                    self._offset, self._page = offset, page
+                    self._leave(offset, page, skipped)
                     self._incomplete(offset, RECORD_HEADER_BYTES)
                     return
                 while offset >= next_page:
@@ -201,32 +205,36 @@ class WalReader:
                     or RM_MAX_BUILTIN < rmgr < RM_MIN_CUSTOM
                     or total > MAX_RECORD_BYTES
                 ):
-                    self._offset, self._page = offset, page
+                    self._leave(offset, page, skipped)
                     self._invalid(lsn, total, previous, rmgr)
                     return
                 if end > next_page:
                     # Crosses pages: each of them must go on with this record.
                     outcome = self._check_continuation(offset, end, page)
                     if outcome < 0:
-                        self._offset, self._page = offset, page
+                        self._leave(offset, page, skipped)
                         restart = self._overwritten()
                         if not restart:
                             return
                         break
                     if outcome > 0:
-                        self._offset, self._page = offset, page
+                        self._leave(offset, page, skipped)
                         self._no_record(WalCorrupted("the record's continuation is missing", lsn), lsn)
                         return
                 if end > size:
-                    self._offset, self._page = offset, page
+                    self._leave(offset, page, skipped)
                     self._incomplete(offset, total)
                     return
                 if crc32c_extend(crc32c_extend(0, buffer[offset + 24 : end]), buffer[offset : offset + 20]) != crc:
-                    self._offset, self._page = offset, page
+                    self._leave(offset, page, skipped)
                     self._no_record(WalCorrupted("incorrect resource manager data checksum in record", lsn), lsn)
                     return
-                self.torn = None
                 self._previous = lsn
+                if rmgr in boring and (not xid or xid in known):
+                    offset = (end + 7) & ~7
+                    skipped = True
+                    continue
+                self.torn = None
                 record = (buffer, offset, total, lsn, xid, info, rmgr)
                 offset = (end + 7) & ~7
                 if rmgr == Rmgr.XLOG and info & 0xF0 == XLOG_SWITCH:
@@ -331,6 +339,15 @@ class WalReader:
         return True
 
     # Records
+
+    def _leave(self, offset: int, page: int, skipped: bool) -> None:
+        """Remember where to go on; `skipped`: the last record was left out, and where it ends is not known yet."""
+        self._offset, self._page = offset, page
+        if skipped:
+            # Pages are passed lazily: the one that the last record ends on may be a few behind, never before.
+            while self._page and self._pages[self._page][0] >= offset:
+                self._page -= 1
+            self.position = self._position_of(offset, self._page)
 
     def _position_of(self, offset: int, page: int) -> int:
         """The end LSN of a record that ends at `offset` of the buffer, having begun on `page` or before.

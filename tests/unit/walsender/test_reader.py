@@ -159,3 +159,22 @@ def test_find_first() -> None:
     reader = WalReader(GEOMETRY, page, find_first=True)
     reader.feed(page, bytes(wal.data[XLOG_BLCKSZ:]))
     assert [record[3] for record in reader.records()] == [wal.records[1][0]]
+
+
+@pytest.mark.parametrize("step", [8, 100, 8192, 1 << 20])
+def test_boring_records_are_passed_over(step: int) -> None:
+    wal = Wal()
+    for number in range(300):
+        wal.record(main_data(bytes(number * 91 % 700)), xid=number % 7, rmgr=11 if number % 3 else 10)
+    wal.record(main_data(bytes(8192 - wal.end % 8192 - 29)), rmgr=11)  # ends with its page
+    assert wal.end % 8192 == 0
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.boring, reader.known = frozenset({11}), {1, 2, 3}
+    found = []
+    for at in range(0, len(wal.data), step):
+        reader.feed(wal.start + at, bytes(wal.data[at : at + step]))
+        for _, _, length, lsn, xid, info, rmgr in reader.records():
+            found.append((lsn, length, xid, info, rmgr))
+            assert reader.position == lsn + length + -length % 8 or length > 200
+    assert found == [one for one in wal.records if one[4] == 10 or one[2] not in {0, 1, 2, 3}]
+    assert reader.position == wal.end
