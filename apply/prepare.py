@@ -31,14 +31,15 @@ def prepare(
     stage: Stage,
     origin: str,
     *,
-    whole: int = _WHOLE,
+    whole: int | None = None,
 ) -> list[PreparedTable]:
     """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
 
-    `origin` names the replication origin in errors; a batch of more than `whole` bytes is not decoded at once.  Raises
+    `origin` names the replication origin in errors; a batch of more than `whole` bytes (96 MB) is not decoded at once.  Raises
     InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context, and what reading from disk raises;
     nothing stays staged then.
     """
+    whole = _WHOLE if whole is None else whole
     if batch.nbytes > whole:
         return inparts.prepare(batch, destinations, stage, origin, part_bytes=whole // 2)
     prepared: list[PreparedTable] = []

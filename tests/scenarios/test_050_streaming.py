@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+import apply.prepare
 from apply.delta.session import Spark
 from pubsub.testing.fixtures import Database, Servers
 from tests.replica import Replica, RunningNode, Stock, wait_until
@@ -175,6 +176,18 @@ def test_streamed_transactions(any_replica: Replica, streaming: str) -> None:
     assert streamed(replica) > 20
     spill = replica.node.home / "spill"
     assert [path for path in spill.rglob("*") if path.suffix == ".arrows"] == []
+
+
+@on("18")
+def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what has more bytes than are decoded at once: of every table that is changed a part of the keys at a time."""
+    monkeypatch.setattr(apply.prepare, "_WHOLE", 60_000)
+    replica = any_replica
+    replica.subscribe("p, q")
+    replica.assert_equal(*TABLES)
+    for statements in ALL:
+        replica.database.execute(statements)
+        replica.assert_equal(*TABLES)
 
 
 @on("18")
