@@ -271,7 +271,7 @@ def test_a_value_past_max_message_size(database: Database, spark: Spark, tmp_pat
         replica.assert_equal(*TABLES)
         replica.execute("INSERT INTO big VALUES (1000, 1, repeat('x', 2000000))")
         assert "the publisher sent a message of 2000" in replica.error()
-        (row,) = node.fetch("SELECT hint FROM pg_stat_subscription")
+        (row,) = node.fetch("SELECT error_hint AS hint FROM pg_stat_subscription_stats")
         assert "max_message_size" in row["hint"]
     with RunningNode(tmp_path, spark) as node:
         replica.node = node

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from apply.dispatch import Dispatcher
 from apply.twophase import Preparation, PreparedStore
 from pubsub.errors import DataCorrupted, UndefinedObject
+from pubsub.protocol.ids import Xid
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import BeginPrepare, CommitPrepared, Prepare
 from pubsub.reorderbuffer.buffer import ReorderBuffer
-from tests.frames import frame, insert, relation
+from tests.frames import INT8, TEXT, frame, insert, relation, transaction
 
 A = relation(16384, "a")
 ROWS = [frame(insert(A.oid, n, "x")) for n in range(5)]
@@ -95,3 +98,26 @@ def test_what_is_missing_or_altered_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(DataCorrupted):
         store.load(7, "it's 1")
+
+
+def test_it_is_read_under_the_definition_that_it_was_prepared_with(tmp_path: Path) -> None:
+    """And what follows its outcome under the newest, which is not told again."""
+    store = PreparedStore(tmp_path / "prepared")
+    wider = relation(A.oid, "a", (("id", INT8), ("v", TEXT), ("w", TEXT)))
+    prepared = (Lsn(92), Lsn(100), 0, Xid(7), "g")
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path / "spill", 1 << 20))
+    d.feed([frame(BeginPrepare(*prepared)), frame(A), ROWS[0], frame(Prepare(0, *prepared))], 0.0)
+    assert isinstance(d.waiting, Preparation)
+    assert (d.position, d.idle) == (10, False), "it is not received before it is kept"
+    store.keep(d.waiting)
+    d.kept()
+    assert (d.position, d.idle) == (100, True)
+    d.feed(transaction(200, wider, insert(A.oid, 1, "x", "y")), 0.0)
+    d.take()
+    outcome = CommitPrepared(0, Lsn(292), Lsn(300), 0, Xid(7), "g")
+    d.feed([frame(outcome)], 0.0)
+    assert d.committed(store.load(7, "g"), 0.0, None)
+    d.feed(transaction(400, insert(A.oid, 2, "x", "y")), 0.0)
+    assert d.batch.relations[A.oid] == [(0, wider), (0, A), (1, wider)]
+    assert [(t.final_lsn, t.end_lsn) for t in d.batch.transactions] == [(92, 300), (392, 400)]
+    assert d.batch.outcomes == [(7, 300)]
