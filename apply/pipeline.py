@@ -27,6 +27,7 @@ from typing import Final, Protocol, TypeVar, assert_never
 
 import structlog
 
+from apply import memory
 from apply.batch import Batch
 from apply.commit import commit_table
 from apply.delta.engine import Engine
@@ -45,6 +46,8 @@ from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 # A batch of this many rows is staged while another commits; a smaller one waits, and grows.
 _WORTH_STAGING_AHEAD: Final = 50_000
+# After a batch of so many rows memory is given back to the system.
+_LARGE: Final = 100_000
 # A transaction sent so long after its commit, in microseconds, is one of a backlog.
 _BACKLOG: Final = 2_000_000
 # A backlog's stream without a frame for so long, in seconds, has run dry.
@@ -404,6 +407,8 @@ class Pipeline:
                     raise failure
             await faults.reached("batch committed")
             self._count(batch, prepared)
+            if batch.rows > _LARGE:
+                await asyncio.to_thread(memory.give_back)
             if self._two_phase is not None:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")

@@ -59,11 +59,13 @@ class Service:
     @classmethod
     async def _start(cls, settings: Settings, catalog: Catalog, lock: DaemonLock) -> Self:
         # Spark's and Arrow's packages take a second to import.
+        from apply import memory
         from apply.delta.engine import Engine
         from apply.delta.session import Spark
         from apply.delta.stage import Stage
         from launcher.launcher import Launcher
 
+        memory.limit_arenas()
         conf = dict(settings.spark.conf)
         if settings.spark.packages:
             conf.setdefault("spark.jars.packages", ",".join(settings.spark.packages))

@@ -39,7 +39,6 @@ _WIDE_BATCH_ROWS: Final = 1 << 11
 # A row is wide from so many bytes on, as compressed.
 _WIDE_BYTES: Final = 256
 _ATTEMPTS: Final = 10
-_MANY_ROWS: Final = 100_000
 # Files below these bounds are merged, so many of one size (each class is four times the one before) at once.
 _SMALL_ROWS: Final = 1 << 19
 _SMALL_BYTES: Final = 64 << 20
@@ -134,9 +133,6 @@ def commit(staged: DirectStaged, record: Commit) -> None:
         if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
             staged.added = []
             staged.deleted_keys = staged.masked = None
-            if staged.rows > _MANY_ROWS:
-                # What Arrow keeps for later would stay with the process, long after a backlog.
-                pa.default_memory_pool().release_unused()
             return
     raise _no_room(staged.table)
 
