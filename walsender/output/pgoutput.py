@@ -209,7 +209,10 @@ class PgoutputPlugin:
         published = entry.published
         if not (published.insert if kind == "insert" else published.update):
             return True
-        written = entry.encode(data, at)
+        try:
+            written = entry.encode(data, at)
+        except UnsupportedType:
+            return False  # the general way says of which table
         if written is None:
             return False
         if not txn.private:

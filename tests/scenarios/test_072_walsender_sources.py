@@ -1,0 +1,145 @@
+"""Where the WAL comes from: crashes, archives, roles; and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.testing.servers import EmbeddedPostgres
+from tests import walsender_workload as workload
+from tests.walsender_compare import Decoding, create_slot, differences, flush_lsn, slot_changes
+
+OPTIONS = {"proto_version": "1", "publication_names": "p"}
+
+
+def test_crashes(tmp_path: Path) -> None:
+    """kill -9 of the server, with records cut off in the middle: the decoding goes on when it is back."""
+    with EmbeddedPostgres("18", settings={"fsync": "on", "autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        create_slot(server, "postgres", "compare", "pgoutput")
+        with Decoding(server, "postgres") as decoding:
+            decoding.wait_consistent()
+            for number in range(3):
+                first = number * 10000
+                server.execute(
+                    f"INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series({first}, {first + 500}) g"
+                )
+                connection = server.connect()
+                connection.execute("BEGIN")
+                connection.execute(
+                    f"INSERT INTO t SELECT g, repeat('y', 500) FROM generate_series({first + 5000}, {first + 5500}) g".encode()
+                )
+                server.kill()
+                connection.close()
+                server.start()
+                server.execute(f"UPDATE t SET b = 'z' WHERE id = {first}")
+            end = flush_lsn(server)
+            decoding.wait_for(end, 90)
+            ours = decoding.stop()
+        assert differences(ours, slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)) == ""
+
+
+@pytest.mark.parametrize("version", ["15", "18"])
+def test_an_archive(version: str) -> None:
+    """A part of the past out of compressed segments, its end from the server, which has removed the rest."""
+    with EmbeddedPostgres(version, settings={"autovacuum": "off", "max_prepared_transactions": 10}) as server:
+        archive = server.socket_dir / "archive"
+        archive.mkdir()
+        os.chown(archive, server.data_dir.stat().st_uid, -1)
+        server.execute(f"ALTER SYSTEM SET archive_command = 'cp %p {archive}/%f'")
+        server.execute("ALTER SYSTEM SET archive_mode = on")
+        server.restart()
+        server.create_database("db")
+        with server.connect("db") as connection:
+            for statement in workload.SETUP.split(";\n"):
+                if statement.strip():
+                    connection.execute(statement.encode())
+        server.execute("CHECKPOINT")
+        start = create_slot(server, "db", "compare", "pgoutput")
+        with server.connect("db") as connection:
+            for number, statement in enumerate(workload.STATEMENTS[:60]):
+                connection.execute(statement.encode())
+                if number % 20 == 19:
+                    connection.execute("CHECKPOINT")
+                    connection.execute("SELECT pg_switch_wal()")
+        end = flush_lsn(server, "db")
+        theirs = slot_changes(server, "db", "compare", "pgoutput", OPTIONS)
+        deadline = time.monotonic() + 30
+        while server.query("SELECT archived_count FROM pg_stat_archiver")[0][0] < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        segments = sorted(path for path in archive.iterdir() if len(path.name) == 24)
+        assert len(segments) >= 3
+        for path, (codec, ending) in zip(segments, (("zstd", ".zst"), ("gzip", ".gz"), ("lz4", ".lz4")), strict=False):
+            with pa.CompressedOutputStream(str(path) + ending, codec) as output:
+                output.write(path.read_bytes())
+            path.unlink()
+        more = ["--wal", str(archive), "--start", str(Lsn(start)), "--end", str(Lsn(end))]
+        with Decoding(server, "db", more=more) as decoding:
+            assert differences(decoding.finish(), theirs) == ""
+        # A broken segment with others behind it stops, with the position.
+        broken = archive / segments[1].name
+        with pa.CompressedInputStream(str(broken) + ".gz", "gzip") as stream:
+            data = bytearray(stream.read())
+        data[100_000] ^= 1
+        broken.write_bytes(data)
+        with Decoding(server, "db", more=more) as decoding:
+            assert decoding.process.wait(60) == 1
+            assert "WAL position" in "".join(decoding.errors)
+
+
+def decode(conninfo: str, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "walsender", "decode", "--conninfo", conninfo, "--publication", "p", *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_roles_and_settings() -> None:
+    with EmbeddedPostgres("18") as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE ROLE plain LOGIN")
+        conninfo = server.conninfo(user="plain")
+        ran = decode(conninfo)
+        assert ran.returncode == 1
+        assert "REPLICATION" in ran.stderr
+        assert "pg_read_binary_file" in ran.stderr
+        server.execute(
+            "ALTER ROLE plain REPLICATION; "
+            "GRANT EXECUTE ON FUNCTION pg_read_binary_file(text, bigint, bigint, boolean) TO plain"
+        )
+        server.execute("CHECKPOINT")
+        with Decoding(server, "postgres", conninfo=conninfo) as decoding:
+            decoding.wait_consistent()
+            server.execute("INSERT INTO t VALUES (1)")
+            decoding.wait_for(flush_lsn(server))
+            assert [message.data[:1] for message in decoding.stop()] == [b"B", b"R", b"I", b"C"]
+        ran = decode(server.conninfo(), "--proto-version", "9")
+        assert "only supports protocol 4 or lower" in ran.stderr
+        assert decode(server.conninfo(), "--option", "nothing=1").returncode == 1
+        assert decode(server.conninfo(), "--start", "xyz").returncode == 2
+        server.execute("ALTER SYSTEM SET wal_level = 'replica'")
+    with EmbeddedPostgres("18", settings={"wal_level": "replica", "full_page_writes": "off"}) as server:
+        ran = decode(server.conninfo())
+        assert ran.returncode == 1
+        assert 'wal_level is "replica"' in ran.stderr
+        assert "full_page_writes" in ran.stderr
+
+
+def test_what_cannot_be_decoded_is_named() -> None:
+    with EmbeddedPostgres("18") as server:
+        server.execute("CREATE TABLE cash (id int PRIMARY KEY, m money); CREATE TABLE fine (id int)")
+        server.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        with Decoding(server, "postgres") as decoding:
+            decoding.wait_consistent()
+            server.execute("INSERT INTO fine VALUES (1)")
+            server.execute("INSERT INTO cash VALUES (1, NULL)")
+            server.execute("INSERT INTO cash VALUES (2, 1)")
+            assert decoding.process.wait(60) == 1
+            errors = "".join(decoding.errors)
+            assert 'table "public.cash"' in errors
+            assert "pg_catalog.money" in errors
+            assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 2
