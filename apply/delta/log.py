@@ -9,6 +9,7 @@ Tables with features that ask more of a writer than this are Spark's to write: `
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -22,7 +23,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 
 from apply.delta import vectors
-from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
+from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
 
 # What a writer of these features must know, we know; each other one is left to Spark.
 _KNOWN_FEATURES: Final = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz"})
@@ -34,6 +35,8 @@ _DEMANDING: Final = {
     "delta.enableInCommitTimestamps": "true",
 }
 _CHECKPOINT_INTERVAL: Final = 20
+# What link(2) says of a file system that has none.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class TableLog:
         self._log = self.table / "_delta_log"
         self._state = _State()
         self._checkpoint = 0
+        self._has_links: bool | None = None
 
     @property
     def version(self) -> int:
@@ -120,8 +124,10 @@ class TableLog:
         return self._state.versions_of_applications.get(app_id)
 
     def make_directory(self) -> None:
-        """Make the directories of a table that is not there yet."""
+        """Make the directories of a table that is not there yet.  Raises FeatureNotSupported without hard links."""
         self._log.mkdir(parents=True, exist_ok=True)
+        if not self._links():
+            raise FeatureNotSupported(f'the file system of "{self.table}" has no hard links')
 
     def refresh(self) -> None:
         """Replay what has been committed since.  Raises UndefinedTable when there is no table, DataCorrupted for a broken log."""
@@ -137,6 +143,8 @@ class TableLog:
     def unsupported(self) -> str | None:
         """Why Spark must write this table; None when we can."""
         protocol, metadata = self._state.protocol, self._state.metadata
+        if not self._links():
+            return "its file system has no hard links"
         features = {*(protocol.get("writerFeatures") or ()), *(protocol.get("readerFeatures") or ())}
         if protocol.get("minReaderVersion", 0) > 3 or protocol.get("minWriterVersion", 0) > 7:
             return "its protocol is newer"
@@ -214,6 +222,23 @@ class TableLog:
 
     def _name(self, version: int) -> Path:
         return self._log / f"{version:020}.json"
+
+    def _links(self) -> bool:
+        """Whether a commit can be linked to its name: looked at once."""
+        if self._has_links is None:
+            aside, linked = (self._log / f".{uuid.uuid4()}.{end}" for end in ("tmp", "link"))
+            try:
+                aside.touch()
+                os.link(aside, linked)
+                self._has_links = True
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self._has_links = False
+            finally:
+                linked.unlink(missing_ok=True)
+                aside.unlink(missing_ok=True)
+        return self._has_links
 
     def _put(self, version: int, data: bytes) -> None:
         aside = self._log / f".{uuid.uuid4()}.tmp"

@@ -109,6 +109,8 @@ def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
             return True
         except FileExistsError:
             pass
+        except FeatureNotSupported:
+            return False
     check_columns(table)
     return True
 

@@ -5,6 +5,7 @@ Files are split, merged and checkpointed after a few rows, and a second writer t
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import tempfile
@@ -122,3 +123,17 @@ def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert log_of is not None
     discard(DirectStaged(table, log_of, files, None, None, False, 2))
     assert list((tmp_path / "t").glob("*.parquet")) == []
+
+
+def test_a_file_system_without_hard_links_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(log.os, "link", refused)
+    assert direct.log_of(table.path) is None
+    other = TargetTable(str(tmp_path / "u"), table.schema, ("id",), "public.u")
+    assert not delta.create_directly(other, {})
+    assert not list((tmp_path / "u" / "_delta_log").iterdir())
