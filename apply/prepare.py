@@ -22,7 +22,7 @@ from pubsub.protocol import rows
 __all__ = ["Destination", "PreparedTable", "prepare"]
 
 # A batch of more bytes is not decoded at once.
-_WHOLE: Final = 96 << 20
+_WHOLE: Final = 48 << 20
 
 
 def prepare(
@@ -35,7 +35,7 @@ def prepare(
 ) -> list[PreparedTable]:
     """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
 
-    `origin` names the replication origin in errors; a batch of more than `whole` bytes (96 MB) is not decoded at once.  Raises
+    `origin` names the replication origin in errors; a batch of more than `whole` bytes (48 MB) is not decoded at once.  Raises
     InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context, and what reading from disk raises;
     nothing stays staged then.
     """

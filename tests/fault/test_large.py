@@ -26,8 +26,10 @@ def test_one_transaction_of_many_rows(subscribed: Subscribed, daemon: Daemon, ro
     subscribed.assert_equal()
     inserts = f"INSERT INTO a SELECT g, g, md5(g::text) FROM generate_series(1000001, 1000000 + {rows}) g"
     peak = peak_of(daemon, subscribed, inserts)
+    print(f"{rows} inserts: {peak >> 20} MB")
     assert peak < LIMIT, f"{peak >> 20} MB"
     peak = peak_of(daemon, subscribed, f"UPDATE a SET n = n + 1 WHERE id <= {1_000_000 + min(rows, 3_000_000)}")
+    print(f"{min(rows, 3_000_000)} updates: {peak >> 20} MB")
     assert peak < LIMIT, f"{peak >> 20} MB"
     difference = compare_tables(subscribed.database.conninfo, "public.a", subscribed.relations()["a"].path)
     assert difference is None, str(difference)
