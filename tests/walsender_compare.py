@@ -304,12 +304,12 @@ def _without(messages: Sequence[Message], aborted: set[bytes]) -> list[Message]:
 
 
 def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
-    """The transactions of a stream in the order of their ends, each with its changes, wherever the streams were broken."""
+    """The transactions in the order of their ends, each with its changes: the same whether, and where, it was streamed."""
     found: list[tuple[object, ...]] = []
-    open_ones: dict[bytes, list[tuple[object, ...]]] = {}
+    open_ones: dict[bytes, list[tuple[bytes, tuple[object, ...]]]] = {}
     stream: bytes | None = None
     for item in comparable(messages, pgoutput=True):
-        data = item[1]
+        lsn, data, *effect = item
         assert isinstance(data, bytes)
         kind = data[:1]
         if kind == b"S":
@@ -317,17 +317,27 @@ def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
         elif kind == b"E":
             stream = None
         elif stream is not None:
-            open_ones.setdefault(stream, []).append(item)
+            # Without the id of its (sub)transaction.
+            open_ones.setdefault(stream, []).append((data[1:5], (lsn, data[:1] + data[5:], *effect)))
         elif kind == b"A":
-            gone = data[5:9]
             kept = open_ones.get(data[1:5], [])
-            open_ones[data[1:5]] = [one for one in kept if bytes(one[1])[1:5] != gone]  # type: ignore[call-overload]
+            open_ones[data[1:5]] = [one for one in kept if one[0] != data[5:9]]
         elif kind == b"c":
-            found += open_ones.pop(data[1:5], [])
+            found += [one for _, one in open_ones.pop(data[1:5], [])]
+            found.append((lsn, b"C" + data[5:]))
+        elif kind != b"B":
             found.append(item)
-        else:
-            found.append(item)
-    return found
+    # A transaction of which nothing is left is none.
+    return [
+        one
+        for one, before in zip(found, [None, *found], strict=False)
+        if not (_ends(one) and (before is None or _ends(before)))
+    ]
+
+
+def _ends(item: tuple[object, ...]) -> bool:
+    data = item[1]
+    return isinstance(data, bytes) and data[:1] == b"C"
 
 
 def differences(
