@@ -138,13 +138,19 @@ class Session:
         stop = reader.geometry.to_byte_position(end) if end else 0
         async for nothing_more in self._source.feed(reader):
             if decoder.run(reader, end):
-                return
+                break
             if nothing_more:
                 decoder.assembly.relieve()
                 idle()
                 self._source.flushed = reader.position
             if end and reader.geometry.to_byte_position(reader.position) >= stop:
-                return
+                break
+        if not decoder.builder.consistent:
+            raise NotInPrerequisiteState(
+                f"there is no consistent point before {Lsn(end)}",
+                detail="No list of running transactions that all have ended since was found in the WAL up to there.",
+                hint="Begin further back (--wal with an older archive), or end later.",
+            )
 
     async def close(self) -> None:
         await self._source.close()

@@ -245,6 +245,12 @@ class Decoder:
             or (end.database != 0 and end.database != self._database)
             or self._plugin.skips_origin(record.origin)
         )
+        if txn is None and end.twophase_xid and not skip:
+            raise NotInPrerequisiteState(
+                f"transaction {xid} was prepared before the decoding began, and is committed now",
+                hint="Begin further back, or after it.",
+                context=f"WAL position {Lsn(record.lsn)}",
+            )
         try:
             if txn is not None:
                 sent = self._sent(txn, record, end)

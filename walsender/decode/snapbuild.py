@@ -72,7 +72,7 @@ class SnapshotBuilder:
 
     def shutdown(self, lsn: int) -> None:
         """A checkpoint at shutdown, or the end of a recovery: nobody runs, prepared transactions aside."""
-        if self.state is State.FULL:
+        if self.state in {State.BUILDING, State.FULL}:
             self._waiting.clear()
             self._become_consistent(lsn)
 

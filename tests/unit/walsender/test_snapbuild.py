@@ -1,0 +1,65 @@
+"""When decoding may be relied on."""
+
+from __future__ import annotations
+
+import pytest
+
+from walsender.decode.snapbuild import SnapshotBuilder, State
+from walsender.decode.xact import RunningXacts
+from walsender.source.timeline import TimelineHistory, parse_history
+
+
+def building(start: int = 0) -> SnapshotBuilder:
+    builder = SnapshotBuilder(start)
+    builder.enter(State.BUILDING)
+    return builder
+
+
+def test_nobody_runs() -> None:
+    builder = building()
+    assert builder.needs_skip(100)
+    builder.running(100, RunningXacts((), 10, 10))
+    assert builder.consistent
+    assert builder.consistent_point == 100
+    assert builder.needs_skip(100)
+    assert not builder.needs_skip(101)
+
+
+def test_all_on_the_list_must_end() -> None:
+    builder = building(start=500)
+    builder.running(100, RunningXacts((7, 8, 9), 10, 7))
+    builder.ended(200, (7, 8))
+    assert builder.state is State.FULL
+    builder.ended(250, (11,))
+    builder.ended(300, (9,))
+    assert builder.consistent_point == 300
+    assert builder.needs_skip(499)
+    assert not builder.needs_skip(500)
+
+
+def test_a_crash_ends_them_too() -> None:
+    builder = building()
+    builder.running(100, RunningXacts((7, 8), 10, 7))
+    builder.running(200, RunningXacts((8, 12), 13, 8))
+    assert not builder.consistent
+    builder.running(300, RunningXacts((12,), 13, 12))
+    assert builder.consistent_point == 300
+    other = building()
+    other.shutdown(50)
+    assert other.consistent_point == 50
+
+
+def test_only_forward() -> None:
+    builder = SnapshotBuilder()
+    with pytest.raises(ValueError, match="can not go"):
+        builder.enter(State.CONSISTENT)
+
+
+def test_timelines() -> None:
+    history = parse_history(3, "1\t0/3000000\tno recovery target specified\n\n2\t0/5000100\tx\n")
+    assert history.entries[:2] == ((1, 0x3000000), (2, 0x5000100))
+    assert [history.timeline_of(lsn) for lsn in (0, 0x2FFFFFF, 0x3000000, 0x5000100)] == [1, 1, 2, 3]
+    assert history.timelines_of_segment(0x5000000, 1 << 24) == [3, 2]
+    assert history.end_of(2) == 0x5000100
+    assert history.end_of(3) is None
+    assert TimelineHistory.only(4).timelines_of_segment(0, 1 << 24) == [4]
