@@ -31,7 +31,7 @@ from apply.delta.datafiles import Action
 from apply.delta.keys import KeySet
 from apply.delta.log import DataFile, TableLog, is_local, local_path
 from apply.delta.table import Commit, TargetTable
-from apply.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded
+from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.errors import NotInPrerequisiteState
 
 _BATCH_ROWS: Final = 1 << 18
@@ -58,6 +58,7 @@ class DirectStaged:
     masked: Any
     replace_all: bool
     rows: int
+    removed: Any = None
 
 
 @dataclass(slots=True)
@@ -81,8 +82,8 @@ class _Changes:
 
 def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
     """Whether this table's batch can be committed here.  `log` is fresh."""
-    if folded.removed is not None and folded.removed.num_rows:
-        return False
+    if folded.removed.num_rows and not folded.truncated:
+        return log.unsupported() is None and log.vectors_enabled() and keys.can_match_whole(table.schema)
     return accepts(log, table, rewrites=not (folded.insert_only or folded.truncated))
 
 
@@ -107,6 +108,7 @@ def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: boo
         masked=folded.masked if folded.masked.num_rows else None,
         replace_all=replace_all,
         rows=folded.inserts + folded.updates + folded.deletes,
+        removed=folded.removed if folded.removed.num_rows else None,
     )
 
 
@@ -132,7 +134,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
         changes = _changes(staged)
         if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
             staged.added = []
-            staged.deleted_keys = staged.masked = None
+            staged.deleted_keys = staged.masked = staged.removed = None
             return
     raise _no_room(staged.table)
 
@@ -241,6 +243,8 @@ def _changes(staged: DirectStaged) -> _Changes:
     try:
         if staged.replace_all:
             changes.actions += [_remove_action(file, now) for file in log.files.values()]
+        elif staged.removed is not None:
+            _mark(log, list(_find_copies(log, staged)), now, changes)
         elif staged.deleted_keys is not None:
             names = list(staged.table.key)
             wanted = KeySet(staged.deleted_keys.select(names))
@@ -280,6 +284,42 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
             at, which = at[living], which[living]
         if len(at):
             yield _Found(file, at, which, vector)
+
+
+def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
+    """Of the rows that are equal to a removed one as many as were removed, from whichever file."""
+    names = staged.table.schema.names
+    wanted = KeySet(staged.removed.select(names), whole=True)
+    left = np.asarray(staged.removed.column(COUNT_COLUMN)).astype(np.int64)
+    for file in list(log.files.values()):
+        gone = vectors.read(log.table, file.vector) if file.vector is not None else None
+        dead = vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
+        positions: list[Indices] = []
+        for start, batch in _read_columns(log, file, names, _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS):
+            rows = wanted.rows(batch)
+            hits = np.flatnonzero(rows >= 0)
+            hits = hits[np.isin(hits + start, dead, assume_unique=True, invert=True)]
+            taken = hits[_first_of_each(rows[hits], left)]
+            if len(taken):
+                left -= np.bincount(rows[taken], minlength=len(left))
+                positions.append(taken + start)
+        if positions:
+            at = np.concatenate(positions)
+            yield _Found(file, at, np.full(len(at), -1), gone)
+
+
+def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
+    """Which of `rows` are among the first left[row] of their kind."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    starts = np.searchsorted(ordered, ordered, side="left")
+    chosen = np.empty(len(rows), np.bool_)
+    chosen[order] = np.arange(len(rows)) - starts < left[ordered]
+    return chosen
+
+
+def _is_wide(log: TableLog, file: DataFile) -> bool:
+    return file.size > _WIDE_BYTES * _row_count(log, file)
 
 
 def _read_columns(
@@ -434,7 +474,7 @@ def _mergeable(log: TableLog) -> list[DataFile]:
 def _living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
     for file in files:
         gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
-        wide = file.size > _WIDE_BYTES * _row_count(log, file)
+        wide = _is_wide(log, file)
         for start, batch in _read_columns(log, file, table.schema.names, _WIDE_BATCH_ROWS if wide else _BATCH_ROWS):
             rows = pa.Table.from_batches([batch])
             if gone is not None:

@@ -21,14 +21,23 @@ def can_match(schema: pa.Schema) -> bool:
     return all(_exact(field.type) for field in schema)
 
 
-class KeySet:
-    """Distinct keys, none with a NULL: a table of the key's columns."""
+def can_match_whole(schema: pa.Schema) -> bool:
+    """Whether whole rows of such columns can be told apart here: floats by their bits, as their text would; nothing nested."""
+    return all(_exact(field.type) or _is_float(field.type) for field in schema)
 
-    def __init__(self, keys: Any) -> None:
+
+class KeySet:
+    """Distinct keys, none with a NULL: a table of the key's columns.
+
+    `whole`: they are whole rows of a table without a key, where NULL is a value like others.
+    """
+
+    def __init__(self, keys: Any, *, whole: bool = False) -> None:
         self._schema: pa.Schema = keys.schema
         self._rows: int = keys.num_rows
-        columns = [column.combine_chunks() for column in keys.columns]
-        self._integers = _Integers(columns[0]) if len(columns) == 1 and pa.types.is_integer(columns[0].type) else None
+        columns = [_comparable(column.combine_chunks()) for column in keys.columns]
+        plain = not whole and len(columns) == 1 and pa.types.is_integer(columns[0].type)
+        self._integers = _Integers(columns[0]) if plain else None
         if self._integers is not None:
             return
         # Each step pairs the codes so far with the next column's: those of the keys are numbered anew, so they stay small.
@@ -56,9 +65,9 @@ class KeySet:
         """For each row of `columns` (a table or record batch with the key's columns): its row among the keys, or -1."""
         if self._integers is not None:
             return self._integers.rows(columns.column(0))
-        found = pc.index_in(columns.column(0).cast(self._schema.field(0).type), self._values[0])
+        found = pc.index_in(_comparable(columns.column(0).cast(self._schema.field(0).type)), self._values[0])
         for index, (values, pairs) in enumerate(zip(self._values[1:], self._pairs, strict=True), 1):
-            column = columns.column(index).cast(self._schema.field(index).type)
+            column = _comparable(columns.column(index).cast(self._schema.field(index).type))
             found = pc.index_in(_pair(found, pc.index_in(column, values), len(values)), pairs)
         codes = pc.fill_null(found, _NOT_FOUND)
         if isinstance(codes, pa.ChunkedArray):
@@ -115,6 +124,19 @@ class _Integers:
 def _pair(left: Any, right: Any, count: int) -> Any:
     """Two codes as one; NULL where either is NULL."""
     return pc.add(pc.multiply(left.cast(pa.int64()), count), right.cast(pa.int64()))
+
+
+def _comparable(column: Any) -> Any:
+    """Floats as their bits: two zeros are two values, and a NaN is one."""
+    if not _is_float(column.type):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.view(pa.int64() if pa.types.is_float64(column.type) else pa.int32())
+
+
+def _is_float(kind: Any) -> bool:
+    return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
 
 
 def _exact(kind: Any) -> bool:
