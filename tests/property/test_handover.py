@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -285,6 +286,7 @@ class Catalog:
 
     async def set_relation_error(self, *_: Any) -> None: ...
     async def set_subscription_error(self, *_: Any, **__: Any) -> None: ...
+    async def set_prepared(self, *_: Any) -> None: ...
     async def clear_worker_stats(self, *_: Any) -> None: ...
 
 
@@ -343,7 +345,9 @@ SUBSCRIPTION = Subscription(
     1,
     False,
 )
-SETTINGS = Settings(home=Path("/nonexistent"))
+# What streamed and prepared transactions would be kept in: real files, though nothing is streamed here.
+HOME = tempfile.TemporaryDirectory(prefix="pubsub-handover-")
+SETTINGS = Settings(home=Path(HOME.name))
 
 
 class Process:
