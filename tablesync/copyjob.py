@@ -13,7 +13,6 @@ in one of Spark's threads.
 from __future__ import annotations
 
 import itertools
-import json
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     frame.write.format("delta").mode(mode).options(
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
-        userMetadata=json.dumps({"first": str(record.first), "last": str(record.last)}),
+        userMetadata=record.user_metadata,
     ).save(table.path)
 
 

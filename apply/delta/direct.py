@@ -117,7 +117,7 @@ def discard(staged: DirectStaged) -> None:
     committed = staged.log.files
     for action in staged.added:
         if action["add"]["path"] not in committed:
-            (staged.log.table / action["add"]["path"]).unlink(missing_ok=True)
+            datafiles.remove([staged.log.table / action["add"]["path"]])
     staged.added = []
 
 
@@ -188,7 +188,7 @@ def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool
                 "numOutputRows": rows,
                 "numDeletedRows": changes.deleted_rows,
             },
-            user_metadata=json.dumps({"first": str(record.first), "last": str(record.last)}),
+            user_metadata=record.user_metadata,
         )
     except FileExistsError:
         datafiles.remove(changes.made)
@@ -459,7 +459,7 @@ def _choose(flags: Any, kept: Any, new: Any) -> Any:
 
 
 def _mergeable(log: TableLog) -> list[DataFile]:
-    """Enough small files of one class; or files most of whose rows are gone."""
+    """Small files of one class of living rows, the smallest first, where there are enough of them."""
     classes: dict[int, list[DataFile]] = {}
     for file in log.files.values():
         living = _row_count(log, file) - file.deleted

@@ -42,6 +42,11 @@ class Commit:
     first: Lsn
     last: Lsn
 
+    @property
+    def user_metadata(self) -> str:
+        """What the commit's userMetadata says (pubsub.snapshot reads it)."""
+        return json.dumps({"first": str(self.first), "last": str(self.last)})
+
 
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
     """The id under which a table records how far it is: the same for the copy, the catch-up and apply."""

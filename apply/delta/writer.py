@@ -11,7 +11,6 @@ Everything here blocks: call it in a thread.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -117,7 +116,7 @@ def _save(frame: Any, mode: str, table: TargetTable, record: Commit, *, replace_
     options = {
         "txnAppId": record.app_id,
         "txnVersion": str(int(record.last)),
-        "userMetadata": json.dumps({"first": str(record.first), "last": str(record.last)}),
+        "userMetadata": record.user_metadata,
     }
     if replace_on is not None:
         options |= {"replaceOn": replace_on, "targetAlias": _TARGET}
@@ -175,7 +174,7 @@ def _delete_keys(spark: Any, staged: Staged, record: Commit, view: Any) -> None:
     own.conf.set("spark.databricks.delta.write.txnVersion", str(int(record.last)))
     own.conf.set(
         "spark.databricks.delta.commitInfo.userMetadata",
-        json.dumps({"first": str(record.first), "last": str(record.last)}),
+        record.user_metadata,
     )
     own.sql(
         f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted_keys {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
