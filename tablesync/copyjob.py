@@ -155,7 +155,9 @@ def _copy_directly(
         added = context.parallelize(range(len(parts)), len(parts)).flatMap(write).collect()
         direct.commit_copy(log, table, added, record)
     except BaseException:
-        datafiles.remove_copy(table.path, name)
+        # A commit may fail after it was made (its fsync): the files are the table's then.
+        if not any(name in path for path in log.files):
+            datafiles.remove_copy(table.path, name)
         raise
 
 
