@@ -49,7 +49,7 @@ class Plan:
 
         Without a definition its sync worker makes the Delta table first: that takes Spark.
         """
-        from tablesync.target import definition_json
+        from apply.target import definition_json
 
         return NewRelation(
             relid=self.definition.oid,
@@ -103,7 +103,7 @@ async def plan(
     create_tables: bool,
 ) -> list[Plan]:
     """What becomes of `tables`.  Raises for the first that can not be replicated, or whose place is not free."""
-    from tablesync.target import target_table
+    from apply.target import target_table
 
     plans = []
     found = await definitions.table_definitions(connection, tables)

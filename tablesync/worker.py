@@ -26,6 +26,7 @@ from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
+from apply.target import definition_json, target_table
 from apply.worker import check_publisher, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
@@ -41,7 +42,6 @@ from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from tablesync import copyjob
 from tablesync.progress import follow_progress
-from tablesync.target import definition_json, target_table
 
 log = structlog.get_logger()
 

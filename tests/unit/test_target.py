@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from apply.delta import table as delta
+from apply.target import definition_json, target_table
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol import types
 from pubsub.protocol.ids import Oid
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
-from tablesync.target import definition_json, target_table
 
 TEXT = 25
 
