@@ -127,15 +127,16 @@ def commit(staged: DirectStaged, record: Commit) -> None:
     Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room; OSError.
     """
     log = staged.log
-    for _ in range(_ATTEMPTS):
-        if _holds(log, staged.table, record):
-            discard(staged)
-            return
-        changes = _changes(staged)
-        if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
-            staged.added = []
-            staged.deleted_keys = staged.masked = staged.removed = None
-            return
+    with log.writing:
+        for _ in range(_ATTEMPTS):
+            if _holds(log, staged.table, record):
+                discard(staged)
+                return
+            changes = _changes(staged)
+            if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
+                staged.added = []
+                staged.deleted_keys = staged.masked = staged.removed = None
+                return
     raise _no_room(staged.table)
 
 
@@ -150,13 +151,14 @@ def log_of(path: str) -> TableLog | None:
 
 def commit_copy(log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit) -> None:
     """Commit the files of an initial copy in place of whatever the table holds.  Raises as `commit` does."""
-    for _ in range(_ATTEMPTS):
-        if _holds(log, table, record):
-            raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
-        now = int(time.time() * 1000)
-        changes = _Changes([*added, *(_remove_action(file, now) for file in log.files.values())])
-        if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
-            return
+    with log.writing:
+        for _ in range(_ATTEMPTS):
+            if _holds(log, table, record):
+                raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
+            now = int(time.time() * 1000)
+            changes = _Changes([*added, *(_remove_action(file, now) for file in log.files.values())])
+            if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
+                return
     raise _no_room(table)
 
 
@@ -212,6 +214,12 @@ def tidy(log: TableLog, table: TargetTable) -> None:
 
     The rows stay what they are (dataChange false).  Another writer's commit at the same time makes this a thing for later.
     """
+    with log.writing:
+        _merge_small(log, table)
+        log.checkpoint_when_due()
+
+
+def _merge_small(log: TableLog, table: TargetTable) -> None:
     chosen = _mergeable(log)
     if chosen:
         added = datafiles.write(table, _living_rows(log, chosen, table))
@@ -228,7 +236,6 @@ def tidy(log: TableLog, table: TargetTable) -> None:
             )
         except FileExistsError:
             datafiles.remove(log.table / action["add"]["path"] for action in added)
-    log.checkpoint_when_due()
 
 
 def _rows(add: Mapping[str, Any]) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,14 +96,22 @@ def create(path: str, schema: str, features: Sequence[str], properties: Mapping[
 
 
 class TableLog:
-    """The log of the table at `path`.  One writer at a time uses it; `refresh` before anything else."""
+    """The log of the table at `path`; `refresh` before anything else.
+
+    Whoever refreshes it or commits holds `writing`: what a commit was worked out from must not move under it.  `unsupported` and
+    `vectors_enabled` may be asked by others meanwhile; they say what held at the last refresh.
+    """
 
     def __init__(self, path: str) -> None:
+        self.writing = threading.Lock()
         self.table = Path(path.removeprefix("file://"))
         self._log = self.table / "_delta_log"
         self._state = _State()
         self._checkpoint = 0
         self._has_links: bool | None = None
+        self._unsupported: str | None = None
+        # The table's metadata that were found to be those of a plain table: parsed once.
+        self._plain_metadata: Mapping[str, Any] | None = None
 
     @property
     def version(self) -> int:
@@ -133,15 +142,16 @@ class TableLog:
         """Replay what has been committed since.  Raises UndefinedTable when there is no table, DataCorrupted for a broken log."""
         if self._state.version < 0:
             self._load()
-        while True:
-            actions = self._read(self._state.version + 1)
-            if actions is None:
-                return
+        while (actions := self._read(self._state.version + 1)) is not None:
             self._replay(actions)
             self._state.version += 1
+        self._unsupported = self._reason_against()
 
     def unsupported(self) -> str | None:
         """Why Spark must write this table; None when we can."""
+        return self._unsupported
+
+    def _reason_against(self) -> str | None:
         protocol, metadata = self._state.protocol, self._state.metadata
         if not self._links():
             return "its file system has no hard links"
@@ -160,9 +170,11 @@ class TableLog:
                 return f"{name} is set"
         if self.properties.get("delta.columnMapping.mode", "none") != "none":
             return "its columns are mapped"
-        for column in json.loads(metadata["schemaString"])["fields"]:
-            if any(name.startswith("delta.") for name in column.get("metadata") or {}):
-                return f"column {column['name']} has constraints"
+        if metadata is not self._plain_metadata:
+            for column in json.loads(metadata["schemaString"])["fields"]:
+                if any(name.startswith("delta.") for name in column.get("metadata") or {}):
+                    return f"column {column['name']} has constraints"
+            self._plain_metadata = metadata
         if not all(file.plain for file in self._state.files.values()):
             return "some of its files lie elsewhere"
         return None

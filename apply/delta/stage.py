@@ -47,9 +47,13 @@ class Stage:
         return writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
 
     def _log(self, table: TargetTable) -> TableLog:
-        """The table's log, fresh."""
+        """The table's log, fresh; as it was a moment ago while the batch before is committed, which looks again itself."""
         log = self._logs.setdefault(table.path, TableLog(table.path))
-        log.refresh()
+        if log.writing.acquire(blocking=False):
+            try:
+                log.refresh()
+            finally:
+                log.writing.release()
         return log
 
 

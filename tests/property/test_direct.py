@@ -9,6 +9,7 @@ import errno
 import json
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,51 @@ def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert log_of is not None
     discard(DirectStaged(table, log_of, files, None, None, False, 2))
     assert list((tmp_path / "t").glob("*.parquet")) == []
+
+
+def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst moment: staging has read the new version, and takes it for known only after the commit did."""
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+    stage = Stage(tmp_path / "stage")
+    following: list[DirectStaged] = []
+    put, read = TableLog._put, TableLog._read
+    has_read, committed = threading.Event(), threading.Event()
+
+    def write(number: int) -> None:
+        history = History(list(table.schema), 1, False, {})
+        history.insert((number,))
+        staged = stage.write(table, folded_of(history, ["id"]), replace_all=False)
+        assert isinstance(staged, DirectStaged)
+        following.append(staged)
+
+    staging = threading.Thread(target=write, args=(2,))
+
+    def read_slowly(log: TableLog, version: int) -> Any:
+        actions = read(log, version)
+        if threading.current_thread() is staging and actions is not None:
+            has_read.set()
+            assert committed.wait(60)
+        return actions
+
+    def put_while_staging(log: TableLog, version: int, data: bytes) -> None:
+        put(log, version, data)
+        staging.start()
+        while staging.is_alive() and not has_read.wait(0.01):
+            pass
+
+    write(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableLog, "_put", put_while_staging)
+        patch.setattr(TableLog, "_read", read_slowly)
+        direct.commit(following[0], Commit("app", Lsn(1), Lsn(1)))
+        committed.set()
+        staging.join()
+    direct.commit(following[1], Commit("app", Lsn(2), Lsn(2)))
+    assert DeltaTable(table.path).version() == 2
+    assert rows_of(table.path) == [(1,), (2,)]
 
 
 def test_a_file_system_without_hard_links_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
