@@ -11,10 +11,14 @@ from apply.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol import types
 from pubsub.publisher.definitions import TableDefinition
+from pubsub.sql.typechoices import TypeChoices
 
 
-def target_table(definition: TableDefinition, published: Sequence[str] | None, path: str) -> TargetTable:
-    """The Delta table for `definition`; `published` are the column list's names, None for all.
+def target_table(
+    definition: TableDefinition, published: Sequence[str] | None, path: str, choices: TypeChoices | None = None
+) -> TargetTable:
+    """The Delta table for `definition`; `published` are the column list's names, None for all; `choices` the
+    subscription's option `types`.
 
     Raises FeatureNotSupported, naming the column, for what Delta can not hold.
     """
@@ -35,10 +39,25 @@ def target_table(definition: TableDefinition, published: Sequence[str] | None, p
             )
     names = {column.name for column in columns}
     key = row_key(definition, names)
+    for column in columns:
+        if column.name in key and not column.collation_deterministic:
+            raise FeatureNotSupported(
+                f'column "{column.name}" of the key of table "{qualified}" has a nondeterministic collation',
+                detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
+                hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
+            )
     fields = []
     for column in columns:
         try:
-            kind = types.delta_type(column.base_type_oid, column.base_typmod, column.base_type_kind, column.type_name)
+            kind = types.delta_type(
+                column.base_type_oid,
+                column.base_typmod,
+                column.base_type_kind,
+                column.type_name,
+                (choices or TypeChoices()).of(
+                    definition.schema, definition.name, column.name, types.type_names(column.base_type_oid)
+                ),
+            )
         except FeatureNotSupported as error:
             raise FeatureNotSupported(
                 f'column "{column.name}" of table "{qualified}": {error.message}', hint=error.hint

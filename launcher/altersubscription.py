@@ -28,6 +28,7 @@ from pubsub.publisher.replication import identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName
 from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.typechoices import TypeChoices
 
 _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
 
@@ -150,6 +151,7 @@ async def _refresh(
             target,
             copy_data=copy_data,
             create_tables=subscription.options.create_tables,
+            choices=TypeChoices.parse(subscription.options.types),
         )
         await targets.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
         if store_publications:

@@ -23,6 +23,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
+from pubsub.sql.typechoices import TypeChoices
 
 #: What a server says when it has no logical decoding, or no slot left, and what to do; by SQLSTATE and a part of the text.
 _SLOT_HINTS: Final = (
@@ -71,6 +72,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     identity = await identify_system(connection)
     await targets.check_publications(connection, statement.publications)
     row = _row(statement, identity, connection.dbname)
+    choices = TypeChoices.parse(options.types)
     plans = await targets.plan(
         connection,
         await targets.published_tables(connection, statement.publications),
@@ -78,7 +80,9 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         row.target,
         copy_data=options.copy_data,
         create_tables=options.create_tables,
+        choices=choices,
     )
+    targets.refuse_unknown(choices, plans)
     await targets.refuse_owned(session.catalog, plans)
     slot = row.slot_name if options.create_slot else None
     lsn = None

@@ -29,6 +29,7 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import PublishedTable, TableDefinition
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
+from pubsub.sql.typechoices import TypeChoices
 
 if TYPE_CHECKING:
     from apply.delta.table import TargetTable
@@ -101,6 +102,7 @@ async def plan(
     *,
     copy_data: bool,
     create_tables: bool,
+    choices: TypeChoices | None = None,
 ) -> list[Plan]:
     """What becomes of `tables`.  Raises for the first that can not be replicated, or whose place is not free."""
     from apply.target import target_table
@@ -112,7 +114,7 @@ async def plan(
         if definition is None:
             continue  # dropped since it was listed
         path = table_path(warehouse, target, definition.schema, definition.name)
-        plans.append(Plan(table, definition, target_table(definition, table.attnames, path)))
+        plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices)))
     if copy_data:
         for one in plans:
             await _refuse_unreadable(connection, one)
@@ -120,6 +122,27 @@ async def plan(
         replace(one, exists=await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables))
         for one in plans
     ]
+
+
+def refuse_unknown(choices: TypeChoices, plans: Collection[Plan]) -> None:
+    """Refuse what the option `types` says of a type or a column that is not there, or that leaves no choice."""
+    from pubsub.protocol import contract
+
+    for name, choice in choices.types.items():
+        rule = contract.BY_NAME.get(name)
+        if rule is None:
+            raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
+        if choice not in rule.choices:
+            raise FeatureNotSupported(
+                f"type {rule.sql_name} can not be replicated as {choice}", detail=f"It is {rule.why}."
+            )
+    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.schema.names}
+    for schema, table, column in choices.columns:
+        if (schema, table, column) not in columns:
+            raise UndefinedObject(
+                f'column "{column}" of table "{schema}.{table}" in subscription option types is not published',
+                sqlstate="42703",
+            )
 
 
 async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:

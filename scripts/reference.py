@@ -12,26 +12,94 @@ from pathlib import Path
 
 from catalog.system_views import VIEWS
 from pubsub.protocol import types
+from pubsub.protocol.contract import KINDS, RULES, TypeRule
 from pubsub.settings import Settings
 from pubsub.sql.options import CREATE_OPTIONS, SubscriptionOptions
 
-# format_type's name, oid and type modifier; types that are not listed are kept as PostgreSQL's text.
-_TYPES = (
-    ("boolean", types.BOOLOID, -1),
-    ("smallint", types.INT2OID, -1),
-    ("integer", types.INT4OID, -1),
-    ("bigint", types.INT8OID, -1),
-    ("oid", types.OIDOID, -1),
-    ("real", types.FLOAT4OID, -1),
-    ("double precision", types.FLOAT8OID, -1),
-    ("numeric(12,2)", types.NUMERICOID, (12 << 16 | 2) + 4),
-    ("numeric", types.NUMERICOID, -1),
-    ("date", types.DATEOID, -1),
-    ("timestamp", types.TIMESTAMPOID, -1),
-    ("timestamp with time zone", types.TIMESTAMPTZOID, -1),
-    ("bytea", types.BYTEAOID, -1),
-    ("every other type", 25, -1),
-)
+TYPES_PAGE = Path(__file__).resolve().parent.parent / "docs" / "types.md"
+
+_TYPES_INTRODUCTION = """\
+Made from `pubsub/protocol/contract.py` by `make docs`. PostgreSQL 15 to 18.
+
+Each value is exact, or it is refused: nothing is rounded, clipped or made NULL. A type of Delta that has the same values is taken,
+the natural one; for every other type the column is a `STRING` with PostgreSQL's own text (`datestyle` ISO, `intervalstyle` postgres,
+`TimeZone` UTC, `bytea_output` hex, `extra_float_digits` 1 or more), which `text::type` reads back to the same value. The copy and the
+stream, text and binary transfer give the same rows.
+"""
+
+_TYPES_CHOICE = """\
+## A choice for a column
+
+Where a natural type does not hold every value, a value outside of it stops the subscription before anything of its batch is
+written, with an error that names table, column, key and LSN. A table that is to hold such values is made with text instead:
+
+    CREATE SUBSCRIPTION … WITH (types = 'timestamptz text, public.prices.low text')
+
+Elements are divided by commas. Each is a type's name, or `schema.table.column`, and then `text` or `natural`; a column's own
+choice goes before its type's. It counts when a Delta table is made: to change it for a table that is there, drop the Delta table,
+or point the subscription to another `target`, and copy it again. A Delta table that was made beforehand may have `STRING` for any
+column: that is the same choice.
+"""
+
+_TYPES_KEYS = """\
+## Keys
+
+A key may have any type. PostgreSQL names the row that an UPDATE or DELETE changes by the very value that is stored, byte for byte
+(heapam.c: HeapDetermineColumnsInfo, ExtractReplicaIdentity): where two texts are equal keys to it (numeric 1.0 and 1.00, citext,
+jsonb, interval) an UPDATE from one to the other is sent as a change of the key, and Delta's row follows. Floats: 0 and -0 are one
+key, NaN equals NaN. Refused is a key with a nondeterministic collation: readers of the Delta table would take its equal values for
+different ones. Keys of several columns, `REPLICA IDENTITY USING INDEX` and `FULL` (equal rows counted, NULLs equal to NULLs) work as
+in PostgreSQL.
+"""
+
+_TYPES_BINARY = """\
+## Binary transfer
+
+With `binary = true` the publisher sends every type that has a send function in that form, and the rows in Delta are the same. The
+column "binary" says how it is read: by columns (numpy and Arrow), or value by value, which is slower; "text": the server has no binary
+form and sends text. "refused": its binary form does not say what its text is (a role's oid, say); a table with such a column is
+refused by name at CREATE SUBSCRIPTION, and `binary = false` takes it. The initial copy is text in either case: the rows are the same.
+"""
+
+
+def types_page() -> str:
+    """The type contract, as contract.py has it."""
+
+    def delta(rule: TypeRule) -> str:
+        if rule.name == "numeric":
+            return "DECIMAL(p,s)"
+        return "STRING" if rule.natural is None else types.spark_ddl(rule.natural)
+
+    natural = [rule for rule in RULES if rule.natural is not None]
+    text = [rule for rule in RULES if rule.natural is None]
+    parts = (
+        _TYPES_INTRODUCTION,
+        "## Natural types\n\n"
+        + table(
+            ("PostgreSQL", "Delta", "why", "refused in it", "binary"),
+            [
+                (rule.sql_name, delta(rule), rule.why, rule.refused or "nothing", _BINARY[rule.binary])
+                for rule in natural
+            ],
+        ),
+        "## Kept as text\n\n"
+        + table(
+            ("PostgreSQL", "Delta", "why", "binary"),
+            [(rule.sql_name, delta(rule), rule.why, _BINARY[rule.binary]) for rule in text],
+        ),
+        "## Types made by users and extensions\n\n"
+        + table(
+            ("PostgreSQL", "Delta", "why", "binary"),
+            [(kind.name, kind.delta, kind.why, kind.binary) for kind in KINDS],
+        ),
+        _TYPES_CHOICE,
+        _TYPES_KEYS,
+        _TYPES_BINARY,
+    )
+    return "# Types\n\n" + "\n".join(parts)
+
+
+_BINARY = {"columns": "by columns", "values": "value by value", "text": "text", "refused": "refused"}
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -41,7 +109,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(directory: Path) -> None:
-    """Write one page for each of the four."""
+    """Write one page for each of the four; that of the types is kept with the code too."""
     directory.mkdir(parents=True, exist_ok=True)
     defaults = {field.name: field.default for field in dataclasses.fields(SubscriptionOptions)}
     pages = {
@@ -51,14 +119,14 @@ def main(directory: Path) -> None:
             f"## {name}\n\n" + table(("column", "type"), [(column, kind.name.lower()) for column, kind in view.columns])
             for name, view in VIEWS.items()
         ),
-        "types": table(
-            ("PostgreSQL", "Delta"),
-            [(name, types.spark_ddl(types.delta_type(oid, modifier))) for name, oid, modifier in _TYPES],
-        ),
     }
     for name, text in pages.items():
         (directory / f"{name}.md").write_text(f"# {name.capitalize()}\n\n{text}", encoding="utf-8")
         print(directory / f"{name}.md")
+    for path in (directory / "types.md", TYPES_PAGE):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(types_page(), encoding="utf-8")
+        print(path)
 
 
 if __name__ == "__main__":

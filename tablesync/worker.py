@@ -40,6 +40,7 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import PublishedTable, TableDefinition
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
+from pubsub.sql.typechoices import TypeChoices
 from tablesync import copyjob
 from tablesync.progress import follow_progress
 
@@ -194,7 +195,8 @@ class SyncWorker:
                 hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
             )
         definition = await definitions.table_definition(connection, relation.relid)
-        return found, definition, target_table(definition, found.attnames, relation.path)
+        choices = TypeChoices.parse(self._subscription.options.types)
+        return found, definition, target_table(definition, found.attnames, relation.path, choices)
 
     async def _prepare_target(self, target: TargetTable) -> None:
         """The Delta table is there, and what it holds may be replaced: nothing, or an unfinished copy of our own."""

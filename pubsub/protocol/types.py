@@ -1,14 +1,8 @@
-"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as values of them: the source of the type contract.
+"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as values of them, as the type contract has it (contract.py).
 
 `delta_type` says what a column becomes; `from_text` turns a column of PostgreSQL's text output into it, all rows at once.
 Each value is exact or refused (InvalidText): nothing is rounded, clipped or made NULL.  The text must come from a session
 with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0 (every connection to a publisher sets them).
-
-    bool                                    boolean          numeric(p,s), 0 <= s <= p <= 38     decimal(p,s)
-    int2, int4, int8                        smallint, int, bigint    date                        date
-    oid                                     bigint           timestamp                           timestamp_ntz
-    float4, float8                          float, double    timestamptz                         timestamp
-    bytea                                   binary           all else                            string: PostgreSQL's text
 
 Refused in a natural type, since Delta has no such value: infinity, BC and years past 9999 in dates and timestamps, NaN in
 numeric.  What Arrow's own casts would let through (hexadecimal integers, floats past the range as infinity or zero, a year 0)
@@ -26,36 +20,13 @@ import pyarrow.compute as pc
 
 from pubsub.errors import FeatureNotSupported, InvalidValue
 from pubsub.protocol.arrays import Bytes, bitmap, contents, slices, validity
+from pubsub.protocol.contract import BY_OID
 
 MAX_DECIMAL_PRECISION: Final = 38
 """Digits of the widest decimal that Delta has."""
 
-BOOLOID: Final = 16
-BYTEAOID: Final = 17
-INT8OID: Final = 20
-INT2OID: Final = 21
-INT4OID: Final = 23
-OIDOID: Final = 26
-FLOAT4OID: Final = 700
-FLOAT8OID: Final = 701
-DATEOID: Final = 1082
-TIMESTAMPOID: Final = 1114
-TIMESTAMPTZOID: Final = 1184
 NUMERICOID: Final = 1700
 
-_NATURAL: Final[dict[int, Any]] = {
-    BOOLOID: pa.bool_(),
-    BYTEAOID: pa.binary(),
-    INT8OID: pa.int64(),
-    INT2OID: pa.int16(),
-    INT4OID: pa.int32(),
-    OIDOID: pa.int64(),
-    FLOAT4OID: pa.float32(),
-    FLOAT8OID: pa.float64(),
-    DATEOID: pa.date32(),
-    TIMESTAMPOID: pa.timestamp("us"),
-    TIMESTAMPTZOID: pa.timestamp("us", "UTC"),
-}
 _SPARK_NAMES: Final[dict[Any, str]] = {
     pa.bool_(): "BOOLEAN",
     pa.int16(): "SMALLINT",
@@ -97,22 +68,36 @@ class _BadValue(Exception):
     """Some value of the array does not fit: which one is found by `from_text`."""
 
 
-def delta_type(type_oid: int, type_modifier: int, type_kind: str = "b", type_name: str = "") -> Any:
+def delta_type(
+    type_oid: int, type_modifier: int, type_kind: str = "b", type_name: str = "", choice: str = "natural"
+) -> Any:
     """The Arrow type (pyarrow.DataType) of a column.
 
     `type_oid` and `type_modifier` are the base type's where the column's type is a domain; `type_kind` is pg_type.typtype;
-    `type_name` (format_type's) only serves the error.  Raises FeatureNotSupported for a pseudo-type.
+    `type_name` (format_type's) only serves the error; `choice` is "natural" or "text".  Raises FeatureNotSupported for a
+    pseudo-type.
     Type modifier of numeric: numeric.c: make_numeric_typmod, numeric_typmod_precision, numeric_typmod_scale.
     """
     if type_kind == "p":
         raise FeatureNotSupported(f"a column of pseudo-type {type_name or type_oid} can not be replicated")
-    if type_oid == NUMERICOID and type_modifier >= 4:
+    rule = BY_OID.get(type_oid)
+    if rule is None or rule.natural is None or choice == "text":
+        return pa.string()
+    if type_oid != NUMERICOID:
+        return rule.natural
+    if type_modifier >= 4:
         packed = type_modifier - 4
         precision = packed >> 16 & 0xFFFF
         scale = (packed & 0x7FF ^ 1024) - 1024  # eleven bits, signed
         if 0 <= scale <= precision <= MAX_DECIMAL_PRECISION:
             return pa.decimal128(precision, scale)
-    return _NATURAL.get(type_oid, pa.string())
+    return pa.string()
+
+
+def type_names(type_oid: int) -> tuple[str, ...]:
+    """By what names the option `types` knows a type."""
+    rule = BY_OID.get(type_oid)
+    return () if rule is None else (rule.name, rule.sql_name)
 
 
 def spark_ddl(data_type: Any) -> str:

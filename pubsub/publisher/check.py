@@ -166,6 +166,16 @@ def check_table(table: PublishedTable, definition: TableDefinition) -> list[Find
             findings.append(
                 Finding("error", f'column "{column.name}" of table "{name}": {error.message}', hint=error.hint)
             )
+    key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
+    findings += [
+        Finding(
+            "error",
+            f'column "{column.name}" of the key of table "{name}" has a nondeterministic collation',
+            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
+        )
+        for column in columns
+        if column.name in key and not column.collation_deterministic
+    ]
     findings += [
         Finding(
             "error",

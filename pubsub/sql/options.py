@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
 from pubsub.parameters import Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.sql.typechoices import TypeChoices
 
 Streaming = Literal["off", "on", "parallel"]
 Origin = Literal["any", "none"]
@@ -48,7 +49,7 @@ class SubscriptionOptions:
 
     `slot_name` is None for NONE, and also when it was not given: then the subscription's own name is meant.
     `two_phase_state` is no option: it is what has become of `two_phase`.  `batch_bytes` is in bytes, `batch_age` in seconds.
-    `stop_lsn` is the end of what is applied, inclusive; None: no end.
+    `types` is the text that TypeChoices reads.  `stop_lsn` is the end of what is applied, inclusive; None: no end.
     """
 
     connect: bool = True
@@ -69,6 +70,7 @@ class SubscriptionOptions:
     origin: Origin = "any"
     create_tables: bool = True
     target: str | None = None
+    types: str = ""
     on_table_error: OnTableError = "stop"
     schema_changes: SchemaChanges = "follow"
     batch_rows: int = 500_000
@@ -95,6 +97,7 @@ STORED_OPTIONS: Final = (
     "run_as_owner",
     "failover",
     "origin",
+    "types",
     "on_table_error",
     "schema_changes",
     "batch_rows",
@@ -271,6 +274,12 @@ def _target(option: Option) -> str:
     return text
 
 
+def _types(option: Option) -> str:
+    text = _string(option)
+    TypeChoices.parse(text)
+    return text
+
+
 def _choice(*values: str) -> Callable[[Option], str]:
     def read(option: Option) -> str:
         text = _string(option)
@@ -301,6 +310,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "streaming": _streaming,
     "origin": _origin,
     "target": _target,
+    "types": _types,
     "on_table_error": _choice("stop", "isolate"),
     "schema_changes": _choice("follow", "refuse"),
     "batch_rows": _amount(BATCH_ROWS),

@@ -27,12 +27,13 @@ from apply.dispatch import Dispatcher
 from apply.prepare import Destination, PreparedTable, prepare
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol import types
+from pubsub.protocol.contract import BY_NAME
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
 from tests.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 
 OID = 16384
-FLOAT8 = types.FLOAT8OID
+FLOAT8 = BY_NAME["float8"].oid
 _typmods = {types.NUMERICOID: (38 << 16 | 18) + 4}
 
 
@@ -229,17 +230,17 @@ KEYS: dict[str, tuple[int, list[Any]]] = {
         ["0.000000000000000001", "-99999999999999999999.999999999999999999", "1.500000000000000000"],
     ),
     "timestamp": (
-        types.TIMESTAMPOID,
+        BY_NAME["timestamp"].oid,
         ["0001-01-01 00:00:00", "1582-10-10 12:00:00.000001", "9999-12-31 23:59:59.999999"],
     ),
     "timestamptz": (
-        types.TIMESTAMPTZOID,
+        BY_NAME["timestamptz"].oid,
         ["1969-12-31 23:59:59.999999+00", "2024-03-31 01:30:00+00", "2024-03-31 01:30:00.000001+00"],
     ),
     "text": (TEXT, ["", 'it\'s "so" \\ `x`', "zwölf 🐘\n\t%_"]),
-    "bytea": (types.BYTEAOID, ["\\x", "\\x00ff27", "\\x00ff2700"]),
-    "date": (types.DATEOID, ["0001-01-01", "1582-10-04", "9999-12-31"]),
-    "bool": (types.BOOLOID, ["t", "f"]),
+    "bytea": (BY_NAME["bytea"].oid, ["\\x", "\\x00ff27", "\\x00ff2700"]),
+    "date": (BY_NAME["date"].oid, ["0001-01-01", "1582-10-04", "9999-12-31"]),
+    "bool": (BY_NAME["bool"].oid, ["t", "f"]),
     "bigint": (INT8, ["-9223372036854775808", "0", "9223372036854775807"]),
     "double": (FLOAT8, ["-Infinity", "1e-300", "NaN"]),
 }
@@ -275,7 +276,7 @@ def test_key_types(made: Any, kind: str) -> None:
 
 
 def test_a_composite_key(made: Any) -> None:
-    r = made((("v", TEXT), ("a", INT8), ("b", TEXT), ("c", types.DATEOID)), key=("b", "a", "c"))
+    r = made((("v", TEXT), ("a", INT8), ("b", TEXT), ("c", BY_NAME["date"].oid)), key=("b", "a", "c"))
     r.send(*(insert(OID, f"{a}{b}", a, b, "2024-01-01") for a in (1, 2) for b in ("x", "y")))
     r.send(
         update(OID, "new", 1, "x", "2024-01-01"),
@@ -338,9 +339,9 @@ def test_full_identity_without_a_key(made: Any) -> None:
     """Of equal rows as many go as were deleted; NULL is a value; microseconds count, and so does the sign of zero."""
     columns = (
         ("a", INT8),
-        ("at", types.TIMESTAMPTZOID),
+        ("at", BY_NAME["timestamptz"].oid),
         ("f", FLOAT8),
-        ("b", types.BYTEAOID),
+        ("b", BY_NAME["bytea"].oid),
         ("s", TEXT),
         ("n", types.NUMERICOID),
     )

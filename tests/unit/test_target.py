@@ -12,6 +12,7 @@ from apply.delta import table as delta
 from apply.target import definition_json, target_table
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol import types
+from pubsub.protocol.contract import BY_NAME
 from pubsub.protocol.ids import Oid
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 
@@ -28,7 +29,7 @@ def table(
     return TableDefinition(Oid(1), "s", "t", "r", identity, columns, pk, identity_key, 0, 0, False)
 
 
-ID = column("id", types.INT8OID)
+ID = column("id", BY_NAME["int8"].oid)
 
 
 def test_columns_in_order_and_the_key_is_not_null() -> None:
