@@ -47,10 +47,6 @@ def test_corpus(any_replica: Replica) -> None:
         "DELETE FROM v WHERE id % 3 = 0",
     )
     replica.assert_equal("v")
-    # Without a key a row is found by all its values.
-    replica.execute(
-        "CREATE TABLE w AS SELECT * FROM v WHERE id < 1000",
-    )
 
 
 def test_the_contract_has_every_type(servers: Servers) -> None:
@@ -59,7 +55,7 @@ def test_the_contract_has_every_type(servers: Servers) -> None:
     for version in ("15", "18"):
         found = servers[version].query(
             "SELECT oid::int8, typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace "
-            "AND typtype IN ('b', 'r', 'm') AND typcategory <> 'A'"
+            "AND typtype IN ('b', 'r', 'm') AND typname !~ '^_'"
         )
         assert set(found) <= known
         if version == "18":
