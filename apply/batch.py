@@ -102,7 +102,7 @@ class Batch:
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by their place in `transactions`, whose other messages have not been looked up yet.
-        self._unread: dict[int, reorderbuffer.Transaction] = {}
+        self._unread: dict[int, Sequence[reorderbuffer.Transaction]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -149,14 +149,22 @@ class Batch:
         self._joined(opened.xid, opened.final_lsn, end_lsn, opened.commit_time, first, now)
 
     def add_streamed(
-        self, streamed: reorderbuffer.Transaction, final_lsn: Lsn, end_lsn: Lsn, commit_time: int, now: float
+        self,
+        streamed: Sequence[reorderbuffer.Transaction],
+        final_lsn: Lsn,
+        end_lsn: Lsn,
+        commit_time: int,
+        now: float,
     ) -> None:
-        """A streamed transaction has committed: it joins the batch.  `read_messages` must be called before `relations` or
-        `truncations` are looked at."""
+        """A streamed transaction has committed: it joins the batch, in one part or several.
+
+        `read_messages` must be called before `relations` or `truncations` are looked at.
+        """
         first = self.rows
         self._unread[len(self.transactions)] = streamed
-        self._append_part(streamed)
-        self._joined(streamed.xid, final_lsn, end_lsn, commit_time, first, now)
+        for part in streamed:
+            self._append_part(part)
+        self._joined(streamed[0].xid, final_lsn, end_lsn, commit_time, first, now)
 
     def add_kept(
         self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, settled: Mapping[int, pgoutput.Relation]
@@ -165,7 +173,7 @@ class Batch:
         `settled` hold again."""
         first = self.rows
         if kept.streamed:
-            self._unread[len(self.transactions)] = kept.transaction
+            self._unread[len(self.transactions)] = [kept.transaction]
         self.truncations += [Truncation(first + seq, oids, len(self.transactions)) for seq, oids in kept.truncations]
         for seq, relation in kept.relations:
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
@@ -195,11 +203,12 @@ class Batch:
             return
         for index, streamed in self._unread.items():
             number = self.transactions[index].first_seq
-            with closing(streamed.blocks()) as blocks:
-                for block in blocks:
-                    for place, data in block.others():
-                        self._note(number + place, index, pgoutput.read_message(data))
-                    number += block.count
+            for part in streamed:
+                with closing(part.blocks()) as blocks:
+                    for block in blocks:
+                        for place, data in block.others():
+                            self._note(number + place, index, pgoutput.read_message(data))
+                        number += block.count
         self._unread.clear()
         for messages in self.relations.values():
             messages.sort(key=_seq)

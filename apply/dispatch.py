@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from apply.ahead import PART_BYTES, Ahead
 from apply.batch import Batch, OpenTransaction, Truncation
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
@@ -28,9 +29,11 @@ _XLOG_DATA: Final = ord("w")
 _ROWS: Final = frozenset(b"IUD")
 _BEGIN: Final = ord("B")
 _COMMIT: Final = ord("C")
+_STREAM_COMMIT: Final = ord("c")
 # After the type byte: final LSN, commit time, xid; flags, commit LSN, end LSN, commit time (proto.c).
 _BEGIN_BODY: Final = struct.Struct(">QqI")
 _COMMIT_BODY: Final = struct.Struct(">BQQq")
+_STREAM_COMMIT_XID: Final = struct.Struct(f">{XLOG_HEADER + 1}xI")
 _TYPE: Final = XLOG_HEADER
 _BODY: Final = XLOG_HEADER + 1
 # A transaction of more bytes is the reorder buffer's.
@@ -59,6 +62,9 @@ class Dispatcher:
     While `waiting` is not None no more frames are taken: a transaction was prepared (then call `kept`), or its outcome has come
     (`committed` or `rolled_back`).  Until then nothing says that it was received.
 
+    `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own: `closing` says
+    that the open batch must be taken before any more frames are.
+
     `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
     transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
     `skip`: the finish LSN of a transaction that is left out; `passed_skip` says when it was there, or was not.
@@ -66,9 +72,20 @@ class Dispatcher:
     """
 
     def __init__(
-        self, start: Lsn, buffer: ReorderBuffer | None = None, *, parallel: bool = False, skip: Lsn = INVALID_LSN
+        self,
+        start: Lsn,
+        buffer: ReorderBuffer | None = None,
+        *,
+        parallel: bool = False,
+        skip: Lsn = INVALID_LSN,
+        ahead: Ahead | None = None,
     ) -> None:
         self.passed_skip: PassedSkip | None = None
+        self.closing = False
+        self._ahead = ahead
+        # Bytes of a streamed transaction's frames since its last part, and what it had told before.
+        self._since_part: dict[int, int] = {}
+        self._told_before: dict[int, int] = {}
         self._skip = skip
         self._skip_is_new = skip != INVALID_LSN
         self.position = start
@@ -98,12 +115,14 @@ class Dispatcher:
     def take(self) -> Batch:
         """Close the open batch and start the next."""
         closed, self.batch = self.batch, Batch(self._settled)
+        self.closing = False
         return closed
 
     def feed(
         self, frames: Sequence[bytes], now: float, *, stop_at: Lsn | None = None, pause_at: Lsn | None = None
     ) -> int:
-        """Take `frames` in order; returns how many were taken: all, or up to the commit that reached a given LSN.
+        """Take `frames` in order; returns how many were taken: all, up to the commit that reached a given LSN, or until the open
+        batch must be taken.
 
         Nothing that ends after `stop_at` joins a batch; a batch ends at `pause_at`.  `now` is the monotonic time in seconds.
         """
@@ -125,10 +144,13 @@ class Dispatcher:
                 self._begin(frame)
             elif kind == _COMMIT:
                 end = self._commit(frame, now, stop_at)
+            elif kind == _STREAM_COMMIT and self._must_close_before(frame):
+                taken -= 1
+                break
             else:
                 end = self._other(frame, now, stop_at)
             rows = self._collector()
-            if self.waiting is not None:
+            if self.waiting is not None or self.closing:
                 break
             if end is not None and (
                 (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at)
@@ -152,7 +174,23 @@ class Dispatcher:
                 self._open.clear_rows()
         elif self._stream is not None and self._block:
             self._streams().append_tagged(self._stream, self._block)
+            if self._ahead is not None:
+                self._since_part[self._stream] += sum(map(len, self._block))
+                self._take_part(self._stream, self._ahead)
             self._block.clear()
+
+    def _take_part(self, xid: int, ahead: Ahead) -> None:
+        """A part of a streamed transaction, if there is enough for one."""
+        if self._since_part[xid] < PART_BYTES or not ahead.accepts(xid):
+            return
+        ahead.add(xid, self._streams().take(xid), self._known_before_part(xid))
+        self._told_before[xid] = len(self._streamed[xid])
+        self._since_part[xid] = 0
+
+    def _known_before_part(self, xid: int) -> dict[int, pgoutput.Relation]:
+        """The definitions that hold where the transaction's next part begins."""
+        told = self._streamed[xid][: self._told_before.get(xid, 0)]
+        return self._settled | {relation.oid: relation for _, relation in told}
 
     def _streams(self) -> ReorderBuffer:
         if self._buffer is None:
@@ -232,6 +270,7 @@ class Dispatcher:
             raise ProtocolViolation(f"transaction {message.xid} streams from its middle, or from its start again")
         self._streams().begin(message.xid)
         self._streamed.setdefault(message.xid, [])
+        self._since_part.setdefault(message.xid, 0)
         self._stream = message.xid
 
     def _stream_stop(self) -> None:
@@ -246,10 +285,28 @@ class Dispatcher:
         # One that had nothing to stream may be aborted all the same.
         self._streams().abort(message.subxid, top=message.xid)
         if message.subxid == message.xid:
-            self._streamed.pop(message.xid, None)
+            self._end_of_stream(message.xid)
+            if self._ahead is not None:
+                self._ahead.forget(message.xid)
         elif message.xid in self._streamed:
             told = self._streamed[message.xid]
+            if self._ahead is not None:
+                self._ahead.abort(message.xid, message.subxid, told=any(xid == message.subxid for xid, _ in told))
             told[:] = [(xid, relation) for xid, relation in told if xid != message.subxid]
+
+    def _end_of_stream(self, xid: int) -> list[tuple[int, pgoutput.Relation]]:
+        """It has ended: what it told of relations."""
+        self._since_part.pop(xid, None)
+        self._told_before.pop(xid, None)
+        return self._streamed.pop(xid, [])
+
+    def _must_close_before(self, frame: bytes) -> bool:
+        """Whether this STREAM COMMIT is of a transaction that is a batch of its own, and others are in the open one."""
+        if self._ahead is None or not self.batch.transactions or len(frame) < _STREAM_COMMIT_XID.size:
+            return False
+        (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
+        self.closing = bool(self._ahead.parts(xid))
+        return self.closing
 
     def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
         if self._stream is not None:
@@ -257,15 +314,22 @@ class Dispatcher:
         if message.xid not in self._streamed:
             raise ProtocolViolation(f"STREAM COMMIT of transaction {message.xid}, which was not streamed")
         end = self._checked_end(message.commit_lsn, message.end_lsn)
-        streamed = self._streams().commit(message.xid)
-        told = self._streamed.pop(message.xid)
+        parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
+        rest = self._streams().commit(message.xid)
+        known = self._known_before_part(message.xid)
+        told = self._end_of_stream(message.xid)
         self._settle(told)
         skipped = self._skips(message.commit_lsn, end, [relation for _, relation in told])
         wanted = not skipped and (stop_at is None or end <= stop_at)
-        if streamed is not None and streamed.count and wanted:
-            self.batch.add_streamed(streamed, message.commit_lsn, end, message.commit_time, now)
-        elif streamed is not None:
-            streamed.release()
+        if rest is not None and wanted and (parts or rest.count):
+            if self._ahead is not None and parts:
+                self._ahead.add(message.xid, rest, known)
+                self.closing = True
+            self.batch.add_streamed([*parts, rest], message.commit_lsn, end, message.commit_time, now)
+        elif rest is not None:
+            rest.release()
+            if self._ahead is not None:
+                self._ahead.forget(message.xid)
         return self._decide(end)
 
     def _settle(self, told: Sequence[tuple[int, pgoutput.Relation]]) -> None:
@@ -315,7 +379,7 @@ class Dispatcher:
             raise ProtocolViolation("STREAM PREPARE message without STREAM STOP")
         if message.xid not in self._streamed:
             raise ProtocolViolation(f"STREAM PREPARE of transaction {message.xid}, which was not streamed")
-        told = self._streamed.pop(message.xid)
+        told = self._end_of_stream(message.xid)
         self.waiting = Preparation(
             self._streams().prepare(message.xid, message.gid),
             message.gid,

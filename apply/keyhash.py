@@ -15,13 +15,19 @@ from pubsub.protocol.arrays import contents
 from pubsub.protocol.rows import DELETE, UPDATE, Changes
 
 Hashes = npt.NDArray[np.uint32]
-_Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
 
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplying by it loses nothing
 _HIGH: Final = np.uint64(32)
 
 
 def key_hashes(changes: Changes, key: Sequence[str]) -> tuple[Hashes, Hashes]:
+    """`key_words` in 32 bits."""
+    own, left = key_words(changes, key)
+    return _high_half(own), _high_half(left)
+
+
+def key_words(changes: Changes, key: Sequence[str]) -> tuple[Words, Words]:
     """For each change the hash of the key that it touches in any case, and of the one under which the row stood before it.
 
     `changes` has at least the columns of `key`.  A NULL among them is hashed as anything: folding refuses it.
@@ -36,19 +42,19 @@ def key_hashes(changes: Changes, key: Sequence[str]) -> tuple[Hashes, Hashes]:
         new = pc.if_else(deletes, old, new)
         own = _mixed(own, _words(new))
         left = _mixed(left, _words(pc.if_else(pa.array(with_old), old, new)))
-    return _folded(own), _folded(left)
+    return own * _FACTOR, left * _FACTOR
 
 
-def _mixed(hashes: _Words, words: _Words) -> _Words:
+def _mixed(hashes: Words, words: Words) -> Words:
     mixed = (hashes ^ words) * _FACTOR
     return mixed ^ (mixed >> _HIGH)
 
 
-def _folded(hashes: _Words) -> Hashes:
-    return ((hashes * _FACTOR) >> _HIGH).astype(np.uint32)
+def _high_half(hashes: Words) -> Hashes:
+    return (hashes >> _HIGH).astype(np.uint32)
 
 
-def _words(column: Any) -> _Words:
+def _words(column: Any) -> Words:
     """A column's values as numbers, equal where PostgreSQL finds them equal."""
     kinds = pa.types
     if kinds.is_floating(column.type):
@@ -58,14 +64,14 @@ def _words(column: Any) -> _Words:
     elif kinds.is_timestamp(column.type):
         column = column.view(pa.int64())
     if kinds.is_integer(column.type):
-        numbers: _Words = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+        numbers: Words = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
         return numbers
     if not (kinds.is_string(column.type) or kinds.is_binary(column.type)):
         column = column.cast(pa.string())
     return _of_bytes(column.fill_null(b"" if kinds.is_binary(column.type) else ""))
 
 
-def _of_bytes(column: Any) -> _Words:
+def _of_bytes(column: Any) -> Words:
     """Each value's bytes as the coefficients of a polynomial, modulo 2^64."""
     data, offsets = contents(column)
     bounds = offsets.astype(np.int64)
@@ -75,5 +81,5 @@ def _of_bytes(column: Any) -> _Words:
     place = np.arange(data.size) - np.repeat(bounds[:-1], lengths)
     terms = (data.astype(np.uint64) + np.uint64(1)) * powers[place]
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-    words: _Words = sums[bounds[1:]] - sums[bounds[:-1]]
+    words: Words = sums[bounds[1:]] - sums[bounds[:-1]]
     return words

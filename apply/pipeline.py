@@ -20,14 +20,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar, assert_never
+from typing import Final, Protocol, assert_never
 
 import structlog
 
 from apply import memory
+from apply.ahead import Ahead
 from apply.batch import Batch
 from apply.commit import commit_table
 from apply.delta.engine import Engine
@@ -35,6 +36,7 @@ from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher, PassedSkip
 from apply.figures import Figures
 from apply.prepare import Destination, PreparedTable, prepare
+from apply.threads import in_thread
 from apply.twophase import Preparation, TwoPhase
 from pubsub import faults
 from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation
@@ -57,7 +59,6 @@ _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # logical_decoding_work_mem is at least this.
 _LEAST_MEMORY: Final = 64 << 10
 
-T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -107,7 +108,7 @@ class Pipeline:
     `align_at`: the first batch closes at this LSN if the stream comes to it: after a crash between the commits of one batch,
     its tables line up again there.  `stop_at`: `run` ends when all up to it is durable, and nothing after it was applied.
     `buffer` is the caller's to close; without one all is kept in memory, and the stream has no transactions in progress.
-    Without `two_phase` it has no prepared ones.
+    Without `two_phase` it has no prepared ones.  Of those in progress `ahead` are prepared while they come (0: none).
     """
 
     def __init__(
@@ -122,12 +123,16 @@ class Pipeline:
         *,
         buffer: ReorderBuffer | None = None,
         parallel: bool = False,
+        ahead: int = 0,
         two_phase: TwoPhase | None = None,
         align_at: Lsn | None = None,
         stop_at: Lsn | None = None,
         skip: Lsn = INVALID_LSN,
     ) -> None:
-        self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip)
+        # The buffer does one thing at a time: nothing is given back while a thread moves changes to disk.
+        self._using_buffer = asyncio.Lock()
+        self._ahead = Ahead(tables, stage, tables.origin, ahead, self._using_buffer) if ahead else None
+        self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
         self.flushed = start
         self.figures = figures
         self._stream = stream
@@ -138,8 +143,6 @@ class Pipeline:
         self._align_at = align_at
         self._stop_at = stop_at
         self._buffer = buffer
-        # The buffer does one thing at a time: nothing is given back while a thread moves changes to disk.
-        self._using_buffer = asyncio.Lock()
         self._staging_memory = 0
         self._two_phase = two_phase
         self._changed = asyncio.Event()
@@ -162,13 +165,18 @@ class Pipeline:
                 status = group.create_task(self._send_status_regularly())
                 preparing = group.create_task(self._prepare_batches())
                 committing = group.create_task(self._commit_batches())
+                ahead = group.create_task(self._ahead.run()) if self._ahead is not None else None
                 await self._receive()
                 self._draining = True
                 self._changed.set()
                 await preparing
                 await committing
                 status.cancel()
+                if ahead is not None:
+                    ahead.cancel()
         finally:
+            if self._ahead is not None:
+                await self._ahead.close()
             while not self._staged.empty():
                 left = self._staged.get_nowait()
                 for prepared in left[1] if left is not None else ():
@@ -234,7 +242,7 @@ class Pipeline:
         buffer.work_mem = max(self._limits.memory - waiting, _LEAST_MEMORY)
         if buffer.exceeded:
             async with self._using_buffer:
-                await _in_thread(buffer.spill)
+                await in_thread(buffer.spill)
 
     async def _settle_prepared(self) -> None:
         """A transaction was prepared, or the outcome of one has come: keep it, find it or forget it, before anything else."""
@@ -271,6 +279,8 @@ class Pipeline:
         frames, self._left = frames[:taken], frames[taken:]
         if dispatcher.batch.transactions:
             self._changed.set()
+        if not frames:
+            return
         last = frames[-1]
         if last[0] == ord("w"):
             start, end, sent = _XLOG_POSITIONS.unpack_from(last)
@@ -306,7 +316,7 @@ class Pipeline:
         batch = self.dispatcher.batch
         if not batch.transactions:
             return False
-        if self._align_at is not None and batch.last_lsn >= self._align_at:
+        if self.dispatcher.closing or (self._align_at is not None and batch.last_lsn >= self._align_at):
             return True
         if batch.memory >= self._limits.memory // 2:
             return True
@@ -321,22 +331,25 @@ class Pipeline:
             if batch is None:
                 await self._staged.put(None)
                 return
-            await _in_thread(batch.read_messages)
-            destinations = await self._tables.destinations(batch)
-            prepared = await self._prepare(batch, destinations)
+            prepared = await self._prepare(batch)
             await self._staged.put((batch, prepared))
 
-    async def _prepare(
-        self, batch: Batch, destinations: Mapping[tuple[str, str], Destination]
-    ) -> Sequence[PreparedTable]:
+    async def _prepare(self, batch: Batch) -> Sequence[PreparedTable]:
         """Stage the batch in a thread; its frames are given back then.  Cancelled, what that has staged is discarded."""
         prepared: list[PreparedTable] = []
 
-        def stage() -> None:
-            prepared.extend(prepare(batch, destinations, self._stage, self._tables.origin))
-
         try:
-            await _in_thread(stage)
+            early = await self._ahead.finish(batch) if self._ahead is not None else None
+            if early is not None:
+                prepared += early
+            else:
+                await in_thread(batch.read_messages)
+                destinations = await self._tables.destinations(batch)
+
+                def stage() -> None:
+                    prepared.extend(prepare(batch, destinations, self._stage, self._tables.origin))
+
+                await in_thread(stage)
             batch.clear_logs()
             self._staging_memory = 0
             async with self._using_buffer:
@@ -485,17 +498,3 @@ class Pipeline:
             await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
             await self._advance()
             await self._send_status()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """`work()` in a thread.  Cancelled, this waits until it has ended: nothing goes on behind the caller's back."""
-    running = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():
-            try:
-                await asyncio.wait({running})
-            except asyncio.CancelledError:
-                continue
-        raise

@@ -108,6 +108,7 @@ class ApplyWorker:
                 self.figures,
                 buffer=buffer,
                 parallel=commands.streams_in_parallel(options),
+                ahead=self._ahead(),
                 two_phase=two_phase,
                 align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
                 stop_at=subscription.options.stop_lsn,
@@ -140,6 +141,13 @@ class ApplyWorker:
                 lsn=str(stop),
             )
             await self._catalog.set_enabled(self._subscription.oid, False)
+
+    def _ahead(self) -> int:
+        """How many streamed transactions are prepared while they come; a prepared one is kept whole instead."""
+        options = self._subscription.options
+        if options.streaming != "parallel" or options.two_phase_state != "d" or self._enabling:
+            return 0
+        return self._settings.max_parallel_apply_workers_per_subscription
 
     def drain(self) -> None:
         """End after what has been received is committed and reported."""
