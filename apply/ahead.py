@@ -160,14 +160,18 @@ class Ahead:
         """Prepare parts as they come, and clean up after what was in vain."""
         while True:
             self._changed.clear()
-            async with self._working:
-                await self._clean()
+            if not await self.step():
+                await self._changed.wait()
+
+    async def step(self) -> bool:
+        """Clean up, and prepare a part; False if there is none."""
+        async with self._working:
+            await self._clean()
             streamed = next((one for one in self._streamed.values() if one.waiting), None)
             if streamed is None:
-                await self._changed.wait()
-                continue
-            async with self._working:
-                await self._prepare_next(streamed)
+                return False
+            await self._prepare_next(streamed)
+            return True
 
     async def finish(self, batch: Batch) -> list[PreparedTable] | None:
         """The tables of `batch`, which is one transaction with parts, staged; None if it must be prepared as others are.
@@ -223,6 +227,9 @@ class Ahead:
         except (PubsubError, OSError) as error:
             # It may never commit; if it does, this comes again.
             reason = str(error)
+        except BaseException:
+            self._give_up(streamed, "preparing a part was interrupted")
+            raise
         if reason is not None:
             self._give_up(streamed, reason)
 

@@ -20,4 +20,6 @@ async def in_thread(work: Callable[[], T]) -> T:
                 await asyncio.wait({running})
             except asyncio.CancelledError:
                 continue
+        if not running.cancelled():
+            running.exception()  # nobody is left to be told
         raise

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.batch import Batch
+from apply.delta.writer import Staged
 from apply.dispatch import Dispatcher
-from apply.prepare import Destination, prepare
+from apply.prepare import Destination, PreparedTable, prepare
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
 from tests.frames import delete, insert, keepalive, relation, transaction, truncate, update
@@ -121,12 +122,23 @@ def commit(
 ) -> None:
     """As the pipeline does: every table is prepared before one is committed; `only` says which ones get that far."""
     batch.read_messages()
-    destinations = {
+    prepared = prepare(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
+    commit_prepared(delta, prepared, versions, only)
+
+
+def destinations(versions: Mapping[str, Lsn]) -> dict[tuple[str, str], Destination]:
+    return {
         ("public", t.path): Destination(RELATIONS[t.path].oid, t, "app", versions.get(t.path, INVALID_LSN))
         for t in TARGETS
     }
-    for prepared in prepare(batch, destinations, delta, "pg_1", whole=whole):  # type: ignore[arg-type]
+
+
+def commit_prepared(
+    delta: MemoryDelta, tables: Sequence[PreparedTable], versions: dict[str, Lsn], only: set[str] | None = None
+) -> None:
+    for prepared in tables:
         name = prepared.staged.table.path
+        assert isinstance(prepared.staged, Staged)
         if only is None or name in only:
             delta.commit(prepared.staged, prepared.commit)
             versions[name] = delta.tables[name].versions["app"]

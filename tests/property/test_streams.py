@@ -3,14 +3,20 @@ they would be had each transaction come whole."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import apply.dispatch
+from apply.ahead import Ahead
+from apply.batch import Batch
+from apply.decode import Destination
 from apply.dispatch import Dispatcher
 from apply.twophase import Preparation, PreparedStore
 from pubsub.protocol.copyboth import XLOG_HEADER
@@ -33,7 +39,17 @@ from pubsub.protocol.pgoutput import (
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from tests.frames import frame, insert, keepalive, relation, truncate
 from tests.memory import MemoryDelta
-from tests.property.test_batches import RELATIONS, TARGETS, Publisher, Wish, commit, histories, wholes
+from tests.property.test_batches import (
+    RELATIONS,
+    TARGETS,
+    Publisher,
+    Wish,
+    commit,
+    commit_prepared,
+    destinations,
+    histories,
+    wholes,
+)
 
 
 @dataclass
@@ -125,10 +141,54 @@ def abort(xid: int, subxid: int, parallel: bool) -> StreamAbort:
 @settings(max_examples=150, deadline=None)
 @given(histories, wholes, st.booleans(), st.data())
 def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject) -> None:
+    asyncio.run(streamed_is_as_whole(history, whole, parallel, data, ahead=False))
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories, wholes, st.data())
+def test_prepared_ahead_is_as_whole(history: list[list[Wish]], whole: int, data: st.DataObject) -> None:
+    """Every block is a part, prepared at once, later, or when the transaction has committed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apply.dispatch, "PART_BYTES", 1)
+        asyncio.run(streamed_is_as_whole(history, whole, True, data, ahead=True))
+
+
+class Node:
+    """What becomes of batches."""
+
+    def __init__(self, delta: MemoryDelta, whole: int, most: int) -> None:
+        self.versions: dict[str, Lsn] = {}
+        self.outcomes: list[tuple[int, Lsn]] = []
+        self._delta = delta
+        self._whole = whole
+        self.ahead = Ahead(self, delta, "pg_1", most, asyncio.Lock()) if most else None  # type: ignore[arg-type]
+
+    async def destinations(self, batch: Batch) -> dict[tuple[str, str], Destination]:
+        return destinations(self.versions)
+
+    async def done(self, dispatcher: Dispatcher) -> None:
+        batch = dispatcher.take()
+        early = await self.ahead.finish(batch) if self.ahead is not None else None
+        if early is not None:
+            commit_prepared(self._delta, early, self.versions)
+        else:
+            commit(self._delta, batch, self.versions, whole=self._whole)
+        batch.clear_logs()
+        for part in batch.large:
+            part.release()
+        self.outcomes += batch.outcomes
+
+    async def work_ahead(self, parts: int) -> None:
+        if self.ahead is not None:
+            while await self.ahead.step() and parts:
+                parts -= 1
+
+
+async def streamed_is_as_whole(
+    history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject, *, ahead: bool
+) -> None:
     publisher = Publisher(history)
     delta = MemoryDelta(*TARGETS)
-    versions: dict[str, Lsn] = {}
-    outcomes: list[tuple[int, Lsn]] = []
     xids = [1000 + 100 * number for number in range(len(publisher.sent))]
     streamed = {
         number: sender(frames, xids[number], data)
@@ -139,59 +199,63 @@ def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: b
     doomed = Sender(5000, Commit(0, Lsn(1), Lsn(2), 0), [(5000, m) for m in nonsense(data)])
     with tempfile.TemporaryDirectory() as home, delta.installed():
         buffer = ReorderBuffer(Path(home) / "spill", data.draw(st.sampled_from([1, 2000, 1 << 20])))
-        dispatcher = Dispatcher(INVALID_LSN, buffer, parallel=parallel)
+        node = Node(delta, whole, data.draw(st.integers(1, 3)) if ahead else 0)
+        dispatcher = Dispatcher(INVALID_LSN, buffer, parallel=parallel, ahead=node.ahead)
 
         store = PreparedStore(Path(home) / "prepared")
 
-        def feed(frames: list[bytes]) -> None:
+        async def feed(frames: list[bytes]) -> None:
             while frames:
                 frames = frames[dispatcher.feed(frames, 0.0) :]
                 if buffer.exceeded:
                     buffer.spill()
+                if dispatcher.closing:
+                    await node.done(dispatcher)
                 match dispatcher.waiting:
                     case Preparation() as preparation:
                         store.keep(preparation)
                         dispatcher.kept()
                     case CommitPrepared() as message:
                         assert dispatcher.committed(store.load(message.xid, message.gid), 0.0, None)
+            if ahead:
+                await node.work_ahead(data.draw(st.integers(0, 2)))
 
         for number, frames in enumerate(publisher.sent):
-            ahead = list(streamed.values())
-            for one in data.draw(st.lists(st.sampled_from(ahead), max_size=3)) if ahead else ():
+            early = list(streamed.values())
+            for one in data.draw(st.lists(st.sampled_from(early), max_size=3)) if early else ():
                 if one.prepared:
                     continue
-                if data.draw(st.integers(0, 2)) == 0:
-                    feed(preparing(one, data, parallel, Lsn(max(dispatcher.decided, 100))))
+                if not ahead and data.draw(st.integers(0, 2)) == 0:
+                    await feed(preparing(one, data, parallel, Lsn(max(dispatcher.decided, 100))))
                     continue
                 cut = block(one, data.draw(st.integers(0, 3)))
                 middle = data.draw(st.integers(0, len(cut)))
-                feed(cut[:middle])
-                feed([keepalive(1), *cut[middle:]])
+                await feed(cut[:middle])
+                await feed([keepalive(1), *cut[middle:]])
             if number == len(publisher.sent) // 2:
-                feed(block(doomed, 10))
-            feed(ending(streamed.pop(number), data, parallel) if number in streamed else frames)
+                await feed(block(doomed, 10))
+            await feed(ending(streamed.pop(number), data, parallel) if number in streamed else frames)
             assert dispatcher.decided == publisher.ends[number]
             if dispatcher.batch.transactions and data.draw(st.booleans()):
-                outcomes += done(delta, dispatcher, versions, whole)
-        feed([frame(abort(5000, 5000, parallel))])
+                await node.done(dispatcher)
+        await feed([frame(abort(5000, 5000, parallel))])
         if dispatcher.batch.transactions:
-            outcomes += done(delta, dispatcher, versions, whole)
+            await node.done(dispatcher)
+        if node.ahead is not None:
+            await node.work_ahead(100)
+            await node.ahead.close()
         assert buffer.memory == 0
-        assert not list(Path(home).glob("spill/*"))
+        assert not files(home, "spill")
         assert not buffer.in_progress()
+        assert not delta.staged
         store.recover(dispatcher.decided)
-        for xid, end in outcomes:
+        for xid, end in node.outcomes:
             store.done(xid, end)
         store.remove_done(dispatcher.decided)
-        assert not list(Path(home).glob("prepared/*"))
+        assert not files(home, "prepared")
     for name in RELATIONS:
         assert delta.tables[name].rows == publisher.rows(name), name
 
 
-def done(delta: MemoryDelta, dispatcher: Dispatcher, versions: dict[str, Lsn], whole: int) -> list[tuple[int, Lsn]]:
-    batch = dispatcher.take()
-    commit(delta, batch, versions, whole=whole)
-    batch.clear_logs()
-    for part in batch.large:
-        part.release()
-    return batch.outcomes
+def files(home: str, folder: str) -> list[Path]:
+    return list(Path(home).glob(f"{folder}/*"))
