@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from apply.batch import Batch
 from apply.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import pgoutput, rows
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 
 _NO_END: Final = np.iinfo(np.int64).max
@@ -33,6 +34,8 @@ class Destination:
     table: TargetTable
     app_id: str
     after: Lsn
+    types: BinaryTypes = field(default_factory=BinaryTypes)
+    """How values of binary transfer are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,13 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
     for relation, chosen in under_messages(batch, wanted, frames):
         full = full or (not table.key and relation.replica_identity == "f")
         try:
-            changes = rows.decode_changes(chosen, relation, targets(relation, table), key=table.key or None)
+            changes = rows.decode_changes(
+                chosen,
+                relation,
+                targets(relation, table),
+                key=table.key or None,
+                types=wanted.destination.types,
+            )
             _check_identity(relation, table, changes)
         except InvalidValue as error:
             raise _located(error, batch, relation, origin) from error

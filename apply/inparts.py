@@ -134,7 +134,9 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
                         field if field is not None and field.name in table.key else None
                         for field in targets(relation, table)
                     ]
-                    changes = rows.decode_changes(chosen, relation, only_key, key=table.key)
+                    changes = rows.decode_changes(
+                        chosen, relation, only_key, key=table.key, types=work.wanted.destination.types
+                    )
                     own, left = key_hashes(changes, table.key)
                     hashes[changes.seq] = own
                     seqs[index].append(changes.seq)

@@ -24,7 +24,10 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
 
 log = structlog.get_logger()
 
@@ -59,6 +62,8 @@ class ApplyTables:
         self._unread: set[int] = set()
         self._durable = INVALID_LSN
         self._draining = asyncio.Event()
+        self._subscription = subscription
+        self.types = BinaryTypes()
 
     async def load(self) -> None:
         """Read the catalog again: tables that came are the sync worker's, tables that went are forgotten."""
@@ -129,6 +134,7 @@ class ApplyTables:
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
         found: dict[tuple[str, str], Destination] = {}
+        await self._learn_types(batch)
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
         # A table that is not known may have joined a moment ago, without a copy: its rows are not to be passed over.
         if self._unread or not names <= self._by_name.keys():
@@ -148,8 +154,19 @@ class ApplyTables:
                 entry.target = await asyncio.to_thread(
                     delta.load, relation.path, relation.qualified_name, relation.definition
                 )
-            found[name] = Destination(entry.relation.relid, entry.target, entry.app_id, entry.after)
+            found[name] = Destination(entry.relation.relid, entry.target, entry.app_id, entry.after, self.types)
         return found
+
+    async def _learn_types(self, batch: Batch) -> None:
+        """Types that were made since the worker has started: their binary form is to be read."""
+        options = self._subscription.options
+        oids = {column.type_oid for messages in batch.relations.values() for _, r in messages for column in r.columns}
+        if not options.binary or all(self.types.knows(oid) for oid in oids):
+            return
+        async with await Connection.connect(
+            self._subscription.conninfo, replication=False, application_name=self._subscription.slot_name or ""
+        ) as connection:
+            self.types = await definitions.binary_types(connection)
 
     def _refuse_renamed(self, batch: Batch) -> None:
         """Without the table's old name its changes would find no destination, and be lost."""

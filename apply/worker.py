@@ -23,8 +23,9 @@ from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import commands
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import replication
+from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
@@ -90,6 +91,7 @@ class ApplyWorker:
                 PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
             )
             await two_phase.recover(origin)
+            self._tables.types = await binary_types(subscription, connection)
             stream = await replication.start(connection, subscription.slot_name, origin, options)
             if enable:
                 self._enabling = True
@@ -203,10 +205,15 @@ def stream_options(subscription: Subscription, server_version: int, *, two_phase
         server_version,
         subscription.publications,
         streaming=subscription.options.streaming,
-        binary=False,
+        binary=subscription.options.binary,
         origin="none" if subscription.options.origin == "none" else "any",
         two_phase=two_phase,
     )
+
+
+async def binary_types(subscription: Subscription, connection: Connection) -> BinaryTypes:
+    """How values of binary transfer are read; types that users made are asked for where there is such transfer."""
+    return await definitions.binary_types(connection) if subscription.options.binary else BinaryTypes()
 
 
 def prepared_directory(settings: Settings, subid: int) -> Path:

@@ -142,6 +142,8 @@ async def _refresh(
         published = await targets.published_tables(connection, subscription.publications)
         relations = await session.catalog.relations(subscription.oid)
         gone, new = _difference(relations, published)
+        if subscription.options.binary:
+            await targets.refuse_binary(connection, new)
         changes = await _first_connection(subscription, connection)
         target = changes.get("target", subscription.target)
         plans = await targets.plan(
@@ -286,6 +288,10 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         changes["options"] = await _set_two_phase(session, subscription, options, changes["options"])
     if "failover" in given:
         await _set_failover(session, subscription, options.failover)
+    if options.binary and not subscription.options.binary:
+        async with await session.connect(subscription.name, subscription.conninfo) as connection:
+            published = await targets.published_tables(connection, subscription.publications)
+            await targets.refuse_binary(connection, published)
     await session.catalog.alter_subscription(subscription.oid, **changes)
 
 

@@ -73,9 +73,12 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     await targets.check_publications(connection, statement.publications)
     row = _row(statement, identity, connection.dbname)
     choices = TypeChoices.parse(options.types)
+    published = await targets.published_tables(connection, statement.publications)
+    if options.binary:
+        await targets.refuse_binary(connection, published)
     plans = await targets.plan(
         connection,
-        await targets.published_tables(connection, statement.publications),
+        published,
         session.settings.warehouse_uri,
         row.target,
         copy_data=options.copy_data,

@@ -124,6 +124,24 @@ async def plan(
     ]
 
 
+async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTable]) -> None:
+    """Refuse tables with a column whose values can not be read from binary transfer, by name.  Raises FeatureNotSupported."""
+    types = await definitions.binary_types(connection)
+    found = await definitions.table_definitions(connection, tables)
+    for relid, definition in found.items():
+        published = tables[relid].attnames
+        for column in definition.columns:
+            if column.name not in published if published is not None else column.generated:
+                continue
+            try:
+                types.check(column.type_oid)
+            except FeatureNotSupported as error:
+                raise FeatureNotSupported(
+                    f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}',
+                    hint=error.hint,
+                ) from error
+
+
 def refuse_unknown(choices: TypeChoices, plans: Collection[Plan]) -> None:
     """Refuse what the option `types` says of a type or a column that is not there, or that leaves no choice."""
     from pubsub.protocol import contract

@@ -37,8 +37,7 @@ written, with an error that names table, column, key and LSN. A table that is to
 
 Elements are divided by commas. Each is a type's name, or `schema.table.column`, and then `text` or `natural`; a column's own
 choice goes before its type's. It counts when a Delta table is made: to change it for a table that is there, drop the Delta table,
-or point the subscription to another `target`, and copy it again. A Delta table that was made beforehand may have `STRING` for any
-column: that is the same choice.
+or point the subscription to another `target`, and copy it again.
 """
 
 _TYPES_KEYS = """\

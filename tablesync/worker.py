@@ -27,7 +27,7 @@ from apply.handover import Handover
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
 from apply.target import definition_json, target_table
-from apply.worker import check_publisher, limits, open_buffer, stream_options
+from apply.worker import binary_types, check_publisher, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -249,8 +249,10 @@ class SyncWorker:
 
     async def _follow(self, relation: SubscriptionRel, app_id: str, at: Lsn, held: Lsn, catchup: Lsn) -> bool:
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
-        tables = _OneTable(f"{self._slot}", Destination(relation.relid, target, app_id, at), relation, held)
         async with await self._connect(replication=True) as connection:
+            types = await binary_types(self._subscription, connection)
+            destination = Destination(relation.relid, target, app_id, at, types)
+            tables = _OneTable(f"{self._slot}", destination, relation, held)
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._slot, at, options)
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")

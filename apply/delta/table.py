@@ -219,8 +219,7 @@ def check_columns(table: TargetTable) -> None:
             hint="Add the columns to the Delta table, or give the subscription another target.",
         )
     for field in table.schema:
-        # A string takes PostgreSQL's text of any type: the choice of whoever made the table.
-        if have[field.name].type not in (field.type, pa.string()):
+        if have[field.name].type != field.type:
             raise NotInPrerequisiteState(
                 f'column "{field.name}" of the Delta table for "{table.relation}" has type {have[field.name].type}, '
                 f"the publisher's values need {field.type}",

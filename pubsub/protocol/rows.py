@@ -5,8 +5,8 @@
 
 A message is a type byte, the relation's oid, and tuples: 'N' and the new row (I, U), before it for U, and alone for D, 'K' and
 the replica identity's columns or 'O' and the whole old row.  A tuple is a count (2 bytes) and, for each column, 't', a length
-(4 bytes) and PostgreSQL's text; or 'n' for NULL; or 'u' for an unchanged TOASTed value that was not sent.  (proto.c:
-logicalrep_write_insert, _update, _delete, _tuple.)
+(4 bytes) and PostgreSQL's text; 'b', a length and the type's binary form; 'n' for NULL; or 'u' for an unchanged TOASTed value
+that was not sent.  (proto.c: logicalrep_write_insert, _update, _delete, _tuple.)
 
 Decoding walks all rows side by side: positions[i] is where row i is being read, and each column moves every position forward by
 one value.  A piece is a block's share of one relation, small enough for the cache; the pieces' arrays are joined at the end.
@@ -25,6 +25,8 @@ import pyarrow.compute as pc
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, contents, slices
+from pubsub.protocol.binary.columns import from_binary
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.pgoutput import Relation
 from pubsub.protocol.types import InvalidText, from_text
 
@@ -37,6 +39,7 @@ OLD_ROW: Final = ord("O")
 _XLOG_DATA: Final = ord("w")
 _NEW: Final = ord("N")
 _TEXT: Final = ord("t")
+_BINARY: Final = ord("b")
 _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
 _RELATION_END: Final = 5  # the type byte and the relation's oid
@@ -44,6 +47,7 @@ _PIECE_BYTES: Final = 256 << 10
 """Smaller pieces are joined before they are decoded: each costs some array calls for each column."""
 
 Offsets = npt.NDArray[np.int64]
+_BUILT_IN: Final = BinaryTypes()
 
 
 class Block(Protocol):
@@ -156,16 +160,17 @@ def decode_changes(
     targets: Sequence[Any],
     *,
     key: Collection[str] | None = None,
+    types: BinaryTypes = _BUILT_IN,
 ) -> Changes:
     """The changes in `frames` (in order of arrival) as arrays of the targets' types.
 
     `targets` has, for each column of the relation, the pyarrow.Field that it goes to, or None if it is not replicated.  With
-    `key` (names of targets) only those columns of the old tuples are returned.
-    Raises ProtocolViolation for malformed bytes; InvalidField for a value that its target can not hold.
+    `key` (names of targets) only those columns of the old tuples are returned.  `types` reads values of binary transfer.
+    Raises ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target can not hold.
     """
     if len(targets) != len(relation.columns):
         raise ValueError(f"{len(targets)} targets for {len(relation.columns)} columns")
-    pieces = [_decode_piece(piece, relation, targets, key) for piece in _joined(frames) if len(piece.seq)]
+    pieces = [_decode_piece(piece, relation, targets, key, types) for piece in _joined(frames) if len(piece.seq)]
     if pieces:
         return concat_changes(pieces)
     none = np.empty(0, np.uint8)
@@ -248,21 +253,21 @@ class _Tuples:
             raise ProtocolViolation(f"a tuple has not the {columns} columns of its relation")
 
     def next(self) -> tuple[Bytes | None, Offsets, Offsets]:
-        """The next column: each value's kind (None if all are text), and where its text begins and ends.
+        """The next column: each value's kind (None if all are text), and where its bytes begin and end.
 
         What is read past a message's end does not matter: the position then lies past it too, which is checked here, and
         after the last tuple by the caller.
         """
         kinds = self._data.take(self.positions, mode="clip")
-        text = kinds == _TEXT
+        text = (kinds == _TEXT) | (kinds == _BINARY)
         lengths = _big_endian(self._data, self.positions + 1, 4)
         if text.all():
             starts = self.positions + 5
             ends = starts + lengths
-            found = None
+            found = None if (kinds == _TEXT).all() else kinds
         else:
             if not (text | (kinds == _NULL) | (kinds == _UNCHANGED)).all():
-                raise ProtocolViolation("a column's value is neither text, NULL nor unchanged")
+                raise ProtocolViolation("a column's value is neither text, binary, NULL nor unchanged")
             starts = self.positions + np.where(text, 5, 1)
             ends = starts + np.where(text, lengths, 0)
             found = kinds
@@ -273,7 +278,7 @@ class _Tuples:
 
 
 def _decode_piece(
-    frames: RowFrames, relation: Relation, targets: Sequence[Any], key: Collection[str] | None
+    frames: RowFrames, relation: Relation, targets: Sequence[Any], key: Collection[str] | None, types: BinaryTypes
 ) -> Changes:
     data, width, count = frames.data, len(targets), len(frames.seq)
     op = data[frames.starts]
@@ -290,12 +295,13 @@ def _decode_piece(
         """The old tuples' columns; moves the positions behind them."""
         columns = {}
         tuples = _Tuples(data, old_positions, frames.ends[old_rows], width)
-        for target in targets:
+        for column, target in zip(relation.columns, targets, strict=True):
             kinds, starts, ends = tuples.next()
             if kinds is not None and (kinds == _UNCHANGED).any():
                 raise ProtocolViolation("an old tuple with an unchanged value")
             if target is not None and (wanted is None or target.name in wanted):
-                columns[target.name] = _column(frames, relation, target, old_rows, kinds, starts, ends)
+                values = _Values(old_rows, kinds, starts, ends, column.type_oid, types)
+                columns[target.name] = _column(frames, relation, target, values)
         positions[old_rows] = tuples.positions
         return columns
 
@@ -306,11 +312,12 @@ def _decode_piece(
         if (data.take(positions[new_rows], mode="clip") != _NEW).any():
             raise ProtocolViolation("an INSERT or UPDATE without a new tuple")
         tuples = _Tuples(data, positions[new_rows], frames.ends[new_rows], width)
-        for target in targets:
+        for column, target in zip(relation.columns, targets, strict=True):
             kinds, starts, ends = tuples.next()
             if target is None:
                 continue
-            new[target.name] = _column(frames, relation, target, new_rows, kinds, starts, ends)
+            values = _Values(new_rows, kinds, starts, ends, column.type_oid, types)
+            new[target.name] = _column(frames, relation, target, values)
             if kinds is not None and (kinds == _UNCHANGED).any():
                 unchanged[target.name] = np.zeros(count, np.bool_)
                 unchanged[target.name][new_rows] = kinds == _UNCHANGED
@@ -333,28 +340,52 @@ def _decode_piece(
     return Changes(frames.seq, op, new, unchanged, np.where(has_old, mark, np.uint8(0)), old)
 
 
-def _column(
-    frames: RowFrames,
-    relation: Relation,
-    target: Any,
-    rows: Offsets,
-    kinds: Bytes | None,
-    starts: Offsets,
-    ends: Offsets,
-) -> Any:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
+    """One column of the rows `rows` (of a piece): each value's kind (None: all text), and where its bytes lie."""
+
+    rows: Offsets
+    kinds: Bytes | None
+    starts: Offsets
+    ends: Offsets
+    type_oid: int
+    types: BinaryTypes
+
+
+def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values) -> Any:
     """One column as an array with an element for each change: the values of `rows`, NULL for the others."""
-    count = len(frames.seq)
-    valid = None if kinds is None else kinds == _TEXT
-    if valid is not None and not valid.any():
-        return pa.nulls(count, target.type)
+    kinds = values.kinds
+    if kinds is None:
+        return _converted(frames, relation, target, values, None, binary=False)
+    text, binary = kinds == _TEXT, kinds == _BINARY
+    if not binary.any():
+        if not text.any():
+            return pa.nulls(len(frames.seq), target.type)
+        return _converted(frames, relation, target, values, text, binary=False)
+    found = _converted(frames, relation, target, values, None if binary.all() else binary, binary=True)
+    if text.any():  # sent in part before the subscription was altered: a prepared transaction may be
+        found = pc.coalesce(found, _converted(frames, relation, target, values, text, binary=False))
+    return found
+
+
+def _converted(
+    frames: RowFrames, relation: Relation, target: Any, values: _Values, valid: Mask | None, *, binary: bool
+) -> Any:
+    """As _column, of the values that are `valid` (None: all), which are all text, or all binary."""
+    count, rows = len(frames.seq), values.rows
+    starts, ends = values.starts, values.ends
+    if valid is not None and not np.array_equal(valid, ends > starts):
+        ends = np.where(valid, ends, starts)
     if len(rows) < count:  # the others get an empty slice that lies in order: their own message's start
         all_starts, all_ends = frames.starts.copy(), frames.starts.copy()
         all_starts[rows], all_ends[rows] = starts, ends
         all_valid = np.zeros(count, np.bool_)
         all_valid[rows] = True if valid is None else valid
         starts, ends, valid = all_starts, all_ends, all_valid
-    texts = slices(frames.data, starts, ends, pa.binary(), valid=valid)
+    found = slices(frames.data, starts, ends, pa.binary(), valid=valid)
     try:
-        return from_text(texts, target.type)
+        if binary:
+            return from_binary(found, values.type_oid, target.type, values.types)
+        return from_text(found, target.type)
     except InvalidText as error:
         raise InvalidField(relation, target.name, int(frames.seq[error.index]), error) from error

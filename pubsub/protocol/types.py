@@ -64,7 +64,7 @@ class InvalidText(InvalidValue):
         self.target = target
 
 
-class _BadValue(Exception):
+class BadValue(Exception):
     """Some value of the array does not fit: which one is found by `from_text`."""
 
 
@@ -117,19 +117,19 @@ def from_text(values: Any, target: Any) -> Any:
         values = values.view(pa.binary())
     try:
         return convert(values, target)
-    except (pa.ArrowInvalid, _BadValue) as error:
-        index = _first_bad(values, target, convert)
+    except (pa.ArrowInvalid, BadValue) as error:
+        index = first_refused(values, target, convert)
         raise InvalidText(index, values[index].as_py(), spark_ddl(target), sqlstate) from error
 
 
-def _first_bad(values: Any, target: Any, convert: Callable[[Any, Any], Any]) -> int:
+def first_refused(values: Any, target: Any, convert: Callable[[Any, Any], Any]) -> int:
     """The least index whose value does not convert; at least one does not.  Halves the range at each step."""
     good, bad = 0, len(values)  # values[:good] converts, values[:bad] does not
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
             convert(values[good:middle], target)
-        except (pa.ArrowInvalid, _BadValue):
+        except (pa.ArrowInvalid, BadValue):
             bad = middle
         else:
             good = middle
@@ -168,7 +168,7 @@ def _parse(values: Any, target: Any) -> Any:
 def _integer(values: Any, target: Any) -> Any:
     data, _ = contents(values)
     if data.size and data.max() > ord("9"):  # Arrow reads 0x1F
-        raise _BadValue
+        raise BadValue
     return _parse(values, target)
 
 
@@ -184,7 +184,7 @@ def _float(values: Any, target: Any) -> Any:
         if found.any():
             texts = values.filter(pa.array(found)).drop_null()
             if not pc.all(pc.is_in(texts, pa.array([name.encode() for name in names])), min_count=0).as_py():
-                raise _BadValue
+                raise BadValue
     return result
 
 
@@ -195,7 +195,7 @@ def _date_or_timestamp(values: Any, target: Any) -> Any:
     bounds = pc.min_max(result.view(pa.int32() if days else pa.int64()))
     least, greatest = bounds["min"].as_py(), bounds["max"].as_py()
     if least is not None and not (_FIRST_DAY * unit <= least and greatest < (_LAST_DAY + 1) * unit):
-        raise _BadValue
+        raise BadValue
     return result
 
 
@@ -206,7 +206,7 @@ def _boolean(values: Any, target: Any) -> Any:
     true = first == ord("t")
     good = (np.diff(offsets) == 1) & (true | (first == ord("f")))
     if not (good if valid is None else good | ~valid).all():
-        raise _BadValue
+        raise BadValue
     return pa.Array.from_buffers(target, len(values), [bitmap(valid), bitmap(true)])
 
 
@@ -222,13 +222,13 @@ def _bytea(values: Any, target: Any) -> Any:
         return pa.array([], target)
     lengths = np.diff(offsets)
     if (lengths < 2).any() or (lengths & 1).any():
-        raise _BadValue
+        raise BadValue
     starts = offsets[:-1]
     if (data[starts] != ord("\\")).any() or (data[starts + 1] != ord("x")).any():
-        raise _BadValue
+        raise BadValue
     nibbles = _NIBBLES[data]
     if np.count_nonzero(nibbles > 15) != 2 * count:  # the prefixes alone
-        raise _BadValue
+        raise BadValue
     pairs: Bytes = nibbles[0::2] << np.uint8(4) | nibbles[1::2]
     return slices(pairs, starts // 2 + 1, offsets[1:] // 2, target, valid=valid)
 

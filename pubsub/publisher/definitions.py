@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import FeatureNotSupported, UndefinedTable
+from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection, Row
@@ -248,6 +249,24 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
     return definitions
 
 
+async def binary_types(connection: Connection) -> BinaryTypes:
+    """How values of each type are read from binary transfer, as the publisher's types are now."""
+    return BinaryTypes(
+        TypeRow(
+            oid=_int(oid),
+            name=_str(name),
+            kind=_str(kind),
+            base=_int(base),
+            element=_int(element),
+            delimiter=_str(delimiter),
+            send=_str(send),
+            subtype=_int(subtype),
+            attributes=tuple(int(number) for number in (attributes or "").split()),
+        )
+        for oid, name, kind, base, element, delimiter, send, subtype, attributes in await connection.query(_TYPES)
+    )
+
+
 async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     """None if there is no such slot."""
     rows = await connection.query(_SLOT, [slot])
@@ -375,6 +394,18 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
   LEFT JOIN pg_collation co ON co.oid = a.attcollation
  WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
+"""
+
+_TYPES: Final = f"""
+SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
+       CASE WHEN p.proname = 'array_send' THEN t.typelem ELSE 0 END, t.typdelim, coalesce(p.proname, '-'),
+       coalesce((SELECT r.rngsubtype FROM pg_range r WHERE r.rngtypid = t.oid),
+                (SELECT r.rngtypid FROM pg_range r WHERE r.rngmultitypid = t.oid), 0),
+       (SELECT string_agg(a.atttypid::text, ' ') FROM pg_attribute a
+         WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_type t
+  LEFT JOIN pg_proc p ON p.oid = t.typsend
+ WHERE t.oid >= {FIRST_LISTED_OID}
 """
 
 # reltuples is -1 before the first VACUUM or ANALYZE: then ten rows to a page is as good a guess as any.

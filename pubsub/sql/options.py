@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
+from pubsub.errors import PubsubError, SqlSyntaxError
 from pubsub.parameters import Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.typechoices import TypeChoices
@@ -143,8 +143,6 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
                 f"subscription with slot_name = NONE must also set {name} = false",
                 sqlstate=SqlSyntaxError.default_sqlstate,
             )
-    if found.binary:
-        raise FeatureNotSupported("subscription option binary = true is not supported")
     return found
 
 

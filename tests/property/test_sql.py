@@ -59,7 +59,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "synchronous_commit": st.sampled_from(["on", "off", "local", "remote_apply"]),
     "streaming": st.sampled_from(["on", "off", "parallel"]),
     "two_phase": st.just("false"),
-    "binary": st.just("false"),
+    "binary": st.sampled_from(["true", "false"]),
     "origin": st.sampled_from(["any", "none"]),
     "target": st.text(characters, min_size=1, max_size=10),
     "on_table_error": st.sampled_from(["stop", "isolate"]),

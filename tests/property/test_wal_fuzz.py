@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
+from pubsub.protocol.output import geometry, numbers, texts, times
 from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
 from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.tuples import changes_tuples, operations, places
 from walsender.output.encoder import make_encoder
 from walsender.output.nodetree import read_nodes
-from walsender.types import geometry, numbers, registry, texts, times
+from walsender.types import registry
 from walsender.types.layout import ColumnLayout, RowLayout
 from walsender.types.registry import BUILTIN, TypeInfo
 from walsender.xlog import pglz

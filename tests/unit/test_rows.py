@@ -175,7 +175,7 @@ def test_a_bad_value_names_its_column_and_change() -> None:
     "message",
     [
         Insert(T, (b"1", b"", UNCHANGED)),
-        Insert(T, (b"1", b"", Binary(b""))),
+        Insert(T, (Binary(b"1"), b"", b"")),
         Insert(T, (b"1", b"")),
         Insert(T, (b"1", b"", b"", b"")),
         Update(T, "O", (b"1", b"", UNCHANGED), (b"1", b"", b"")),

@@ -118,7 +118,6 @@ def test_slot_name_none_is_not_the_default() -> None:
         ("batch_rows = 0", '0 is outside the valid range for parameter "batch_rows" (1 .. 2147483647)', "22023"),
         ("batch_age = '1 year'", 'invalid value for parameter "batch_age": "1 year"', "22023"),
         ("stop_lsn = '0/x'", 'invalid input syntax for type pg_lsn: "0/x"', "22P02"),
-        ("binary", "subscription option binary = true is not supported", "0A000"),
     ],
 )
 def test_bad_options_in_postgresql_s_words(text: str, message: str, sqlstate: str) -> None:
@@ -190,7 +189,6 @@ def test_set_takes_only_what_can_change_later(name: str) -> None:
         ("OWNER TO public", 'role "public" does not exist', "42704"),
         ("OWNER TO none", 'role name "none" is reserved', "42939"),
         ("RESYNC TABLE a.b.c", "cross-database references are not implemented: a.b.c", "0A000"),
-        ("SET (binary = true)", "subscription option binary = true is not supported", "0A000"),
     ],
 )
 def test_bad_alterations(text: str, message: str, sqlstate: str) -> None:

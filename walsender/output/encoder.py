@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, Final
 
-from walsender.types import times
+from pubsub.protocol.output import times
+from pubsub.protocol.output.texts import as_is
 from walsender.types.layout import HEAP_HASNULL, HEAP_NATTS_MASK, ROW_HEADER, ROW_IN_TUPLE, read_varlena
-from walsender.types.texts import as_is
 
 Encoder = Callable[[bytes, int], "bytes | None"]
 """From (data, offset of the row, which reaches to the end of the data) to the tuple; None: take the general way."""

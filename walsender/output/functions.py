@@ -19,8 +19,8 @@ from struct import Struct
 from typing import Any, Final
 
 from pubsub.errors import PubsubError
-from walsender.types.numbers import numeric_out
-from walsender.types.texts import name_out
+from pubsub.protocol.output.numbers import numeric_out
+from pubsub.protocol.output.texts import name_out
 
 FixedFunction = Callable[..., Any]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import PubsubError
+from pubsub.protocol.output.times import timestamptz_out
 from pubsub.sql.identifiers import quote_identifier
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
 from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.types.layout import Raw, ToastPointer
 from walsender.types.registry import UnsupportedType
-from walsender.types.times import timestamptz_out
 
 _TRUE: Final = {"true", "on", "1", "yes", "t", "y"}
 _FALSE: Final = {"false", "off", "0", "no", "f", "n"}

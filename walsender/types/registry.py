@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from walsender.types import geometry, numbers, texts, times
+from pubsub.protocol.output import geometry, numbers, texts, times
+from pubsub.protocol.output.containers import (
+    RANGE_EMPTY,
+    RANGE_LB_INF,
+    RANGE_UB_INF,
+    array_text,
+    multirange_text,
+    range_text,
+    record_text,
+)
 from walsender.types.layout import Raw, RowLayout, read_varlena
 
 Output = Callable[[bytes], bytes]
@@ -127,10 +136,6 @@ INT2VECTOR: Final = 22
 OIDVECTOR: Final = 30
 ARRAY_OUT: Final = 751
 
-_ARRAY_SPECIAL: Final = frozenset(b'"\\{} \t\n\r\v\f')
-_RECORD_SPECIAL: Final = frozenset(b'"\\(), \t\n\r\v\f')
-_RANGE_SPECIAL: Final = frozenset(b'"\\()[], \t\n\r\v\f')
-
 
 def read_element(data: bytes, position: int, length: int, alignment: int, *, nominal: bool) -> tuple[bytes, int]:
     """A value inside another one, and where it ends.  `nominal`: aligned whatever its first byte is."""
@@ -185,25 +190,10 @@ def array_type(element: TypeInfo, delimiter: str) -> tuple[Output, Output]:
     """array_out and array_send for one element type."""
     length, alignment, out, send = element.length, element.alignment, element.out, element.send
     comma = delimiter.encode()
-    special = _ARRAY_SPECIAL | {comma[0]}
-
-    def quoted(text: bytes) -> bytes:
-        if text and text.upper() != b"NULL" and special.isdisjoint(text):
-            return text
-        return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
     def array_out(value: bytes) -> bytes:
         dims, lower, elements = array_elements(value, length, alignment)
-        if not elements:
-            return b"{}"
-        written = [b"NULL" if e is None else quoted(out(e)) for e in elements]
-        for dim in reversed(dims):
-            written = [b"{" + comma.join(written[i : i + dim]) + b"}" for i in range(0, len(written), dim)]
-        text = written[0]
-        if any(bound != 1 for bound in lower):
-            bounds = "".join(f"[{low}:{low + dim - 1}]" for low, dim in zip(lower, dims, strict=True))
-            text = bounds.encode() + b"=" + text
-        return text
+        return array_text(dims, lower, [None if e is None else out(e) for e in elements], comma)
 
     def array_send(value: bytes) -> bytes:
         dims, lower, elements = array_elements(value, length, alignment)
@@ -239,18 +229,12 @@ def composite_type(columns: Sequence[tuple[TypeInfo, bool]], layout: RowLayout) 
         # Behind a header of its own (length of the tuple, type) lies a tuple as on a page.
         return layout.deform(value[14:])
 
-    def quoted(text: bytes) -> bytes:
-        if text and _RECORD_SPECIAL.isdisjoint(text):
-            return text
-        return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'""') + b'"'
-
     def record_out(value: bytes) -> bytes:
-        parts = [
-            b"" if raw is None else quoted(info.out(_in_place(raw)))
+        return record_text(
+            None if raw is None else info.out(_in_place(raw))
             for raw, (info, dropped) in zip(values(value), columns, strict=True)
             if not dropped
-        ]
-        return b"(" + b",".join(parts) + b")"
+        )
 
     def record_send(value: bytes) -> bytes:
         parts = [struct.pack(">i", sum(not dropped for _, dropped in columns))]
@@ -274,13 +258,6 @@ def _in_place(raw: Raw) -> bytes:
     return raw
 
 
-_RANGE_EMPTY: Final = 0x01
-_RANGE_LB_INC: Final = 0x02
-_RANGE_UB_INC: Final = 0x04
-_RANGE_LB_INF: Final = 0x08
-_RANGE_UB_INF: Final = 0x10
-
-
 class RangeType:
     """range_out, range_send and their multirange's."""
 
@@ -294,7 +271,7 @@ class RangeType:
         return self._binary(*self._parts(value))
 
     def multirange_out(self, value: bytes) -> bytes:
-        return b"{" + b",".join([self._text(*parts) for parts in self._ranges(value)]) + b"}"
+        return multirange_text(self._text(*parts) for parts in self._ranges(value))
 
     def multirange_send(self, value: bytes) -> bytes:
         ranges = [self._binary(*parts) for parts in self._ranges(value)]
@@ -308,9 +285,9 @@ class RangeType:
         subtype = self._subtype
         lower = upper = None
         try:
-            if not flags & (_RANGE_EMPTY | _RANGE_LB_INF):
+            if not flags & (RANGE_EMPTY | RANGE_LB_INF):
                 lower, position = read_element(data, position, subtype.length, subtype.alignment, nominal=False)
-            if not flags & (_RANGE_EMPTY | _RANGE_UB_INF):
+            if not flags & (RANGE_EMPTY | RANGE_UB_INF):
                 upper, _ = read_element(data, position, subtype.length, subtype.alignment, nominal=False)
         except (struct.error, IndexError, ValueError) as error:
             raise DataCorrupted("a range is too short") from error
@@ -339,18 +316,8 @@ class RangeType:
         return found
 
     def _text(self, flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
-        if flags & _RANGE_EMPTY:
-            return b"empty"
         out = self._subtype.out
-        return b"".join(
-            (
-                b"[" if flags & _RANGE_LB_INC else b"(",
-                b"" if lower is None else _range_quoted(out(lower)),
-                b",",
-                b"" if upper is None else _range_quoted(out(upper)),
-                b"]" if flags & _RANGE_UB_INC else b")",
-            )
-        )
+        return range_text(flags, None if lower is None else out(lower), None if upper is None else out(upper))
 
     def _binary(self, flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
         parts = [bytes((flags,))]
@@ -359,12 +326,6 @@ class RangeType:
                 sent = self._subtype.send(bound)
                 parts += (struct.pack(">I", len(sent)), sent)
         return b"".join(parts)
-
-
-def _range_quoted(text: bytes) -> bytes:
-    if text and _RANGE_SPECIAL.isdisjoint(text):
-        return text
-    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'""') + b'"'
 
 
 def enum_type(name: str, labels: dict[int, bytes]) -> Output:

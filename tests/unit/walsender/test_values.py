@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from pubsub.errors import DataCorrupted
+from pubsub.protocol.output import numbers, texts, times
 from tests.unit.walsender.wal import row
 from walsender.output.encoder import make_encoder
 from walsender.output.functions import find
 from walsender.output.nodetree import Node, read_nodes, walk
-from walsender.types import numbers, texts, times
 from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
 from walsender.xlog import pglz
 

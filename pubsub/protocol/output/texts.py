@@ -7,11 +7,12 @@ Follows varlena.c, bytea.c, varbit.c, network.c (network_out, network_send), ine
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from walsender.types.numbers import numeric_out
+from pubsub.protocol.output.numbers import numeric_out
 
 _I4: Final = Struct("<i")
 _U4: Final = Struct("<I")
@@ -277,8 +278,13 @@ def tsvector_parts(value: bytes) -> list[tuple[bytes, list[int]]]:
 
 
 def tsvector_out(value: bytes) -> bytes:
+    return tsvector_text(tsvector_parts(value))
+
+
+def tsvector_text(lexemes: Sequence[tuple[bytes, Sequence[int]]]) -> bytes:
+    """The text of lexemes with their positions, as `tsvector_parts` gives them."""
     parts = []
-    for lexeme, places in tsvector_parts(value):
+    for lexeme, places in lexemes:
         text = b"'" + lexeme.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"'"
         if places:
             text += (

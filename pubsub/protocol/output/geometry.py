@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from pubsub.errors import DataCorrupted
-from walsender.types.numbers import float8out
+from pubsub.protocol.output.numbers import float8out
 
 
 def _floats(value: bytes, at: int, count: int) -> list[bytes]:
