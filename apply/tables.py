@@ -110,6 +110,11 @@ class ApplyTables:
         return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
 
     @property
+    def any_copied(self) -> bool:
+        """Whether there are tables whose copy is made, or that wait for none."""
+        return any(e.relation.state not in (RelState.INIT, RelState.DATASYNC) for e in self._entries.values())
+
+    @property
     def all_ready(self) -> bool:
         """Whether there are tables, and all are in state r (tablesync.c: AllTablesyncsReady)."""
         return bool(self._entries) and all(e.relation.state is RelState.READY for e in self._entries.values())

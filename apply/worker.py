@@ -12,16 +12,18 @@ from pathlib import Path
 
 import structlog
 
+from apply import publisher
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Limits, Pipeline
+from apply.publisher import Standing
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
 from catalog.records import Subscription
 from catalog.store import Catalog
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import NotInPrerequisiteState, PublisherError, PubsubError
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -54,6 +56,8 @@ class ApplyWorker:
         settings: Settings,
     ) -> None:
         self.figures = Figures()
+        self.streaming = False
+        """Whether the publisher has begun to stream."""
         self._subscription = subscription
         self._catalog = catalog
         self._engine = engine
@@ -71,7 +75,8 @@ class ApplyWorker:
     async def run(self) -> None:
         """Until drained.  Raises PubsubError; StartAgain when only its decisions are stale."""
         subscription = self._subscription
-        if subscription.slot_name is None:
+        slot_name = subscription.slot_name
+        if slot_name is None:
             raise NotInPrerequisiteState(
                 f'subscription "{subscription.name}" has no replication slot',
                 hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
@@ -79,11 +84,15 @@ class ApplyWorker:
         # What a killed daemon's JVM may still commit is committed before versions are read.
         await self._engine.fence()
         async with await Connection.connect(
-            subscription.conninfo, replication=True, application_name=subscription.slot_name
+            subscription.conninfo, replication=True, application_name=slot_name
         ) as connection:
-            await check_publisher(connection, subscription)
+            subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
+            identity = await publisher.check_system(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
+            slot = await definitions.slot_info(connection, slot_name)
+            standing = Standing(origin, max(origin, self._tables.greatest_version), self._tables.any_copied)
+            await publisher.check_position(connection, subscription, identity, slot, standing)
             # Only once: the slot remembers (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
@@ -92,7 +101,12 @@ class ApplyWorker:
             )
             await two_phase.recover(origin)
             self._tables.types = await binary_types(subscription, connection)
-            stream = await replication.start(connection, subscription.slot_name, origin, options)
+            try:
+                stream = await replication.start(connection, slot_name, origin, options)
+            except PublisherError as error:
+                raise await publisher.explained(connection, error, slot) from error
+            await publisher.remember(self._catalog, subscription, identity)
+            self.streaming = True
             if enable:
                 self._enabling = True
                 log.info("two-phase commit is enabled", subscription=subscription.name)
@@ -185,18 +199,6 @@ class ApplyWorker:
     async def _fail_when_broken(self) -> None:
         await self._broken.wait()
         raise StartAgain("a table is copied again: the apply worker starts again from its origin")
-
-
-async def check_publisher(connection: Connection, subscription: Subscription) -> None:
-    """Another system under the same address is not the publisher that was copied from: refuse it."""
-    identity = await replication.identify_system(connection)
-    expected = subscription.publisher_system_identifier
-    if expected is not None and identity.system_identifier != expected:
-        raise NotInPrerequisiteState(
-            f'the publisher of subscription "{subscription.name}" is another database system',
-            detail=f"Its system identifier is {identity.system_identifier}, not {expected}.",
-            hint="Correct the connection; to follow another system, drop the subscription and create it again.",
-        )
 
 
 def stream_options(subscription: Subscription, server_version: int, *, two_phase: bool = False) -> dict[str, str]:

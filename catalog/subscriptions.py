@@ -80,6 +80,23 @@ class Subscriptions(Database):
         """ALTER SUBSCRIPTION … ENABLE or DISABLE."""
         return await self.alter_subscription(oid, enabled=enabled)
 
+    async def set_publisher(self, oid: int, system_identifier: str, timeline: int) -> None:
+        """Whom the subscription follows from now on.  No worker starts again for it: the generation stays."""
+        here = _T.c.oid == oid
+        async with self._write(bump=False) as connection:
+            stored = (await connection.execute(select(_T.c.options).where(here).with_for_update())).scalar_one_or_none()
+            if stored is None:
+                raise _undefined(oid)
+            await connection.execute(
+                update(_T)
+                .where(here)
+                .values(
+                    publisher_system_identifier=system_identifier,
+                    publisher_timeline=timeline,
+                    options=dict(stored) | {"rebound": False},
+                )
+            )
+
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
         """The transaction to skip was passed (worker.c: clear_subskiplsn).  False when another LSN stands there now."""
         async with self._write(bump=True) as connection:
@@ -137,6 +154,14 @@ class Subscriptions(Database):
                 return Lsn(stands)
             await connection.execute(update(o).where(here).values(remote_lsn=lsn, local_lsn=local_lsn))
             return Lsn(lsn)
+
+    async def restart_origin(self, subid: int, lsn: Lsn) -> None:
+        """The stream begins anew at `lsn`, be it behind the old origin: every table is copied from after it."""
+        o = schema.origin
+        async with self._write(bump=True) as connection:
+            await connection.execute(
+                update(o).where(o.c.subid == subid, o.c.relid == 0).values(remote_lsn=lsn, local_lsn=None)
+            )
 
     async def drop_origin(self, subid: int, relid: int) -> None:
         """Remove a table's origin; none to remove is no error."""

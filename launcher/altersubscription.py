@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import assert_never
 
+from apply.publisher import check_system
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
@@ -20,11 +21,12 @@ from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.ids import Oid
-from pubsub.protocol.lsn import INVALID_LSN
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
-from pubsub.publisher.replication import identify_system
+from pubsub.publisher.replication import create_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName
 from pubsub.sql.options import SubscriptionOptions
@@ -47,7 +49,10 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
             await _disable(session, subscription)
         case sql.Connection(conninfo):
             parse_conninfo(conninfo)
-            await catalog.alter_subscription(oid, conninfo=conninfo)
+            # Which system it leads to is looked at when the workers connect (apply.publisher).
+            await catalog.alter_subscription(
+                oid, conninfo=conninfo, options=replace(subscription.options, rebound=True)
+            )
         case sql.RefreshPublication(copy_data):
             if not subscription.enabled:
                 raise NotInPrerequisiteState("ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions")
@@ -193,22 +198,15 @@ def _difference(
 
 async def _first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
     """What CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses another system than the one known."""
-    identity = await identify_system(connection)
-    known = subscription.publisher_system_identifier
-    if known is None:
-        return {
-            "publisher_system_identifier": identity.system_identifier,
-            "publisher_timeline": identity.timeline,
-            "publisher_database": connection.dbname,
-            "target": subscription.target or connection.dbname,
-        }
-    if known != identity.system_identifier:
-        raise NotInPrerequisiteState(
-            f'the publisher of subscription "{subscription.name}" is another database system',
-            detail=f"Its system identifier is {identity.system_identifier}, not {known}.",
-            hint="Correct the connection; to follow another system, drop the subscription and create it again.",
-        )
-    return {}
+    identity = await check_system(connection, subscription)
+    if subscription.publisher_system_identifier is not None:
+        return {}
+    return {
+        "publisher_system_identifier": identity.system_identifier,
+        "publisher_timeline": identity.timeline,
+        "publisher_database": connection.dbname,
+        "target": subscription.target or connection.dbname,
+    }
 
 
 async def _remove(
@@ -252,7 +250,9 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             raise UndefinedTable(f'table "{name}" is not part of subscription "{subscription.name}"')
         wanted.append(found)
     node_id = (await catalog.node()).node_id
+    every = {relation.relid for relation in wanted} == {relation.relid for relation in relations.values()}
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
+        fits = await _stream_fits(connection, subscription, await catalog.origin(oid), every=every)
         published = await targets.published_tables(connection, subscription.publications)
         oids = {(table.schema, table.name): relid for relid, table in published.items()}
         for relation in wanted:
@@ -265,6 +265,8 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             # The workers have ended, and the states are those that they left.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
+            if not fits:
+                await _begin_stream_anew(session, subscription, connection)
             for relation in wanted:
                 now = oids[relation.schema, relation.name]
                 if now == relation.relid:
@@ -274,6 +276,53 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
                     await catalog.remove_relations(oid, [relation.relid])
                     new = NewRelation(now, relation.schema, relation.name, relation.path)
                     await catalog.add_relations(oid, [new])
+
+
+async def _stream_fits(connection: Connection, subscription: Subscription, origin: Lsn, *, every: bool) -> bool:
+    """Whether the stream can go on from the origin.  Where it can not, all tables must be copied anew: else this raises."""
+    name = subscription.slot_name
+    slot = await definitions.slot_info(connection, name) if name is not None else None
+    if every:
+        identity = await identify_system(connection)
+        known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
+        return (
+            known == (identity.system_identifier, identity.timeline)
+            and origin <= identity.xlogpos
+            and slot is not None
+            and slot.wal_status != "lost"
+        )
+    await check_system(connection, subscription)
+    if name is not None and (slot is None or slot.wal_status == "lost"):
+        state = "does not exist" if slot is None else "has been invalidated"
+        raise NotInPrerequisiteState(
+            f'replication slot "{name}" {state}',
+            detail="What was changed meanwhile is missing in every table of the subscription.",
+            hint="Name every table of the subscription: then RESYNC TABLE makes a new slot, too.",
+        )
+    return True
+
+
+async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection) -> None:
+    """Every table is copied anew: the stream begins where the slot does, which is made if there is none that is good."""
+    name = subscription.slot_name
+    if name is None:
+        raise NotInPrerequisiteState(f'subscription "{subscription.name}" does not have a slot name')
+    identity = await identify_system(connection)
+    slot = await definitions.slot_info(connection, name)
+    if slot is not None and slot.wal_status == "lost":
+        await drop_slot(connection, name, missing_ok=True, wait=True)
+        slot = None
+    if slot is not None and slot.confirmed_flush_lsn is not None:
+        begin = slot.confirmed_flush_lsn
+    else:
+        options = subscription.options
+        created = await create_slot(
+            connection, name, snapshot="nothing", two_phase=options.two_phase_state == "e", failover=options.failover
+        )
+        begin = created.consistent_point
+        session.notice(f'created replication slot "{name}" on publisher')
+    await session.catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
+    await session.catalog.restart_origin(subscription.oid, begin)
 
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 
@@ -22,6 +23,7 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import cause_of, typed
 from pubsub.errors import PubsubError
+from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
 from tablesync.worker import SyncWorker
 
@@ -110,8 +112,11 @@ class Runner:
                     if isinstance(cause, StartAgain):
                         log.info("apply worker starts again", subscription=self.subscription.name)
                         continue
-                    await self._report(error, None)
-                    if self.subscription.options.disable_on_error:
+                    # Before the stream began it is the connection that failed: that counts as no error of apply, and
+                    # disables nothing (worker.c: run_apply_worker, start_apply).  Nor does a publisher that shuts down.
+                    applying = worker.streaming and not isinstance(cause, StreamEnded)
+                    await self._report(error, None, count=applying)
+                    if applying and self.subscription.options.disable_on_error:
                         await self._disable()
                         return
                 finally:
@@ -170,8 +175,8 @@ class Runner:
             self._changed.set()
             await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)
 
-    async def _report(self, error: BaseException, relation: SubscriptionRel | None) -> None:
-        """A worker failed: logged, counted, and kept for status."""
+    async def _report(self, error: BaseException, relation: SubscriptionRel | None, *, count: bool = True) -> None:
+        """A worker failed: logged, counted if so, and kept for status."""
         known = typed(error)
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
@@ -189,7 +194,8 @@ class Runner:
             exc_info=error if unexpected else None,
         )
         self.error_cleared = False
-        await catalog.set_subscription_error(subscription.oid, known, count="apply" if relation is None else "sync")
+        counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
+        await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
         if relation is not None:
             await catalog.set_relation_error(subscription.oid, relation.relid, known.message, known.hint)
 

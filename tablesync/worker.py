@@ -26,8 +26,9 @@ from apply.figures import Figures
 from apply.handover import Handover
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
+from apply.publisher import check_system
 from apply.target import definition_json, target_table
-from apply.worker import binary_types, check_publisher, limits, open_buffer, stream_options
+from apply.worker import binary_types, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -136,7 +137,7 @@ class SyncWorker:
         subscription, relation = self._subscription, self._relation
         # The connection that exported the snapshot stays open and idle until every range has imported it.
         async with await self._connect(replication=True) as exporter:
-            await check_publisher(exporter, subscription)
+            await check_system(exporter, await self._catalog.subscription(subscription.oid))
             await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             await faults.reached(f"init {relation.qualified_name}")
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
@@ -208,7 +209,8 @@ class SyncWorker:
         }
         if await asyncio.to_thread(delta.exists, target.path):
             have = await asyncio.to_thread(delta.properties, target.path)
-            ours = all(have.get(name) == value for name, value in identity.items())
+            # Of whichever publisher: after a RESYNC it may be another.
+            ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
             if not ours and await asyncio.to_thread(delta.row_count, target.path) > 0:
                 raise NotInPrerequisiteState(
                     f'the Delta table for "{target.relation}" holds rows already',

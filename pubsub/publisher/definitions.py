@@ -291,6 +291,16 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     )
 
 
+async def slot_user(connection: Connection, slot: str) -> str | None:
+    """Who reads from the slot, in a sentence; None if no one does."""
+    rows = await connection.query(_SLOT_USER, [slot])
+    if not rows:
+        return None
+    pid, application, user, address, since = rows[0]
+    where = f"from {address}" if address is not None else "on the publisher's host"
+    return f'Process {pid} ("{application}") of role "{user}" {where} reads it, connected since {since}.'
+
+
 async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
     """Of all sessions in this database with that application_name (at most 63 bytes of it are kept)."""
     (row,) = await connection.query(_COPY_PROGRESS, [application_name])
@@ -442,6 +452,12 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
  WHERE s.slot_name = $1::text
+"""
+
+_SLOT_USER: Final = """
+SELECT s.active_pid, a.application_name, a.usename, host(a.client_addr), date_trunc('second', a.backend_start)
+  FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
+ WHERE s.slot_name = $1::text AND s.active_pid IS NOT NULL
 """
 
 _COPY_PROGRESS: Final = """

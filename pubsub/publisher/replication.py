@@ -23,6 +23,7 @@ from pubsub.errors import ConnectionFailure, ProtocolViolation, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.timeline import TimelineHistory, parse_history
 from pubsub.publisher.connection import Connection, Row
 
 UNDEFINED_OBJECT: Final = "42704"
@@ -67,6 +68,16 @@ async def identify_system(connection: Connection) -> SystemIdentity:
     row = _one_row(await connection.query(commands.identify_system()), "identify the system", 4)
     system_identifier, timeline, xlogpos, dbname = row[:4]
     return SystemIdentity(str(system_identifier), int(timeline or 0), Lsn.parse(str(xlogpos)), dbname)
+
+
+async def timeline_history(connection: Connection, timeline: int) -> TimelineHistory:
+    """How the publisher's timeline came to be.  Raises PublisherError, DataCorrupted."""
+    if timeline == 1:
+        return TimelineHistory.only(1)
+    row = _one_row(await connection.query(commands.timeline_history(timeline)), "read a timeline's history", 2)
+    text = str(row[1])
+    # A bytea, where the server says so.
+    return parse_history(timeline, bytes.fromhex(text[2:]).decode() if text.startswith("\\x") else text)
 
 
 async def create_slot(

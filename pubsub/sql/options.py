@@ -48,7 +48,8 @@ class SubscriptionOptions:
     """Every option with its value; `specified` names those that the statement gave (subscriptioncmds.c: SubOpts).
 
     `slot_name` is None for NONE, and also when it was not given: then the subscription's own name is meant.
-    `two_phase_state` is no option: it is what has become of `two_phase`.  `batch_bytes` is in bytes, `batch_age` in seconds.
+    `two_phase_state` is no option: it is what has become of `two_phase`; neither is `rebound`: a command has named another
+    publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds.
     `types` is the text that TypeChoices reads.  `stop_lsn` is the end of what is applied, inclusive; None: no end.
     """
 
@@ -63,6 +64,7 @@ class SubscriptionOptions:
     streaming: Streaming = "parallel"
     two_phase: bool = False
     two_phase_state: TwoPhaseState = "d"
+    rebound: bool = False
     disable_on_error: bool = False
     password_required: bool = True
     run_as_owner: bool = False

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from pubsub.errors import PubsubError
-from walsender.source.timeline import TimelineHistory, parse_history
+from pubsub.protocol.timeline import TimelineHistory, parse_history
 from walsender.xlog.geometry import Geometry
 
 CHUNK_BYTES: Final = 1 << 20

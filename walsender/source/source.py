@@ -17,12 +17,12 @@ from typing import Final
 
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PublisherError
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import identify_system
+from pubsub.publisher.replication import identify_system, timeline_history
 from walsender.historic.upstream import Upstream
 from walsender.source.segments import SegmentDirectory
 from walsender.source.stream import WalStream
-from walsender.source.timeline import TimelineHistory, parse_history
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import Rmgr
@@ -61,7 +61,7 @@ class WalSource:
                 self.history = found
                 return
         async with await self._connect() as connection:
-            self.history = await _history(connection, timeline)
+            self.history = await timeline_history(connection, timeline)
 
     async def feed(self, reader: WalReader) -> AsyncGenerator[bool, None]:
         """Feed `reader`; yields False when there may be records to take, True when there is nothing more for now.
@@ -142,7 +142,7 @@ class WalSource:
 
     async def _switch(self, connection: Connection, timeline: int, position: int) -> None:
         """The server is on a new timeline.  Raises NotInPrerequisiteState where that left this one before `position`."""
-        history = await _history(connection, timeline)
+        history = await timeline_history(connection, timeline)
         end = history.end_of(self.history.newest)
         if end is None or end < position:
             raise NotInPrerequisiteState(
@@ -177,17 +177,6 @@ class WalSource:
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
-
-
-async def _history(connection: Connection, timeline: int) -> TimelineHistory:
-    if timeline == 1:
-        return TimelineHistory.only(1)
-    from pubsub.protocol.commands import timeline_history
-
-    rows = await connection.query(timeline_history(timeline))
-    text = str(rows[0][1])
-    # A bytea, where the server says so.
-    return parse_history(timeline, bytes.fromhex(text[2:]).decode() if text.startswith("\\x") else text)
 
 
 _STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pubsub.protocol.timeline import TimelineHistory, parse_history
 from walsender.decode.snapbuild import SnapshotBuilder, State
 from walsender.decode.xact import RunningXacts
-from walsender.source.timeline import TimelineHistory, parse_history
 
 
 def building(start: int = 0) -> SnapshotBuilder:

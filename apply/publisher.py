@@ -1,0 +1,192 @@
+"""Whether the publisher at the other end is the one that the subscription follows, and goes on where the subscription stands.
+
+A standby that was promoted, a server that was upgraded, a backup that was restored: each may answer at the same address, or
+at another one that ALTER SUBSCRIPTION … CONNECTION names.  It may go on if nothing of the stream is missing and nothing in
+Delta is unknown to it:
+
+    the system    is the one that was copied from; another one only after a CONNECTION by command (pg_upgrade makes one)
+    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY)
+    its WAL       reaches to everything applied
+    the slot      is there, and begins no later than what is applied
+
+What the server itself refuses (a slot that is missing, lost or in use) is told in its words, with what to do about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from catalog.records import Subscription
+from catalog.store import Catalog
+from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions, replication
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import SlotInfo
+from pubsub.publisher.replication import SystemIdentity
+
+RESYNC_HINT: Final = (
+    "What was changed on the publisher since can not be received any more: ALTER SUBSCRIPTION ... RESYNC TABLE with every "
+    "table of the subscription makes a new slot and copies them anew."
+)
+_GAP_HINT: Final = (
+    "Transactions are missing that only a new copy can bring: use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the "
+    "subscription."
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
+
+    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  LSNs are exclusive, 0 before the first.
+    """
+
+    origin: Lsn
+    held: Lsn
+    copied: bool
+
+
+async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
+    """Who the publisher is.  Another system than the one copied from is refused, unless a command has led to it.
+
+    Raises NotInPrerequisiteState.
+    """
+    identity = await replication.identify_system(connection)
+    known = subscription.publisher_system_identifier
+    if known is not None and identity.system_identifier != known and not subscription.options.rebound:
+        raise NotInPrerequisiteState(
+            f'the publisher of subscription "{subscription.name}" is another database system',
+            detail=f"Its system identifier is {identity.system_identifier}, not {known}.",
+            hint="Correct the connection.  If that server was upgraded with its slots, or has all that the subscription was "
+            "sent, confirm it with ALTER SUBSCRIPTION ... CONNECTION; else drop the subscription and create it again.",
+        )
+    return identity
+
+
+async def check_position(
+    connection: Connection,
+    subscription: Subscription,
+    identity: SystemIdentity,
+    slot: SlotInfo | None,
+    standing: Standing,
+) -> None:
+    """Whether the publisher's WAL and slot fit.  Raises NotInPrerequisiteState and ProtocolViolation, saying what does not.
+
+    A slot that is missing or lost is not refused here: the server does it, when the stream is to start.
+    """
+    other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
+    if standing.held > identity.xlogpos:
+        raise ProtocolViolation(
+            f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received",
+            detail="It was restored from an older backup, or it is a standby that had not received everything.",
+            hint="Let the server catch up, or correct the connection.  If it is to be followed as it is: "
+            "ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
+        )
+    if slot is None or slot.wal_status == "lost" or slot.confirmed_flush_lsn is None:
+        return
+    if other:
+        _check_slot_of_another_system(slot, standing)
+        return
+    await _check_timeline(connection, subscription, identity, slot, standing)
+    if standing.copied and standing.origin and slot.confirmed_flush_lsn > standing.origin:
+        raise NotInPrerequisiteState(
+            f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.origin}, where the '
+            "subscription stands",
+            detail="The slot was made anew, advanced, or read by someone else.",
+            hint=_GAP_HINT,
+        )
+
+
+def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
+    """pg_upgrade makes the slots anew, past the end of the old system's WAL, and only of what was received in full."""
+    assert slot.confirmed_flush_lsn is not None
+    if slot.confirmed_flush_lsn < standing.held:
+        raise NotInPrerequisiteState(
+            f'replication slot "{slot.name}" of the new system stands at {slot.confirmed_flush_lsn}, before {standing.held}, '
+            "which the subscription has received",
+            detail="Positions of another system mean nothing here, unless pg_upgrade has carried the slot over.",
+            hint=_GAP_HINT,
+        )
+
+
+async def _check_timeline(
+    connection: Connection, subscription: Subscription, identity: SystemIdentity, slot: SlotInfo, standing: Standing
+) -> None:
+    known = subscription.publisher_timeline
+    if known is None or identity.timeline == known:
+        return
+    if identity.timeline < known:
+        raise NotInPrerequisiteState(
+            f'the publisher of subscription "{subscription.name}" is on timeline {identity.timeline}, the subscription on {known}',
+            detail="It is a server that another one has taken over from.",
+            hint="Correct the connection.",
+        )
+    history = await replication.timeline_history(connection, identity.timeline)
+    left = history.end_of(known)
+    if left is None:
+        raise NotInPrerequisiteState(
+            f"timeline {known}, which the subscription follows, is not in the history of the publisher's timeline "
+            f"{identity.timeline}",
+            hint="Correct the connection; to follow this server, use ALTER SUBSCRIPTION ... RESYNC TABLE with every table.",
+        )
+    # A standby that is promoted while it publishes goes on: then the slot itself has been confirmed past the switch.
+    assert slot.confirmed_flush_lsn is not None
+    if standing.held > left and slot.confirmed_flush_lsn <= left:
+        raise NotInPrerequisiteState(
+            f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {standing.held}, "
+            "which the subscription has received",
+            detail="The subscription has transactions that were lost in the failover.",
+            hint="Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
+            "a primary keeps subscribers from running ahead of its standby.",
+        )
+
+
+async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> None:
+    """What is followed from now on."""
+    known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
+    if known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound:
+        return
+    log.info(
+        "publisher has another identity",
+        subscription=subscription.name,
+        system_identifier=identity.system_identifier,
+        timeline=identity.timeline,
+    )
+    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
+
+
+async def explained(connection: Connection, error: PublisherError, slot: SlotInfo | None) -> PublisherError:
+    """`error` of START_REPLICATION with what to do about it, and who is in the way."""
+    detail, hint = error.detail, error.hint
+    if "wal_level" in error.message:
+        hint = "Set wal_level = logical in the publisher's postgresql.conf, and restart it."
+    elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None:
+        hint = RESYNC_HINT
+    elif slot is not None and slot.wal_status == "lost":
+        # invalidation_reason came with 17; what an older server says is in its detail.
+        reason = f"Its wal_status is lost; invalidation_reason: {slot.invalidation_reason or 'wal_removed'}."
+        detail = f"{detail} {reason}" if detail else reason
+        hint = RESYNC_HINT
+    elif error.sqlstate == "55006":
+        user = (
+            await definitions.slot_user(connection, slot.name) if slot is not None and not connection.closed else None
+        )
+        detail = detail or user
+        hint = "A slot has one reader.  Another subscription reads it, or a connection that the server has not found dead yet."
+    return PublisherError(error.message, sqlstate=error.sqlstate, detail=detail, hint=hint, context=error.context)
+
+
+def followed(subscription: Subscription, current: Subscription) -> Subscription:
+    """`subscription` with the publisher's identity as it is stored now: it is stored without a change of generation."""
+    return replace(
+        subscription,
+        publisher_system_identifier=current.publisher_system_identifier,
+        publisher_timeline=current.publisher_timeline,
+        options=replace(subscription.options, rebound=current.options.rebound),
+    )

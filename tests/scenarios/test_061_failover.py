@@ -1,0 +1,113 @@
+"""The publisher fails over: a real standby takes over, and the subscription goes on there with every row, or says why not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import Replica, RunningNode, wait_until
+
+TABLES = """
+CREATE TABLE t (id int PRIMARY KEY, n int, note text);
+CREATE TABLE log (line text);
+INSERT INTO t SELECT g, 0, md5(g::text) FROM generate_series(1, 500) g;
+CREATE PUBLICATION p FOR TABLE t, log
+"""
+
+
+class Pair:
+    """A primary and its standby."""
+
+    def __init__(self, version: str, **settings: str | int) -> None:
+        self.primary = EmbeddedPostgres(version, settings=settings).start()
+        self.numbers = itertools.count(1000)
+        try:
+            self.primary.execute(TABLES)
+            self.standby = self.primary.make_standby("sb")
+        except BaseException:
+            self.primary.close()
+            raise
+
+    def write(self, server: EmbeddedPostgres, times: int = 1) -> None:
+        for _ in range(times):
+            number = next(self.numbers)
+            server.execute(
+                f"UPDATE t SET n = n + 1 WHERE id % 7 = {number % 7}; INSERT INTO t VALUES ({number}, 0, 'new'); "
+                f"DELETE FROM t WHERE id = {number - 1000}; INSERT INTO log VALUES ('{number}')"
+            )
+
+    def replayed(self) -> None:
+        """Until the standby has all that the primary has written."""
+        ((lsn,),) = self.primary.query("SELECT pg_current_wal_lsn()::text")
+        wait_until(
+            lambda: self.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)], "the standby's replay"
+        )
+
+    def close(self) -> None:
+        self.standby.close()
+        self.primary.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair("18", synchronized_standby_slots="sb")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def follower(node: RunningNode, pair: Pair) -> Iterator[Replica]:
+    replica = Replica(node, Database(pair.primary, "postgres"))
+    yield replica
+    if replica.created:
+        replica.drop()
+
+
+def move(replica: Replica, server: EmbeddedPostgres) -> None:
+    """ALTER SUBSCRIPTION … CONNECTION."""
+    replica.database = Database(server, "postgres")
+    replica.alter(f"CONNECTION '{replica.conninfo}'")
+
+
+def synced(pair: Pair, slot: str) -> bool:
+    return pair.standby.query(
+        f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}' AND synced AND NOT temporary "
+        "AND invalidation_reason IS NULL"
+    ) == [(1,)]
+
+
+def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
+    follower.subscribe(failover="true")
+    pair.write(pair.primary, 5)
+    follower.assert_equal("t", "log")
+    wait_until(lambda: synced(pair, follower.name), "the slot on the standby")
+    follower.alter("DISABLE")
+    pair.write(pair.primary, 20)  # what the subscription has not received is to come from the standby
+    follower.alter("ENABLE")
+    pair.write(pair.primary, 20)
+    pair.primary.kill()
+    pair.standby.promote()
+    assert "not connect" in follower.error() or "connection" in follower.error()
+    move(follower, pair.standby)
+    pair.write(pair.standby, 5)
+    follower.assert_equal("t", "log")
+    ((count,),) = follower.query("SELECT count(*) FROM log")
+    assert count == 50
+    (row,) = follower.node.fetch(
+        f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{follower.name}'"
+    )
+    assert row["publisher_timeline"] == 2
+    wait_until(lambda: follower.node.statistics(follower.name)["error"] is None, "the error to be overcome")
+    # And back to the old primary, which knows nothing of all this: refused, and nothing is lost.
+    pair.primary.start()
+    pair.write(pair.primary, 5)
+    move(follower, pair.primary)
+    error = follower.error()
+    assert "timeline 1" in error, error
+    move(follower, pair.standby)
+    pair.write(pair.standby, 1)
+    follower.assert_equal("t", "log")
