@@ -10,10 +10,14 @@ from typing import Final
 import numpy as np
 
 from apply.batch import Transaction, lag_seconds
+from catalog.records import Warned
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 # Lags from 1 ms to about 3 hours, 5 % apart: percentiles without keeping every transaction.
 _EDGES: Final = 0.001 * 1.05 ** np.arange(332)
+
+_WARNING_HOLDS: Final = 60.0  # seconds
+_MOST_WARNINGS: Final = 20
 
 
 class LagHistogram:
@@ -61,3 +65,14 @@ class Figures:
     bytes_received: int = 0
     caught_up: bool = False
     lag: LagHistogram = field(default_factory=LagHistogram)
+    warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
+    """What the publisher warned of on the stream, by its text, and when (time.monotonic())."""
+
+    def warn(self, warning: Warned, now: float) -> None:
+        """The publisher has said so on the stream.  `now`: time.monotonic(); infinity for what holds from now on."""
+        if warning.message in self.warned or len(self.warned) < _MOST_WARNINGS:
+            self.warned[warning.message] = (now, warning)
+
+    def warnings(self, now: float) -> list[Warned]:
+        """Those that still hold: a walsender that waits says so again."""
+        return [warning for at, warning in self.warned.values() if now - at < _WARNING_HOLDS]

@@ -19,9 +19,9 @@ from typing import Final
 
 import structlog
 
-from catalog.records import Subscription
+from catalog.records import Subscription, Warned
 from catalog.store import Catalog
-from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError
+from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
@@ -35,6 +35,11 @@ RESYNC_HINT: Final = (
 _GAP_HINT: Final = (
     "Transactions are missing that only a new copy can bring: use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the "
     "subscription."
+)
+
+_UNPUBLISHED_HINT: Final = (
+    "What was written while the publication did not exist can not be decoded, though it is there again: use ALTER SUBSCRIPTION "
+    "... RESYNC TABLE with every table of the subscription, which passes over it."
 )
 
 log = structlog.get_logger()
@@ -159,6 +164,44 @@ async def remember(catalog: Catalog, subscription: Subscription, identity: Syste
         timeline=identity.timeline,
     )
     await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
+
+
+async def check_publications(connection: Connection, subscription: Subscription) -> None:
+    """Without one of its publications a stream would fail at the next change, or (18) leave it out: nothing is received.
+
+    Raises UndefinedObject.
+    """
+    missing = await definitions.missing_publications(connection, subscription.publications)
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing)
+        raise UndefinedObject(
+            f"publication {names} does not exist on the publisher"
+            if len(missing) == 1
+            else f"publications {names} do not exist on the publisher",
+            hint="Create it again on the publisher, or take it out with ALTER SUBSCRIPTION ... DROP PUBLICATION.  Nothing is "
+            "received until then.",
+        )
+
+
+def skipped_publication(warning: PublisherError) -> Warned | None:
+    """PostgreSQL 18 goes on without a publication that is not there (pgoutput.c: LoadPublications): what to make of it."""
+    if not warning.message.startswith("skipped loading publication"):
+        return None
+    return Warned(
+        f"{warning.message}: what it should have published is missing",
+        detail="The publication did not exist when that was written.",
+        hint=_UNPUBLISHED_HINT,
+    )
+
+
+def explained_stream(error: PublisherError) -> PublisherError:
+    """`error` of a running stream with what to do about it."""
+    hint = error.hint
+    if error.sqlstate == replication.UNDEFINED_OBJECT and "publication" in error.message:
+        hint = _UNPUBLISHED_HINT
+    elif "can no longer access replication slot" in error.message or "invalidat" in error.message:
+        hint = RESYNC_HINT
+    return PublisherError(error.message, sqlstate=error.sqlstate, detail=error.detail, hint=hint, context=error.context)
 
 
 async def explained(connection: Connection, error: PublisherError, slot: SlotInfo | None) -> PublisherError:

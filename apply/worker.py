@@ -7,6 +7,8 @@ launcher starts it again.  Tables whose initial copy is under way are their sync
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from apply.pipeline import Limits, Pipeline
 from apply.publisher import Standing
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
-from catalog.records import Subscription
+from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, PublisherError, PubsubError
 from pubsub.protocol import commands
@@ -68,6 +70,8 @@ class ApplyWorker:
         self._tables_changed = asyncio.Event()
         self._broken = asyncio.Event()
         self._drain = asyncio.Event()
+        # The publisher has skipped a publication.
+        self._skipped = asyncio.Event()
         self._pipeline: Pipeline | None = None
         # This worker has asked for two-phase commit; the subscription that it was made with does not say so yet.
         self._enabling = False
@@ -86,12 +90,14 @@ class ApplyWorker:
         async with await Connection.connect(
             subscription.conninfo, replication=True, application_name=slot_name
         ) as connection:
+            connection.on_warning = self._warned
             subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
             identity = await publisher.check_system(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
             slot = await definitions.slot_info(connection, slot_name)
             standing = Standing(origin, max(origin, self._tables.greatest_version), self._tables.any_copied)
+            await publisher.check_publications(connection, subscription)
             await publisher.check_position(connection, subscription, identity, slot, standing)
             # Only once: the slot remembers (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
@@ -137,8 +143,12 @@ class ApplyWorker:
                 if self._drain.is_set():
                     return
                 async with asyncio.TaskGroup() as group:
-                    watching = [group.create_task(self._follow_tables()), group.create_task(self._fail_when_broken())]
-                    await pipeline.run()
+                    watching = [
+                        group.create_task(self._follow_tables()),
+                        group.create_task(self._fail_when_broken()),
+                        group.create_task(self._watch_publications()),
+                    ]
+                    await self._stream(pipeline)
                     for task in watching:
                         task.cancel()
             finally:
@@ -146,6 +156,23 @@ class ApplyWorker:
                 await asyncio.to_thread(buffer.close)
             await stream.close()
             await self._disable_at_stop(pipeline.flushed)
+
+    async def _stream(self, pipeline: Pipeline) -> None:
+        try:
+            await pipeline.run()
+        except* PublisherError as group:
+            if len(group.exceptions) == 1 and isinstance(error := group.exceptions[0], PublisherError):
+                raise publisher.explained_stream(error) from error
+            raise
+
+    async def _watch_publications(self) -> None:
+        """A publication that is skipped is gone, or was: gone, nothing more is to be received before it is there again."""
+        while True:
+            await self._skipped.wait()
+            self._skipped.clear()
+            subscription = self._subscription
+            async with await Connection.connect(subscription.conninfo, application_name=self._tables.origin) as other:
+                await publisher.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
         """Everything up to stop_lsn is durable: the subscription rests there until it is enabled with another."""
@@ -171,6 +198,17 @@ class ApplyWorker:
         self._tables.drain()
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    def _warned(self, warning: PublisherError) -> None:
+        log.warning(
+            "publisher warns", subscription=self._subscription.name, reason=warning.message, detail=warning.detail
+        )
+        skipped = publisher.skipped_publication(warning)
+        if skipped is not None:
+            self.figures.warn(skipped, math.inf)
+            self._skipped.set()
+        else:
+            self.figures.warn(Warned(warning.message, warning.detail, warning.hint), time.monotonic())
 
     # handover.Applying
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import event, insert, select, text, update
+from sqlalchemy import inspect as inspect_schema
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -194,8 +195,9 @@ async def _prepare(engine: AsyncEngine) -> None:
     async with engine.execution_options(**_writing(engine)).begin() as connection:
         if engine.dialect.name == "postgresql":
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-        # The youngest table: one that an earlier program's catalog lacks is made too.
-        if not await connection.run_sync(lambda sync: engine.dialect.has_table(sync, schema.prepared.name)):
+        # Tables that an earlier program's catalog lacks are made too.
+        have = await connection.run_sync(lambda sync: set(inspect_schema(sync).get_table_names()))
+        if not have >= schema.metadata.tables.keys():
             await connection.run_sync(schema.metadata.create_all)
         found = (await connection.execute(version)).scalar_one_or_none()
         if found is None:

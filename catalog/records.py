@@ -6,6 +6,7 @@ give another one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
@@ -166,7 +167,6 @@ class WorkerFields(TypedDict, total=False):
     publisher_lsn: Lsn | None
     flush_lsn: Lsn | None
     lag_seconds: float | None
-    retained_wal_bytes: int | None
     sync_state: str | None
     sync_lsn: Lsn | None
 
@@ -188,7 +188,6 @@ class WorkerStats:
     publisher_lsn: Lsn | None = None
     flush_lsn: Lsn | None = None
     lag_seconds: float | None = None
-    retained_wal_bytes: int | None = None
     sync_state: str | None = None
     """w or c, which no table's row holds, with its LSN; None when the worker is in neither."""
     sync_lsn: Lsn | None = None
@@ -212,6 +211,30 @@ class CopyProgress:
     bytes_processed: int
     bytes_total: int | None
     finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning with PostgreSQL's fields."""
+
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """How a subscription's publisher looked a moment ago.  `waits`: why the slot of that name is not made yet.
+
+    `safe_wal_bytes`: how much WAL may still be written before the slot can be lost; None: no limit is set.
+    """
+
+    current_lsn: Lsn | None = None
+    retained_wal_bytes: int | None = None
+    safe_wal_bytes: int | None = None
+    wal_status: str | None = None
+    warnings: tuple[Warned, ...] = ()
+    waits: Mapping[str, Warned] = field(default_factory=dict)
 
 
 class Counters(TypedDict, total=False):
@@ -300,3 +323,5 @@ class State:
     statistics: tuple[SubscriptionStats, ...]
     prepared: tuple[tuple[int, PreparedXact], ...] = ()
     """With their subscriptions' oids."""
+    publishers: Mapping[int, PublisherStatus] = field(default_factory=dict)
+    """By subscription."""

@@ -166,9 +166,20 @@ worker: Final = Table(
     Column("publisher_lsn", LsnType),
     Column("flush_lsn", LsnType),
     Column("lag_seconds", Float),
-    Column("retained_wal_bytes", BigInteger),
     Column("sync_state", String(1)),
     Column("sync_lsn", LsnType),
+)
+
+publisher: Final = Table(
+    "pubsub_publisher",
+    metadata,
+    _oid_of_subscription(),
+    Column("current_lsn", LsnType),
+    Column("retained_wal_bytes", BigInteger),
+    Column("safe_wal_bytes", BigInteger),
+    Column("wal_status", Text),
+    Column("warnings", JSON, nullable=False),
+    Column("waits", JSON, nullable=False),
 )
 
 prepared: Final = Table(

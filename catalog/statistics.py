@@ -7,6 +7,7 @@ last time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, Unpack, cast
 
 from sqlalchemy import Table, delete, insert, select, update
@@ -14,7 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import schema
 from catalog.database import Database, now
-from catalog.records import CopyProgress, Counters, SubscriptionStats, WorkerFields, WorkerStats
+from catalog.records import (
+    CopyProgress,
+    Counters,
+    PublisherStatus,
+    SubscriptionStats,
+    Warned,
+    WorkerFields,
+    WorkerStats,
+)
 from pubsub.errors import PubsubError
 
 
@@ -45,10 +54,11 @@ class Statistics(Database):
         workers: Iterable[tuple[int, int | None, WorkerFields]] = (),
         copies: Iterable[CopyProgress] = (),
         counters: Iterable[tuple[int, Counters]] = (),
+        publishers: Mapping[int, PublisherStatus] | None = None,
     ) -> None:
         """All that a daemon has to tell, in one transaction: one fsync a second instead of one per worker."""
         workers, copies, counters = list(workers), list(copies), list(counters)
-        if not (workers or copies or counters):
+        if not (workers or copies or counters or publishers):
             return
         async with self._write(bump=False) as connection:
             known = set((await connection.execute(select(schema.subscription.c.oid))).scalars())
@@ -64,15 +74,20 @@ class Statistics(Database):
                     await _upsert(connection, schema.copy, key, values, {})
             for subid, added in counters:
                 await _add(connection, subid, added)
+            for subid, status in (publishers or {}).items():
+                if subid in known:
+                    await _upsert(connection, schema.publisher, {"subid": subid}, _status_values(status), {})
 
     async def clear_worker_stats(self, subid: int | None = None, relid: int | None = None) -> None:
-        """A worker ended: remove its row; without a subscription, every row (the daemon starts or stops)."""
+        """A worker ended: remove its row; without a subscription, every row and look (the daemon starts or stops)."""
         w = schema.worker
         statement = delete(w)
         if subid is not None:
             statement = statement.where(w.c.subid == subid, w.c.relid == (relid or 0))
         async with self._write(bump=False) as connection:
             await connection.execute(statement)
+            if subid is None:
+                await connection.execute(delete(schema.publisher))
 
     async def add_counters(self, subid: int, **added: Unpack[Counters]) -> None:
         """Add to the counters of a subscription."""
@@ -125,6 +140,24 @@ class Statistics(Database):
         """The counters and the last failure of every subscription."""
         async with self._read() as connection:
             return await read_statistics(connection)
+
+
+async def read_publishers(connection: AsyncConnection) -> dict[int, PublisherStatus]:
+    """By subscription."""
+    found = {}
+    for row in (await connection.execute(select(schema.publisher))).mappings():
+        values = {name: row[name] for name in PublisherStatus.__slots__}
+        values["warnings"] = tuple(Warned(**one) for one in row["warnings"])
+        values["waits"] = {slot: Warned(**one) for slot, one in row["waits"].items()}
+        found[int(row["subid"])] = PublisherStatus(**values)
+    return found
+
+
+def _status_values(status: PublisherStatus) -> dict[str, Any]:
+    values = {name: getattr(status, name) for name in PublisherStatus.__slots__}
+    values["warnings"] = [asdict(one) for one in status.warnings]
+    values["waits"] = {slot: asdict(one) for slot, one in status.waits.items()}
+    return values
 
 
 async def read_workers(connection: AsyncConnection) -> list[WorkerStats]:

@@ -19,7 +19,7 @@ from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
-from catalog.statistics import Statistics, read_copies, read_statistics, read_workers
+from catalog.statistics import Statistics, read_copies, read_publishers, read_statistics, read_workers
 from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
 
 _T = schema.node
@@ -87,4 +87,5 @@ class Catalog(Subscriptions, Relations, Statistics, Prepared, Requests):
                 copies=tuple(await read_copies(connection)),
                 statistics=tuple(await read_statistics(connection)),
                 prepared=tuple(await read_prepared(connection)),
+                publishers=await read_publishers(connection),
             )

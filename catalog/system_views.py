@@ -90,6 +90,7 @@ def _stat_subscription(state: State) -> Iterator[Row]:
     for sub in state.subscriptions:
         statistics = next((s for s in state.statistics if s.subid == sub.oid), None)
         error, hint = (statistics.error, statistics.error_hint) if statistics else (None, None)
+        retained = state.publishers[sub.oid].retained_wal_bytes if sub.oid in state.publishers else None
         workers = [worker for worker in state.workers if worker.subid == sub.oid]
         for w in workers:
             relation = names.get((w.subid, w.relid or 0))
@@ -97,10 +98,10 @@ def _stat_subscription(state: State) -> Iterator[Row]:
                 sub.oid, sub.name, w.worker_type, w.pid, w.relid, w.leader_pid, _lsn(w.received_lsn),
                 w.last_msg_send_time, w.last_msg_receipt_time, _lsn(w.latest_end_lsn), w.latest_end_time,
                 _name(relation) if relation else None, _lsn(w.flush_lsn), _lsn(w.publisher_lsn), w.lag_bytes,
-                w.lag_seconds, w.retained_wal_bytes, w.sync_state, error, hint,
+                w.lag_seconds, retained, w.sync_state, error, hint,
             )  # fmt: skip
         if not workers:
-            yield (sub.oid, sub.name, *[None] * 16, error, hint)
+            yield (sub.oid, sub.name, *[None] * 14, retained, None, error, hint)
 
 
 def _stat_subscription_stats(state: State) -> Iterator[Row]:

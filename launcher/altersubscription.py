@@ -19,16 +19,15 @@ from launcher import optioneffects, targets
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
-from pubsub.protocol import commands
 from pubsub.protocol.ids import Oid
-from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
-from pubsub.publisher.replication import create_slot, drop_slot, identify_system
+from pubsub.publisher.replication import alter_slot, create_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
-from pubsub.sql.identifiers import QualifiedName
+from pubsub.sql.identifiers import QualifiedName, quote_qualified
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.typechoices import TypeChoices
 
@@ -146,6 +145,11 @@ async def _refresh(
         await targets.check_publications(connection, subscription.publications if validate is None else validate)
         published = await targets.published_tables(connection, subscription.publications)
         relations = await session.catalog.relations(subscription.oid)
+        if subscription.options.origin == "none" and copy_data:
+            have = [quote_qualified(r.schema, r.name) for r in relations]
+            await targets.warn_of_foreign_rows(
+                session, connection, subscription.name, subscription.publications, besides=have
+            )
         gone, new = _difference(relations, published)
         if subscription.options.binary:
             await targets.refuse_binary(connection, new)
@@ -252,7 +256,8 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
     node_id = (await catalog.node()).node_id
     every = {relation.relid for relation in wanted} == {relation.relid for relation in relations.values()}
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
-        fits = await _stream_fits(connection, subscription, await catalog.origin(oid), every=every)
+        if not every:
+            await _check_stream(connection, subscription)
         published = await targets.published_tables(connection, subscription.publications)
         oids = {(table.schema, table.name): relid for relid, table in published.items()}
         for relation in wanted:
@@ -265,7 +270,7 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             # The workers have ended, and the states are those that they left.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
-            if not fits:
+            if every:
                 await _begin_stream_anew(session, subscription, connection)
             for relation in wanted:
                 now = oids[relation.schema, relation.name]
@@ -278,20 +283,11 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
                     await catalog.add_relations(oid, [new])
 
 
-async def _stream_fits(connection: Connection, subscription: Subscription, origin: Lsn, *, every: bool) -> bool:
-    """Whether the stream can go on from the origin.  Where it can not, all tables must be copied anew: else this raises."""
+async def _check_stream(connection: Connection, subscription: Subscription) -> None:
+    """Some tables alone are copied anew: the others must be able to go on with the stream.  Raises NotInPrerequisiteState."""
+    await check_system(connection, subscription)
     name = subscription.slot_name
     slot = await definitions.slot_info(connection, name) if name is not None else None
-    if every:
-        identity = await identify_system(connection)
-        known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
-        return (
-            known == (identity.system_identifier, identity.timeline)
-            and origin <= identity.xlogpos
-            and slot is not None
-            and slot.wal_status != "lost"
-        )
-    await check_system(connection, subscription)
     if name is not None and (slot is None or slot.wal_status == "lost"):
         state = "does not exist" if slot is None else "has been invalidated"
         raise NotInPrerequisiteState(
@@ -299,28 +295,33 @@ async def _stream_fits(connection: Connection, subscription: Subscription, origi
             detail="What was changed meanwhile is missing in every table of the subscription.",
             hint="Name every table of the subscription: then RESYNC TABLE makes a new slot, too.",
         )
-    return True
 
 
 async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection) -> None:
-    """Every table is copied anew: the stream begins where the slot does, which is made if there is none that is good."""
+    """Every table is copied anew: the stream begins now, at this publisher, with a new slot if there is none that is good.
+
+    What the slot has kept is passed over, which ends a stream that can not be decoded too.  Not under two-phase commit:
+    what was prepared before would come in two halves.
+    """
     name = subscription.slot_name
     if name is None:
         raise NotInPrerequisiteState(f'subscription "{subscription.name}" does not have a slot name')
+    two_phase = subscription.options.two_phase_state == "e"
     identity = await identify_system(connection)
     slot = await definitions.slot_info(connection, name)
     if slot is not None and slot.wal_status == "lost":
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
-    if slot is not None and slot.confirmed_flush_lsn is not None:
-        begin = slot.confirmed_flush_lsn
-    else:
-        options = subscription.options
+    if slot is None:
         created = await create_slot(
-            connection, name, snapshot="nothing", two_phase=options.two_phase_state == "e", failover=options.failover
+            connection, name, snapshot="nothing", two_phase=two_phase, failover=subscription.options.failover
         )
         begin = created.consistent_point
         session.notice(f'created replication slot "{name}" on publisher')
+    elif two_phase:
+        begin = slot.confirmed_flush_lsn or identity.xlogpos
+    else:
+        begin = await definitions.advance_slot(connection, name)
     await session.catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
     await session.catalog.restart_origin(subscription.oid, begin)
 
@@ -371,7 +372,7 @@ async def _set_two_phase(
             hint="Resolve these transactions and try again.",
         )
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
-        await connection.execute(commands.alter_replication_slot(subscription.slot_name, two_phase=False))
+        await alter_slot(connection, subscription.slot_name, two_phase=False)
     return replace(merged, two_phase_state="d")
 
 
@@ -382,4 +383,4 @@ async def _set_failover(session: Session, subscription: Subscription, failover: 
     if subscription.slot_name is None:
         raise NotInPrerequisiteState('cannot set option "failover" for a subscription that does not have a slot name')
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
-        await connection.execute(commands.alter_replication_slot(subscription.slot_name, failover=failover))
+        await alter_slot(connection, subscription.slot_name, failover=failover)

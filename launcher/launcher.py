@@ -19,7 +19,7 @@ from apply.figures import Figures
 from apply.handover import Handover
 from catalog.records import Counters, Request, Subscription, WorkerFields
 from catalog.store import Catalog
-from launcher.monitor import Monitor
+from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
 from pubsub.errors import PubsubError
 from pubsub.settings import Settings
@@ -38,7 +38,7 @@ class Launcher:
         self._catalog = catalog
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
-        self._monitors: dict[int, Monitor] = {}
+        self._monitors = Monitors()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
@@ -67,6 +67,7 @@ class Launcher:
                     pass
             await self._end(list(self._tasks))
             statistics.cancel()
+            await self._monitors.close()
         await self._put_statistics()
         await self._catalog.clear_worker_stats()
 
@@ -81,7 +82,9 @@ class Launcher:
 
     async def _reconcile(self) -> None:
         """Make the runners what the catalog says."""
-        wanted = {s.oid: s for s in await self._catalog.subscriptions() if s.enabled and not s.dropping}
+        subscriptions = await self._catalog.subscriptions()
+        self._monitors.watch(subscriptions)
+        wanted = {s.oid: s for s in subscriptions if s.enabled and not s.dropping}
         self._rest_until = {oid: until for oid, until in self._rest_until.items() if oid in wanted}
         stale = [
             oid
@@ -106,7 +109,6 @@ class Launcher:
         # Promises between apply and sync workers outlive a runner: they hold as long as the process does.
         handover = self._handovers.setdefault(subscription.oid, Handover())
         runner = self.runners[subscription.oid] = Runner(subscription, self._around, handover)
-        self._monitors[subscription.oid] = Monitor(subscription)
         self._tasks[subscription.oid] = asyncio.create_task(runner.run(), name=f"subscription {subscription.name}")
         self._tasks[subscription.oid].add_done_callback(lambda _: self.wake())
         log.info("subscription has started", subscription=subscription.name)
@@ -130,7 +132,6 @@ class Launcher:
     async def _forget(self, oid: int) -> None:
         task = self._tasks.pop(oid)
         runner = self.runners.pop(oid)
-        await self._monitors.pop(oid).close()
         self._counted.pop(oid, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
@@ -171,16 +172,17 @@ class Launcher:
     async def _put_statistics(self) -> None:
         workers: list[tuple[int, int | None, WorkerFields]] = []
         counters: list[tuple[int, Counters]] = []
-        # Looking at a publisher takes its time, and runners come and go meanwhile.
+        publishers = {oid: combined(found, ()) for oid, found in self._monitors.looks().items()}
         for oid, runner in list(self.runners.items()):
-            monitor = self._monitors.get(oid)
-            if runner.apply is not None and monitor is not None:
-                figures = runner.apply.figures
-                server = await monitor.look()
+            told = dict(runner.lasting)
+            figures = runner.apply.figures if runner.apply is not None else None
+            if figures is not None:
+                told |= {warning.message: warning for warning in figures.warnings(time.monotonic())}
+            publisher = publishers[oid] = combined(publishers.get(oid), list(told.values()))
+            if figures is not None:
                 fields = _fields(figures)
-                if server is not None:
-                    fields["publisher_lsn"] = max(server.current_lsn, figures.publisher_lsn)
-                    fields["retained_wal_bytes"] = server.retained_bytes
+                if publisher.current_lsn is not None:
+                    fields["publisher_lsn"] = max(publisher.current_lsn, figures.publisher_lsn)
                 workers.append((oid, None, fields))
                 counters.append((oid, self._new_counts(oid, figures)))
                 if figures.caught_up or figures.batches:
@@ -189,7 +191,7 @@ class Launcher:
                 fields = _fields(worker.figures)
                 fields["sync_state"], fields["sync_lsn"] = runner.handover.state(relid) or (None, None)
                 workers.append((oid, relid, fields))
-        await self._catalog.put_statistics(workers=workers, counters=counters)
+        await self._catalog.put_statistics(workers=workers, counters=counters, publishers=publishers)
 
     async def _clear_error(self, oid: int, runner: Runner) -> None:
         if not runner.error_cleared and not runner.failing:

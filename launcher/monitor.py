@@ -1,64 +1,173 @@
-"""A look at the publisher beside the stream: where its WAL ends, and how much of it the slot holds back."""
+"""Looks at the publishers beside the streams: what `status` shows and warns of, and nothing that is decided by.
+
+Each subscription that has a slot is looked at, a disabled one too: its slot holds WAL back all the same.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from catalog.records import Subscription
+from catalog.records import PublisherStatus, Subscription, Warned
 from pubsub.errors import PubsubError
-from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import SlotInfo, SlotWait
 
 _INTERVAL: Final = 2.0
+#: A disabled subscription's publisher, whose connection is not kept.
+_SELDOM: Final = 30.0
+#: A publisher that does not answer for so long is asked again later.
+_PATIENCE: Final = 30.0
+#: The part of what a slot may hold back from which on it is warned of.
+_NEARLY: Final = 0.8
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """`retained_bytes` is the WAL from the slot's restart_lsn on; None without a slot."""
+@dataclass(slots=True)
+class _Watch:
+    subscription: Subscription
+    task: asyncio.Task[None]
+    last: PublisherStatus | None = None
 
-    current_lsn: Lsn
-    retained_bytes: int | None
 
+class Monitors:
+    """A task and a connection for each subscription that is watched.  They never fail: they are for people."""
 
-class Monitor:
-    """One connection to the publisher, kept; asked every other second at most.  It never fails: it is for people."""
+    def __init__(self) -> None:
+        self._watches: dict[int, _Watch] = {}
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        self._connection: Connection | None = None
-        self._last: Look | None = None
-        self._asked_at = -1e9
+    def watch(self, subscriptions: Iterable[Subscription]) -> None:
+        """Watch these and no others, as they are now."""
+        wanted = {s.oid: s for s in subscriptions if s.slot_name is not None and not s.dropping}
+        for oid in [oid for oid, watch in self._watches.items() if wanted.get(oid) != watch.subscription]:
+            self._watches.pop(oid).task.cancel()
+        for oid, subscription in wanted.items():
+            if oid not in self._watches:
+                task = asyncio.create_task(self._look_regularly(subscription), name=f"monitor {subscription.name}")
+                self._watches[oid] = _Watch(subscription, task)
 
-    async def look(self) -> Look | None:
-        """The latest look; None while the publisher can not be asked."""
-        if time.monotonic() - self._asked_at >= _INTERVAL:
-            self._asked_at = time.monotonic()
-            try:
-                self._last = await self._ask()
-            except PubsubError as error:
-                log.debug("publisher could not be asked", subscription=self._subscription.name, reason=error.message)
-                await self.close()
-                self._last = None
-        return self._last
+    def looks(self) -> dict[int, PublisherStatus | None]:
+        """The latest looks; None where the publisher could not be asked."""
+        return {oid: watch.last for oid, watch in self._watches.items()}
 
     async def close(self) -> None:
-        """Let the connection go."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await connection.close()
+        """End them all."""
+        tasks = [watch.task for watch in self._watches.values()]
+        self._watches.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self) -> Look:
-        if self._connection is None:
-            self._connection = await Connection.connect(self._subscription.conninfo, application_name="pubsub monitor")
-        current = await definitions.current_wal_lsn(self._connection)
-        slot = None
-        if self._subscription.slot_name is not None:
-            slot = await definitions.slot_info(self._connection, self._subscription.slot_name)
-        return Look(current, slot.retained_bytes if slot is not None else None)
+    async def _look_regularly(self, subscription: Subscription) -> None:
+        connection: Connection | None = None
+        try:
+            while True:
+                found: PublisherStatus | None = None
+                try:
+                    async with asyncio.timeout(_PATIENCE):
+                        if connection is None or connection.closed:
+                            connection = await Connection.connect(
+                                subscription.conninfo, application_name="pubsub monitor"
+                            )
+                        found = await look(connection, subscription)
+                except (PubsubError, TimeoutError) as error:
+                    log.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
+                    if connection is not None:
+                        await connection.close()
+                if (watch := self._watches.get(subscription.oid)) is not None and watch.subscription is subscription:
+                    watch.last = found
+                if not subscription.enabled and connection is not None:
+                    await connection.close()
+                await asyncio.sleep(_INTERVAL if subscription.enabled else _SELDOM)
+        finally:
+            if connection is not None:
+                await connection.close()
+
+
+async def look(connection: Connection, subscription: Subscription) -> PublisherStatus:
+    """One look at the publisher.  Raises what queries raise."""
+    current = await definitions.current_wal_lsn(connection)
+    slot = None
+    if subscription.slot_name is not None:
+        slot = await definitions.slot_info(connection, subscription.slot_name)
+    warnings = []
+    if slot is not None and (warned := about_slot(slot)) is not None:
+        warnings.append(warned)
+    if missing := await definitions.missing_publications(connection, subscription.publications):
+        names = ", ".join(f'"{name}"' for name in missing)
+        warnings.append(
+            Warned(
+                f"publication {names} does not exist on the publisher"
+                if len(missing) == 1
+                else f"publications {names} do not exist on the publisher",
+                hint="Create it again, or take it out with ALTER SUBSCRIPTION ... DROP PUBLICATION.",
+            )
+        )
+    waits = await definitions.slot_waits(connection, f"pg\\_{subscription.oid}\\_sync\\_%")
+    return PublisherStatus(
+        current_lsn=current,
+        retained_wal_bytes=slot.retained_bytes if slot is not None else None,
+        safe_wal_bytes=slot.safe_wal_size if slot is not None else None,
+        wal_status=slot.wal_status if slot is not None else None,
+        warnings=tuple(warnings),
+        waits={wait.slot: about_wait(wait) for wait in waits},
+    )
+
+
+def about_slot(slot: SlotInfo) -> Warned | None:
+    """A warning before max_slot_wal_keep_size loses the slot."""
+    kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
+    if safe is None or slot.wal_status == "lost":
+        return None
+    if slot.wal_status != "unreserved" and kept < _NEARLY * (kept + max(safe, 0)):
+        return None
+    left = f"after {safe} bytes more" if safe > 0 else "at the next checkpoint"
+    return Warned(
+        f'replication slot "{slot.name}" retains {kept} bytes of WAL and is lost {left}',
+        detail=f"Its wal_status is {slot.wal_status}.",
+        hint='Let the subscription catch up, or raise "max_slot_wal_keep_size" on the publisher.',
+    )
+
+
+def about_wait(wait: SlotWait) -> Warned:
+    """What a slot that is being made waits for."""
+    message = f'replication slot "{wait.slot}" can not be created yet'
+    if wait.xid is None:
+        return Warned(
+            message,
+            detail="The publisher is a standby, and waits for its primary to say which transactions run.",
+            hint="SELECT pg_log_standby_snapshot() on the primary.",
+        )
+    if wait.gid is not None:
+        return Warned(
+            message,
+            detail=f'It waits for transaction {wait.xid}, prepared as "{wait.gid}"{_since(wait.age)}.',
+            hint="COMMIT PREPARED or ROLLBACK PREPARED on the publisher.",
+        )
+    who = f' of "{wait.application}"' if wait.application else ""
+    role = f', role "{wait.user}"' if wait.user else ""
+    return Warned(
+        message,
+        detail=f"It waits for transaction {wait.xid} of process {wait.pid}{who}{role}{_since(wait.age)}"
+        + (f", {wait.state}." if wait.state else "."),
+        hint=f"End that transaction on the publisher; SELECT pg_terminate_backend({wait.pid}) does.",
+    )
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", open for {seconds:.0f} s"
+
+
+def combined(look: PublisherStatus | None, more: Sequence[Warned]) -> PublisherStatus:
+    """A look with what the stream itself was warned of."""
+    found = look or PublisherStatus()
+    return PublisherStatus(
+        found.current_lsn, found.retained_wal_bytes, found.safe_wal_bytes, found.wal_status,
+        (*found.warnings, *more), found.waits,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ launcher's, so that a failing apply worker does not hold back copies.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.handover import Handover
 from apply.worker import ApplyWorker, StartAgain
-from catalog.records import Subscription, SubscriptionRel
+from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import cause_of, typed
@@ -53,6 +54,8 @@ class Runner:
         self.handover = handover
         self.error_cleared = False
         """Whether the last failure is known to be overcome."""
+        self.lasting: dict[str, Warned] = {}
+        """What the publisher warned of that has not passed with the worker that it told."""
         self._around = around
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
@@ -120,6 +123,7 @@ class Runner:
                         await self._disable()
                         return
                 finally:
+                    self.lasting |= {w.message: w for at, w in worker.figures.warned.values() if at == math.inf}
                     self.apply = None
                 await self._pause(self._around.settings.wal_retrieve_retry_interval)
 

@@ -14,14 +14,15 @@ from typing import Final, assert_never
 from catalog.records import NewSubscription, Subscription
 from launcher import optioneffects, targets
 from launcher.altersubscription import alter
+from launcher.monitor import about_wait
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions
-from pubsub.publisher.connection import Connection
+from pubsub.publisher.connection import SERVER_17, Connection
 from pubsub.publisher.conninfo import parse_conninfo
-from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
+from pubsub.publisher.replication import SystemIdentity, alter_slot, create_slot, drop_slot, identify_system
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
 from pubsub.sql.typechoices import TypeChoices
 
@@ -30,6 +31,9 @@ _SLOT_HINTS: Final = (
     ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
     ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
 )
+
+#: How long a slot may take before it is looked what it waits for, in seconds.
+_SLOT_PATIENCE: Final = 2.0
 
 
 async def execute(session: Session, statement: CreateSubscription | AlterSubscription | DropSubscription) -> str:
@@ -71,6 +75,8 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     options = statement.options
     identity = await identify_system(connection)
     await targets.check_publications(connection, statement.publications)
+    if options.origin == "none" and options.copy_data:
+        await targets.warn_of_foreign_rows(session, connection, statement.name, statement.publications)
     row = _row(statement, identity, connection.dbname)
     choices = TypeChoices.parse(options.types)
     published = await targets.published_tables(connection, statement.publications)
@@ -95,7 +101,10 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         lsn = await _create_slot(session, statement, connection, slot, two_phase=at_once)
         if at_once:
             row = replace(row, options=replace(row.options, two_phase_state="e"))
-    elif row.slot_name is not None and not options.copy_data:
+    elif row.slot_name is not None:
+        if options.failover or connection.server_version >= SERVER_17:
+            # A slot that was made beforehand gets what the subscription says.
+            await alter_slot(connection, row.slot_name, failover=options.failover)
         found = await definitions.slot_info(connection, row.slot_name)
         lsn = found.confirmed_flush_lsn if found is not None else None
     relations = [one.relation(copy_data=options.copy_data, lsn=lsn) for one in plans]
@@ -118,6 +127,7 @@ async def _create_slot(
 ) -> Lsn:
     """Make the subscription's slot, and return its consistent point."""
     there = await definitions.slot_info(connection, slot) is not None
+    telling = asyncio.create_task(_tell_what_it_waits_for(session, statement, slot))
     try:
         return (
             await create_slot(
@@ -133,6 +143,26 @@ async def _create_slot(
             async with await session.connect(statement.name, statement.connection) as another:
                 await drop_slot(another, slot, missing_ok=True, wait=True)
         raise
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+
+
+async def _tell_what_it_waits_for(session: Session, statement: CreateSubscription, slot: str) -> None:
+    """A NOTICE for each transaction on the publisher that keeps the slot from being made: the command waits for its end."""
+    told: set[str] = set()
+    try:
+        await asyncio.sleep(_SLOT_PATIENCE)
+        async with await session.connect(statement.name, statement.connection) as connection:
+            while True:
+                for wait in await definitions.slot_waits(connection, slot.replace("_", "\\_")):
+                    warned = about_wait(wait)
+                    if (who := f"{wait.xid} {wait.pid}") not in told:
+                        told.add(who)
+                        session.notice(warned.message, detail=warned.detail, hint=warned.hint)
+                await asyncio.sleep(_SLOT_PATIENCE)
+    except PubsubError as error:
+        session.notice(f"what the slot waits for is not known: {error.message}", "LOG")
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:

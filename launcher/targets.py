@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from catalog.records import NewRelation
 from catalog.states import RelState
 from catalog.store import Catalog
+from launcher.session import Session
 from pubsub.errors import (
     DuplicateObject,
     FeatureNotSupported,
@@ -77,6 +78,27 @@ async def check_publications(connection: Connection, publications: Sequence[str]
     raise UndefinedObject(
         f"{what} not exist on the publisher",
         hint=f'Create it in database "{connection.dbname}" with CREATE PUBLICATION, or correct the name.',
+    )
+
+
+async def warn_of_foreign_rows(
+    session: Session,
+    connection: Connection,
+    subscription: str,
+    publications: Sequence[str],
+    besides: Collection[str] = (),
+) -> None:
+    """origin = none with a copy (subscriptioncmds.c: check_publications_origin): a copy takes all rows, whosever they are."""
+    found = await definitions.publications_with_foreign_rows(connection, publications, list(besides))
+    if not found:
+        return
+    names = ", ".join(f'"{name}"' for name in found)
+    what = f"a publication ({names}) that contains" if len(found) == 1 else f"publications ({names}) that contain"
+    session.notice(
+        f'subscription "{subscription}" requested copy_data with origin = NONE but might copy data that had a different origin',
+        "WARNING",
+        detail=f"The subscription being created subscribes to {what} tables that are written to by other subscriptions.",
+        hint="Verify that initial data copied from the publisher tables did not come from other origins.",
     )
 
 

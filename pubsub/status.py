@@ -6,12 +6,21 @@ not shown as if it were so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from catalog.daemon import running_daemon
-from catalog.records import CopyProgress, State, Subscription, SubscriptionRel, SubscriptionStats, WorkerStats
+from catalog.records import (
+    CopyProgress,
+    PublisherStatus,
+    State,
+    Subscription,
+    SubscriptionRel,
+    SubscriptionStats,
+    Warned,
+    WorkerStats,
+)
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -29,11 +38,19 @@ class TableStatus:
     rows_estimated: int | None
     error: str | None
     hint: str | None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
+    waiting: Warned | None = None
+    """What its initial copy waits for on the publisher."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """LSNs None and lags None: not known, as without a worker."""
+    """LSNs None and lags None: not known, as without a worker.
+
+    `retained_wal_bytes`: WAL that the slot holds back on the publisher; `safe_wal_bytes`: what may still be written before
+    max_slot_wal_keep_size loses it (None: no limit).
+    """
 
     name: str
     enabled: bool
@@ -45,10 +62,14 @@ class SubscriptionStatus:
     lag_seconds: float | None
     retained_wal_bytes: int | None
     error: str | None
+    detail: str | None
     hint: str | None
     workers: int
     rows_applied: int
     tables: tuple[TableStatus, ...]
+    safe_wal_bytes: int | None = None
+    wal_status: str | None = None
+    warnings: tuple[Warned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +113,54 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
     origin = next((o.remote_lsn for o in state.origins if o.subid == oid and o.relid is None), INVALID_LSN)
     syncing = {w.relid: w for w in workers if w.relid is not None}
     copies = {c.relid: c for c in state.copies if c.subid == oid}
+    publisher = state.publishers.get(oid, PublisherStatus()) if alive else PublisherStatus()
+
+    def table(relation: SubscriptionRel) -> TableStatus:
+        worker = syncing.get(relation.relid)
+        follower = apply if relation.state in (RelState.SYNCDONE, RelState.READY) else worker
+        return _table(
+            relation,
+            copies.get(relation.relid),
+            worker,
+            follower,
+            publisher,
+            apply.publisher_lsn or publisher.current_lsn,
+        )
+
     return SubscriptionStatus(
         name=subscription.name,
         enabled=subscription.enabled,
         slot=subscription.slot_name,
         received_lsn=apply.received_lsn,
         flush_lsn=max(apply.flush_lsn or INVALID_LSN, origin) or None,
-        publisher_lsn=apply.publisher_lsn,
+        publisher_lsn=apply.publisher_lsn or publisher.current_lsn,
         lag_bytes=apply.lag_bytes,
         lag_seconds=apply.lag_seconds,
-        retained_wal_bytes=apply.retained_wal_bytes,
+        retained_wal_bytes=publisher.retained_wal_bytes,
+        safe_wal_bytes=publisher.safe_wal_bytes,
+        wal_status=publisher.wal_status,
+        warnings=publisher.warnings,
         error=statistics.error,
+        detail=statistics.error_detail,
         hint=statistics.error_hint,
         workers=len(workers),
         rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
-        tables=tuple(_table(r, copies.get(r.relid), syncing.get(r.relid)) for r in state.relations if r.subid == oid),
+        tables=tuple(table(r) for r in state.relations if r.subid == oid),
     )
 
 
-def _table(relation: SubscriptionRel, copy: CopyProgress | None, worker: WorkerStats | None) -> TableStatus:
-    """A table's stored state, or the w or c that its sync worker is in while f is stored."""
+def _table(
+    relation: SubscriptionRel,
+    copy: CopyProgress | None,
+    worker: WorkerStats | None,
+    follower: WorkerStats | None,
+    publisher: PublisherStatus,
+    publisher_lsn: Lsn | None,
+) -> TableStatus:
+    """A table's stored state, or the w or c that its sync worker is in while f is stored.
+
+    `follower` is the worker that writes what the stream brings, if one does: the table lags as it does.
+    """
     table_state, lsn = relation.state.value, relation.lsn
     if worker is not None and worker.sync_state is not None and relation.state is RelState.FINISHEDCOPY:
         table_state, lsn = worker.sync_state, worker.sync_lsn
@@ -124,7 +173,16 @@ def _table(relation: SubscriptionRel, copy: CopyProgress | None, worker: WorkerS
         rows_estimated=estimated,
         error=relation.error,
         hint=relation.error_hint,
+        lag_bytes=_lag(publisher_lsn, follower),
+        lag_seconds=follower.lag_seconds if follower is not None else None,
+        waiting=publisher.waits.get(relation.sync_slot or ""),
     )
+
+
+def _lag(publisher_lsn: Lsn | None, follower: WorkerStats | None) -> int | None:
+    if follower is None or follower.flush_lsn is None or publisher_lsn is None:
+        return None
+    return max(0, int(publisher_lsn) - int(follower.flush_lsn))
 
 
 def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
@@ -138,7 +196,11 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
         "lag_bytes": one.lag_bytes,
         "lag_seconds": one.lag_seconds,
         "retained_wal_bytes": one.retained_wal_bytes,
+        "safe_wal_bytes": one.safe_wal_bytes,
+        "wal_status": one.wal_status,
+        "warnings": [asdict(warning) for warning in one.warnings],
         "error": one.error,
+        "detail": one.detail,
         "hint": one.hint,
         "workers": one.workers,
         "rows_applied": one.rows_applied,
@@ -151,6 +213,9 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
                 "rows_estimated": table.rows_estimated,
                 "error": table.error,
                 "hint": table.hint,
+                "lag_bytes": table.lag_bytes,
+                "lag_seconds": table.lag_seconds,
+                "waiting": asdict(table.waiting) if table.waiting is not None else None,
             }
             for table in one.tables
         ],

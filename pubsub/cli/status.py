@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from catalog.records import Warned
 from pubsub.node import Node
 from pubsub.status import NodeStatus, SubscriptionStatus, TableStatus
 
@@ -18,6 +20,8 @@ _STATES: Final = {
     "i": "waiting to be copied",
     "d": "being copied",
     "f": "copied",
+    "w": "waiting for apply",
+    "c": "catching up",
     "s": "synchronized",
     "r": "ready",
 }
@@ -78,11 +82,7 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
 
     heading = Text(one.name, style="bold")
     heading.append("" if one.enabled else "  disabled", style="yellow")
-    lag = (
-        f"lag {size(one.lag_bytes)}, {one.lag_seconds:.1f} s"
-        if one.lag_bytes is not None and one.lag_seconds is not None
-        else "lag unknown"
-    )
+    lag = f"lag {behind(one.lag_bytes, one.lag_seconds)}"
     facts = [
         f"slot {one.slot or '(none)'}",
         f"received {one.received_lsn or '-'}",
@@ -93,30 +93,51 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
         f"workers {one.workers}",
     ]
     parts: list[Any] = [heading, Text("  " + "  ".join(facts))]
-    parts += _failure(one.error, one.hint, "  ")
+    parts += _failure(one.error, one.hint, "  ", one.detail)
+    for warning in one.warnings:
+        parts += _warning(warning, "  ")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
     table.add_column("table")
     table.add_column("state")
     table.add_column("LSN")
     table.add_column("rows copied", justify="right")
+    table.add_column("lag", justify="right")
     for row in one.tables:
         style = "red" if row.error else "green" if row.state == "r" else ""
         state = f"{row.state} {_STATES.get(row.state, '')}"
-        table.add_row(Text(row.name), Text(state, style=style), str(row.lsn or "-"), copied(row))
+        table.add_row(
+            Text(row.name),
+            Text(state, style=style),
+            str(row.lsn or "-"),
+            copied(row),
+            behind(row.lag_bytes, row.lag_seconds, "-"),
+        )
     if one.tables:
         parts.append(table)
     for row in one.tables:
         if row.error:
             parts += _failure(f"{row.name}: {row.error}", row.hint, "    ")
+        if row.waiting is not None:
+            parts += _warning(replace(row.waiting, message=f"{row.name}: {row.waiting.message}"), "    ")
     return parts
 
 
-def _failure(error: str | None, hint: str | None, indent: str) -> list[Any]:
+def _warning(warning: Warned, indent: str) -> list[Any]:
+    from rich.text import Text
+
+    lines = [Text(f"{indent}WARNING:  {warning.message}", style="yellow")]
+    rest = [("DETAIL", warning.detail), ("HINT", warning.hint)]
+    return lines + [Text(f"{indent}{label}:  {text}") for label, text in rest if text]
+
+
+def _failure(error: str | None, hint: str | None, indent: str, detail: str | None = None) -> list[Any]:
     from rich.text import Text
 
     lines = []
     if error:
         lines.append(Text(f"{indent}ERROR:  {error}", style="red"))
+    if error and detail:
+        lines.append(Text(f"{indent}DETAIL:  {detail}"))
     if error and hint:
         lines.append(Text(f"{indent}HINT:  {hint}"))
     return lines
@@ -129,6 +150,13 @@ def copied(table: TableStatus) -> str:
     if table.state in ("i", "d") and table.rows_estimated:
         return f"{table.rows_copied:,} of ~{table.rows_estimated:,}"
     return f"{table.rows_copied:,}"
+
+
+def behind(nbytes: int | None, seconds: float | None, unknown: str = "unknown") -> str:
+    """A lag, in bytes and seconds."""
+    if nbytes is None:
+        return unknown
+    return size(nbytes) if seconds is None else f"{size(nbytes)}, {seconds:.1f} s"
 
 
 def size(count: int | None) -> str:

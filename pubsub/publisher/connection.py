@@ -95,6 +95,9 @@ class Connection:
         self._lock = asyncio.Lock()
         self._closed = False
         self._waiting: dict[Callable[[int], bool], asyncio.Future[None]] = {}
+        pgconn.notice_handler = self._noticed
+        self.on_warning: Callable[[PublisherError], None] | None = None
+        """Gets the server's warnings, with their fields; it must not raise.  Other notices are nobody's."""
         self.server_version: Final = pgconn.server_version
         """libpq's number: 180004 is 18.4."""
         self.backend_pid: Final = pgconn.backend_pid
@@ -250,6 +253,12 @@ class Connection:
             hint=field(DiagnosticField.MESSAGE_HINT),
             context=field(DiagnosticField.CONTEXT),
         )
+
+    def _noticed(self, result: PGresult) -> None:
+        if self.on_warning is not None and result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) == b"WARNING":
+            warning = self.error_of(result)
+            if isinstance(warning, PublisherError):
+                self.on_warning(warning)
 
     async def _ready(self, add: Callable[[int, Callable[[], None]], object], remove: Callable[[int], bool]) -> None:
         self.check_open()

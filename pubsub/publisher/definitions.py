@@ -145,6 +145,23 @@ class CopyProgress:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class SlotWait:
+    """A slot that is being made, and the transaction that it waits for.  `xid` None: a standby's, for its primary.
+
+    `age` in seconds; what the role may not see of another's session is None, and so is `pid` of a prepared transaction.
+    """
+
+    slot: str
+    xid: int | None
+    pid: int | None
+    user: str | None
+    application: str | None
+    state: str | None
+    age: float | None
+    gid: str | None
+
+
 async def server_info(connection: Connection) -> ServerInfo:
     (row,) = await connection.query(_SERVER_INFO)
     version, wal_level, slots, used_slots, senders, used_senders, identifier, database, encoding, recovery, user = row
@@ -175,6 +192,17 @@ async def missing_publications(connection: Connection, names: Sequence[str]) -> 
     rows = await connection.query(_EXISTING_PUBLICATIONS, [list(names)])
     existing = {row[0] for row in rows}
     return [name for name in dict.fromkeys(names) if name not in existing]
+
+
+async def publications_with_foreign_rows(
+    connection: Connection, names: Sequence[str], besides: Sequence[str]
+) -> list[str]:
+    """The publications with tables that subscriptions of the publisher write (subscriptioncmds.c: check_publications_origin).
+
+    `besides`: tables that do not count, as schema.table in SQL.
+    """
+    rows = await connection.query(_FOREIGN_ROWS, [list(names), list(besides)])
+    return [_str(row[0]) for row in rows]
 
 
 async def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
@@ -291,6 +319,30 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     )
 
 
+async def advance_slot(connection: Connection, slot: str) -> Lsn:
+    """Move a slot that no one reads to the end of the WAL; where it then stands.  Raises PublisherError."""
+    (row,) = await connection.query(f"SELECT end_lsn FROM pg_replication_slot_advance($1::name, {_END_OF_WAL})", [slot])
+    return Lsn.parse(_str(row[0]))
+
+
+async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
+    """The slots with names LIKE `pattern` that are being made and wait (snapbuild.c: SnapBuildWaitSnapshot)."""
+    rows = await connection.query(_SLOT_WAITS, [pattern])
+    return [
+        SlotWait(
+            slot=_str(slot),
+            xid=None if xid is None else int(xid),
+            pid=None if pid is None else int(pid),
+            user=user,
+            application=application,
+            state=state,
+            age=None if age is None else float(age),
+            gid=gid,
+        )
+        for slot, xid, pid, user, application, state, age, gid in rows
+    ]
+
+
 async def slot_user(connection: Connection, slot: str) -> str | None:
     """Who reads from the slot, in a sentence; None if no one does."""
     rows = await connection.query(_SLOT_USER, [slot])
@@ -386,6 +438,18 @@ SELECT c.oid, n.nspname, c.relname,
  ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C", published.pubname COLLATE "C"
 """
 
+_FOREIGN_ROWS: Final = """
+SELECT DISTINCT p.pubname
+  FROM pg_publication p, LATERAL pg_get_publication_tables(p.pubname) gpt
+  JOIN pg_subscription_rel sr
+    ON gpt.relid = sr.srrelid
+    OR gpt.relid IN (SELECT relid FROM pg_partition_ancestors(sr.srrelid) UNION SELECT relid FROM pg_partition_tree(sr.srrelid))
+  JOIN pg_class c ON c.oid = gpt.relid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = ANY ($1::text[]) AND NOT format('%I.%I', n.nspname, c.relname) = ANY ($2::text[])
+ ORDER BY 1
+"""
+
 _COLUMNS: Final = """
 WITH RECURSIVE types AS (
     SELECT t.oid AS declared, t.oid, t.typtype, -1 AS typmod, t.typbasetype, t.typtypmod FROM pg_type t
@@ -452,6 +516,22 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
  WHERE s.slot_name = $1::text
+"""
+
+# The walsender that makes a slot waits for the lock of each transaction that ran when it began; on a standby, first for a
+# record of the primary's.  A virtual transaction has no lock of this kind: it is not waited for.
+_SLOT_WAITS: Final = """
+SELECT slot.name, l.transactionid, holder.pid, a.usename, a.application_name, a.state,
+       extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start)), p.gid
+  FROM pg_stat_activity w
+  JOIN LATERAL (SELECT substring(w.query FROM '^CREATE_REPLICATION_SLOT "([^"]+)"') AS name) slot ON slot.name LIKE $1::text
+  LEFT JOIN pg_locks l ON l.pid = w.pid AND l.locktype = 'transactionid' AND NOT l.granted
+  LEFT JOIN pg_locks holder ON holder.locktype = 'transactionid' AND holder.transactionid = l.transactionid
+                           AND holder.granted AND holder.mode = 'ExclusiveLock'
+  LEFT JOIN pg_stat_activity a ON a.pid = holder.pid
+  LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
+ WHERE w.backend_type = 'walsender' AND w.state = 'active'
+   AND (l.pid IS NOT NULL OR pg_is_in_recovery() AND w.query_start < clock_timestamp() - interval '3 s')
 """
 
 _SLOT_USER: Final = """

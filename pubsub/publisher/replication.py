@@ -19,7 +19,7 @@ from typing import Final
 import psycopg
 from psycopg.pq import ExecStatus
 
-from pubsub.errors import ConnectionFailure, ProtocolViolation, PublisherError
+from pubsub.errors import ConnectionFailure, FeatureNotSupported, ProtocolViolation, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
 from pubsub.protocol.lsn import Lsn
@@ -123,6 +123,22 @@ async def drop_slot(connection: Connection, name: str, *, missing_ok: bool = Fal
             return False
         raise _explained(error, f'could not drop replication slot "{name}" on publisher') from error
     return True
+
+
+async def alter_slot(
+    connection: Connection, name: str, *, failover: bool | None = None, two_phase: bool | None = None
+) -> None:
+    """Change what is not None.  Raises PublisherError; FeatureNotSupported for what the server does not know."""
+    for option, value, version in (("failover", failover, 17), ("two_phase", two_phase, 18)):
+        if value is not None and connection.server_version < version * 10000:
+            raise FeatureNotSupported(
+                f'the publisher can not alter option "{option}" of replication slots before version {version}',
+                hint="Drop the subscription, and create it with the option." if option == "two_phase" else None,
+            )
+    try:
+        await connection.execute(commands.alter_replication_slot(name, failover=failover, two_phase=two_phase))
+    except PublisherError as error:
+        raise _explained(error, f'could not alter replication slot "{name}"') from error
 
 
 async def start(connection: Connection, slot: str, start_lsn: int, options: Mapping[str, str]) -> ReplicationStream:

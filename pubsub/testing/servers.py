@@ -267,7 +267,16 @@ class EmbeddedPostgres:
         standby = EmbeddedPostgres(self.version, settings={**given, **(settings or {})}, password=self.password)
         try:
             ran = subprocess.run(
-                [str(self.bin("pg_basebackup")), "-d", self.conninfo(), "-D", str(standby.data_dir), "-c", "fast", "--no-sync"],
+                [
+                    str(self.bin("pg_basebackup")),
+                    "-d",
+                    self.conninfo(),
+                    "-D",
+                    str(standby.data_dir),
+                    "-c",
+                    "fast",
+                    "--no-sync",
+                ],
                 capture_output=True,
                 text=True,
                 check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -44,7 +45,8 @@ class Pair:
         """Until the standby has all that the primary has written."""
         ((lsn,),) = self.primary.query("SELECT pg_current_wal_lsn()::text")
         wait_until(
-            lambda: self.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)], "the standby's replay"
+            lambda: self.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)],
+            "the standby's replay",
         )
 
     def close(self) -> None:
@@ -81,7 +83,7 @@ def synced(pair: Pair, slot: str) -> bool:
 
 
 def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
-    follower.subscribe(failover="true")
+    follower.subscribe(failover="true", target="'failover'")
     pair.write(pair.primary, 5)
     follower.assert_equal("t", "log")
     wait_until(lambda: synced(pair, follower.name), "the slot on the standby")
@@ -97,9 +99,7 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     follower.assert_equal("t", "log")
     ((count,),) = follower.query("SELECT count(*) FROM log")
     assert count == 50
-    (row,) = follower.node.fetch(
-        f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{follower.name}'"
-    )
+    (row,) = follower.node.fetch(f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{follower.name}'")
     assert row["publisher_timeline"] == 2
     wait_until(lambda: follower.node.statistics(follower.name)["error"] is None, "the error to be overcome")
     # And back to the old primary, which knows nothing of all this: refused, and nothing is lost.
@@ -111,3 +111,70 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     move(follower, pair.standby)
     pair.write(pair.standby, 1)
     follower.assert_equal("t", "log")
+
+
+def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
+    """Without synchronized_standby_slots a subscriber may run ahead of the standby: told, and not papered over."""
+    pair = Pair("18")
+    try:
+        replica = Replica(node, Database(pair.primary, "postgres"))
+        replica.subscribe(failover="true", target="'ahead'")
+        replica.assert_equal("t", "log")
+        wait_until(lambda: synced(pair, replica.name), "the slot on the standby")
+        pair.replayed()
+        pair.standby.query("SELECT pg_wal_replay_pause()")
+        pair.standby.stop("immediate")
+        pair.write(pair.primary, 3)
+        replica.assert_equal("t", "log")
+        pair.primary.kill()
+        pair.standby.start()
+        pair.standby.promote()
+        # Its WAL goes on past where ours ended: other transactions, in the same place.
+        pair.write(pair.standby, 20)
+        move(replica, pair.standby)
+        wait_until(lambda: "left timeline 1" in replica.error(), "the reason", 60)
+        (row,) = replica.node.fetch(f"SELECT error_hint FROM pg_stat_subscription WHERE subname = '{replica.name}'")
+        assert "RESYNC TABLE" in row["error_hint"]
+        replica.alter("RESYNC TABLE t, log")
+        pair.write(pair.standby, 1)
+        replica.assert_equal("t", "log")
+        replica.drop()
+    finally:
+        pair.close()
+
+
+def test_a_standby_publishes(node: RunningNode) -> None:
+    """From 16 on; it is promoted while it publishes, and the stream goes on."""
+    pair = Pair("16")
+    try:
+        replica = Replica(node, Database(pair.standby, "postgres"))
+        stop = threading.Event()
+
+        def beat() -> None:
+            """A slot on a standby begins where the primary says which transactions run."""
+            while not stop.wait(0.5):
+                pair.primary.query("SELECT pg_log_standby_snapshot()")
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        try:
+            replica.subscribe(target="'standby'")
+            pair.write(pair.primary, 3)
+            pair.replayed()
+            replica.assert_equal("t", "log")
+        finally:
+            stop.set()
+            beating.join()
+        pair.write(pair.primary, 3)
+        pair.replayed()
+        replica.assert_equal("t", "log")
+        pair.standby.promote()
+        pair.write(pair.standby, 3)
+        replica.assert_equal("t", "log")
+        replica.alter("DISABLE")
+        pair.write(pair.standby, 3)
+        replica.alter("ENABLE")
+        replica.assert_equal("t", "log")
+        replica.drop()
+    finally:
+        pair.close()

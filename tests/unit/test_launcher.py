@@ -51,7 +51,7 @@ class FakeCatalog:
     async def clear_subscription_error(self, oid: int) -> None:
         return
 
-    async def put_statistics(self, workers: list[Any], counters: list[Any]) -> None:
+    async def put_statistics(self, workers: list[Any], counters: list[Any], publishers: Any) -> None:
         if self.failures:
             raise self.failures.pop()
         self.statistics.append(workers)
@@ -68,6 +68,7 @@ class FakeRunner:
         self.apply: Any = SimpleNamespace(figures=Figures())
         self.syncing: dict[int, Any] = {}
         self.error_cleared = False
+        self.lasting: dict[str, Any] = {}
         self.changes = 0
         self.ended = asyncio.Event()
         self.number = len(FakeRunner.made)
@@ -88,17 +89,15 @@ class FakeRunner:
         self.changes += 1
 
 
-class FakeMonitor:
-    wait = 0.0
+class FakeMonitors:
+    def watch(self, subscriptions: list[Any]) -> None:
+        return
 
-    def __init__(self, subscription: Any) -> None:
-        self.closed = False
-
-    async def look(self) -> None:
-        await asyncio.sleep(FakeMonitor.wait)
+    def looks(self) -> dict[int, Any]:
+        return {}
 
     async def close(self) -> None:
-        self.closed = True
+        return
 
 
 def subscription(oid: int, *, generation: int = 1, enabled: bool = True) -> Any:
@@ -114,10 +113,10 @@ async def started(catalog: FakeCatalog) -> tuple[Launcher, asyncio.Task[None]]:
 
 def virtual(test: Callable[[], Any]) -> Callable[[], None]:
     def wrapper() -> None:
-        FakeRunner.made, FakeRunner.script, FakeMonitor.wait = [], [], 0.0
+        FakeRunner.made, FakeRunner.script = [], []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launcher.launcher, "Runner", FakeRunner)
-            patch.setattr(launcher.launcher, "Monitor", FakeMonitor)
+            patch.setattr(launcher.launcher, "Monitors", FakeMonitors)
             run(test(), launcher.launcher)
 
     wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
@@ -216,20 +215,5 @@ async def test_statistics_that_can_not_be_stored_end_nothing() -> None:
     await asyncio.sleep(5)
     assert not task.done()
     assert catalog.statistics
-    launched.stop()
-    await task
-
-
-@virtual
-async def test_subscriptions_come_and_go_while_a_publisher_is_asked() -> None:
-    """Runners were once walked through while they changed, and the daemon ended."""
-    catalog = FakeCatalog(subscription(1), subscription(2))
-    FakeMonitor.wait = 0.7
-    launched, task = await started(catalog)
-    for generation in range(2, 12):
-        catalog.listed = [subscription(1), *([subscription(generation)] if generation % 2 else [])]
-        catalog.counter += 1
-        await asyncio.sleep(1.3)
-        assert not task.done()
     launched.stop()
     await task

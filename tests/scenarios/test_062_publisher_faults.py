@@ -1,0 +1,295 @@
+"""What can happen to a publisher under a subscription: each is told with its reason and a hint, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import Replica, RunningNode, wait_until
+
+
+on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+    """A server to do as one likes with, of PostgreSQL 18 unless a test says otherwise."""
+    with EmbeddedPostgres(getattr(request, "param", "18"), settings={"max_prepared_transactions": 5}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, n int); CREATE TABLE u (id int PRIMARY KEY)")
+        server.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g; CREATE PUBLICATION p FOR TABLE t, u")
+        yield server
+
+
+class Followed(Replica):
+    """All these databases have one name: each subscription has a folder of its own."""
+
+    def subscribe(self, publication: str = "p", **options: object) -> None:
+        super().subscribe(publication, target=f"'{self.name}'", **options)
+
+
+@pytest.fixture
+def replica(node: RunningNode, server: EmbeddedPostgres) -> Iterator[Replica]:
+    replica = Followed(node, Database(server, "postgres"))
+    yield replica
+    if replica.created:
+        replica.alter("DISABLE")
+        replica.alter("SET (slot_name = NONE)")
+        replica.drop()
+
+
+def status(replica: Replica) -> dict[str, Any]:
+    found = replica.node.run(replica.node._node.status()).as_json()["subscriptions"]
+    return next(one for one in found if one["name"] == replica.name)
+
+
+def failure(replica: Replica, part: str) -> dict[str, Any]:
+    """What status says once the error with `part` is there; pg_stat_subscription says the same."""
+
+    def told() -> dict[str, Any] | None:
+        one = status(replica)
+        return one if part in (one["error"] or "") else None
+
+    found = wait_until(told, f"the error {part!r}", 60)
+    (row,) = replica.node.fetch(
+        f"SELECT error, error_hint FROM pg_stat_subscription WHERE subname = '{replica.name}' AND relid IS NULL"
+    )
+    assert part in row["error"]
+    assert row["error_hint"]
+    return found
+
+
+def warned(replica: Replica, part: str) -> dict[str, Any]:
+    def told() -> dict[str, Any] | None:
+        return next((one for one in status(replica)["warnings"] if part in one["message"]), None)
+
+    return wait_until(told, f"the warning {part!r}", 60)
+
+
+def cut(server: EmbeddedPostgres, slot: str) -> None:
+    server.query(f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}'")
+
+
+def resync(replica: Replica) -> None:
+    replica.alter("RESYNC TABLE t, u")
+    replica.execute("UPDATE t SET n = n + 1")
+    replica.assert_equal("t", "u")
+
+
+@on_both
+def test_the_slot_is_dropped_and_made_anew(replica: Replica, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    server.drop_slot(replica.name)
+    replica.execute("UPDATE t SET n = 1")
+    found = failure(replica, f'replication slot "{replica.name}" does not exist')
+    assert "RESYNC TABLE" in found["hint"]
+    # Another one of that name does not have what was written meanwhile: a stock subscriber would go on without it.
+    server.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
+    found = failure(replica, f'replication slot "{replica.name}" begins at')
+    assert "RESYNC TABLE" in found["hint"]
+    server.drop_slot(replica.name)
+    with pytest.raises(Exception, match="does not exist"):
+        replica.alter("RESYNC TABLE t")
+    resync(replica)
+    wait_until(lambda: status(replica)["error"] is None, "the error to be overcome")
+
+
+@on_both
+def test_the_slot_is_lost(node: RunningNode, server: EmbeddedPostgres, replica: Replica) -> None:
+    """max_slot_wal_keep_size: a warning before, the reason after."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.alter("DISABLE")
+    server.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '48MB'")
+    server.execute("ALTER SYSTEM SET max_wal_size = '64MB'")
+    server.query("SELECT pg_reload_conf()")
+    replica.execute("CREATE TABLE filler (b text)", "UPDATE t SET n = 2")
+    for _ in range(3):
+        replica.execute("INSERT INTO filler SELECT repeat(md5(g::text), 30) FROM generate_series(1, 12000) g")
+        server.query("SELECT pg_switch_wal()")
+    replica.alter("RENAME TO " + replica.name)  # it is looked at seldom while it is disabled
+    warning = warned(replica, "retains")
+    assert "max_slot_wal_keep_size" in warning["hint"]
+    assert status(replica)["retained_wal_bytes"] > 30_000_000
+    while server.query(f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{replica.name}'") != [
+        ("lost",)
+    ]:
+        replica.execute("INSERT INTO filler SELECT repeat(md5(g::text), 30) FROM generate_series(1, 12000) g")
+        replica.execute("CHECKPOINT")
+    replica.alter("ENABLE")
+    found = failure(replica, "replication slot" if server.version == "18" else "slot")
+    assert "wal_status is lost" in found["detail"]
+    assert "RESYNC TABLE" in found["hint"]
+    replica.execute("DROP TABLE filler")
+    resync(replica)
+
+
+def test_the_slot_is_in_use(replica: Replica, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.alter("DISABLE")
+    other = psycopg.connect(server.conninfo(replication="database", application_name="thief"), autocommit=True)
+    try:
+        copy = other.pgconn
+        copy.send_query(
+            f"START_REPLICATION SLOT {replica.name} LOGICAL 0/0 (proto_version '1', publication_names 'p')".encode()
+        )
+        wait_until(
+            lambda: (
+                server.query(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{replica.name}'") == [(True,)]
+            ),
+            "the thief",
+        )
+        replica.alter("ENABLE")
+        found = failure(replica, "is active for PID")
+        assert "thief" in found["detail"]
+    finally:
+        other.close()
+    replica.execute("UPDATE t SET n = 3")
+    replica.assert_equal("t", "u")
+    wait_until(lambda: status(replica)["error"] is None, "the error to be overcome")
+
+
+@on_both
+def test_a_publication_is_dropped_and_comes_back(replica: Replica, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.execute("UPDATE t SET n = 4", "DROP PUBLICATION p", "INSERT INTO u VALUES (1)")
+    if server.version == "15":
+        found = failure(replica, 'publication "p" does not exist')
+    else:
+        found = failure(replica, "does not exist on the publisher")
+    assert found["hint"]
+    warned(replica, 'publication "p" does not exist')
+    kept = replica.rows("u")
+    assert kept == []
+    replica.execute("CREATE PUBLICATION p FOR TABLE t, u", "INSERT INTO u VALUES (2)")
+    if server.version == "15":
+        # Its walsender looks publications up as of the change, for ever.
+        found = failure(replica, 'publication "p" does not exist')
+        wait_until(lambda: "RESYNC" in (status(replica)["hint"] or ""), "the hint")
+    else:
+        wait_until(lambda: replica.rows("u") == [{"id": 2}], "the row that is published again")
+        assert "RESYNC" in warned(replica, "skipped loading publication")["hint"]
+    resync(replica)
+
+
+def test_a_publication_is_altered_under_load(replica: Replica, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    replica.execute("INSERT INTO u VALUES (1)")
+    replica.assert_equal("t", "u")
+    replica.execute("ALTER PUBLICATION p DROP TABLE u", "INSERT INTO u VALUES (2)", "UPDATE t SET n = 5")
+    replica.assert_equal("t")
+    assert replica.rows("u") == [{"id": 1}]
+    replica.execute("ALTER PUBLICATION p ADD TABLE u", "INSERT INTO u VALUES (3)")
+    replica.alter("REFRESH PUBLICATION")
+    replica.caught_up()
+    assert sorted(row["id"] for row in replica.rows("u")) == [1, 3]
+    replica.execute("ALTER PUBLICATION p SET (publish = 'insert')", "DELETE FROM t", "INSERT INTO u VALUES (4)")
+    replica.caught_up()
+    assert len(replica.rows("t")) == 50
+    assert sorted(row["id"] for row in replica.rows("u")) == [1, 3, 4]
+
+
+def test_another_cluster_at_the_address(replica: Replica, server: EmbeddedPostgres) -> None:
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    port = server.port
+    server.stop()
+    with EmbeddedPostgres(server.version) as other:
+        other.stop()
+        other.port = port
+        other.start()
+        other.execute("CREATE TABLE t (id int PRIMARY KEY, n int); CREATE TABLE u (id int PRIMARY KEY)")
+        other.execute("CREATE PUBLICATION p FOR TABLE t, u")
+        other.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
+        other.execute("INSERT INTO t VALUES (1000, 0)")
+        found = failure(replica, "is another database system")
+        assert "system identifier" in found["detail"]
+        assert len(replica.rows("t")) == 50
+        other.stop()
+        server.start()
+        replica.execute("INSERT INTO t VALUES (51, 0)")
+        replica.assert_equal("t", "u")
+        # By command it may be followed: every table anew.
+        server.stop()
+        other.start()
+        replica.database = Database(other, "postgres")
+        resync(replica)
+        other.stop()
+    server.start()
+    replica.database = Database(server, "postgres")
+
+
+def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> None:
+    """A server with logical slots does not start so: the slot is gone, too."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.alter("DISABLE")
+    server.drop_slot(replica.name)
+    server._settings["wal_level"] = "replica"
+    server.restart()
+    replica.alter("ENABLE")
+    found = failure(replica, "wal_level")
+    assert "wal_level = logical" in found["hint"]
+    server._settings["wal_level"] = "logical"
+    server.restart()
+    failure(replica, "does not exist")
+    resync(replica)
+
+
+def test_a_transaction_that_stays_open_holds_a_copy_up(replica: Replica, server: EmbeddedPostgres) -> None:
+    """status names it: a slot waits for every transaction that runs when it is made."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    with psycopg.connect(server.conninfo(application_name="forgotten")) as open_one:
+        open_one.execute("INSERT INTO t VALUES (60, 0)")
+        ((xid,),) = open_one.execute("SELECT txid_current()::text").fetchall()
+        pid = open_one.info.backend_pid
+        replica.execute("CREATE TABLE late (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE late")
+        replica.alter("REFRESH PUBLICATION")
+
+        def waiting() -> dict[str, Any] | None:
+            table = next(t for t in status(replica)["tables"] if t["name"] == "public.late")
+            found: dict[str, Any] | None = table["waiting"]
+            return found
+
+        told = wait_until(waiting, "the wait")
+        assert f"transaction {xid} of process {pid}" in told["detail"]
+        assert "forgotten" in told["detail"]
+        assert str(pid) in told["hint"]
+        open_one.commit()
+    replica.assert_equal("t", "u", "late")
+    open_prepared = server.connect()
+    open_prepared.execute("BEGIN")
+    open_prepared.execute("INSERT INTO u VALUES (9)")
+    open_prepared.execute("PREPARE TRANSACTION 'left behind'")
+    replica.execute("CREATE TABLE later (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE later")
+    replica.alter("REFRESH PUBLICATION")
+
+    def prepared() -> bool:
+        table = next(t for t in status(replica)["tables"] if t["name"] == "public.later")
+        return table["waiting"] is not None and "left behind" in table["waiting"]["detail"]
+
+    wait_until(prepared, "the wait for a prepared transaction")
+    open_prepared.execute("COMMIT PREPARED 'left behind'")
+    open_prepared.close()
+    replica.assert_equal("t", "u", "late", "later")
+
+
+def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, server: EmbeddedPostgres) -> None:
+    """worker.c: run_apply_worker: before the stream begins nothing is disabled; a shutdown is no error at all."""
+    replica.subscribe(disable_on_error="true")
+    replica.assert_equal("t", "u")
+    server.stop()
+    failure(replica, "could not connect to the publisher")
+    server.start()
+    replica.execute("UPDATE t SET n = 6")
+    replica.assert_equal("t", "u")
+    assert status(replica)["enabled"]
+    assert replica.node.statistics(replica.name)["apply_error_count"] == 0
