@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-import structlog
-
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
@@ -41,8 +39,6 @@ _UNPUBLISHED_HINT: Final = (
     "What was written while the publication did not exist can not be decoded, though it is there again: use ALTER SUBSCRIPTION "
     "... RESYNC TABLE with every table of the subscription, which passes over it."
 )
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +148,13 @@ async def _check_timeline(
         )
 
 
-async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> None:
-    """What is followed from now on."""
+async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> bool:
+    """What is followed from now on; whether that is another than before."""
     known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
     if known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound:
-        return
-    log.info(
-        "publisher has another identity",
-        subscription=subscription.name,
-        system_identifier=identity.system_identifier,
-        timeline=identity.timeline,
-    )
+        return False
     await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
+    return True
 
 
 async def check_publications(connection: Connection, subscription: Subscription) -> None:

@@ -111,7 +111,13 @@ class ApplyWorker:
                 stream = await replication.start(connection, slot_name, origin, options)
             except PublisherError as error:
                 raise await publisher.explained(connection, error, slot) from error
-            await publisher.remember(self._catalog, subscription, identity)
+            if await publisher.remember(self._catalog, subscription, identity):
+                log.info(
+                    "publisher has another identity",
+                    subscription=subscription.name,
+                    system_identifier=identity.system_identifier,
+                    timeline=identity.timeline,
+                )
             self.streaming = True
             if enable:
                 self._enabling = True

@@ -13,18 +13,16 @@ from typing import Final
 import structlog
 
 from catalog.records import PublisherStatus, Subscription, Warned
+from launcher.slotwarnings import about_slot, about_wait
 from pubsub.errors import PubsubError
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import SlotInfo, SlotWait
 
 _INTERVAL: Final = 2.0
 #: A disabled subscription's publisher, whose connection is not kept.
 _SELDOM: Final = 30.0
 #: A publisher that does not answer for so long is asked again later.
 _PATIENCE: Final = 30.0
-#: The part of what a slot may hold back from which on it is warned of.
-_NEARLY: Final = 0.8
 
 log = structlog.get_logger()
 
@@ -118,50 +116,6 @@ async def look(connection: Connection, subscription: Subscription) -> PublisherS
         warnings=tuple(warnings),
         waits={wait.slot: about_wait(wait) for wait in waits},
     )
-
-
-def about_slot(slot: SlotInfo) -> Warned | None:
-    """A warning before max_slot_wal_keep_size loses the slot."""
-    kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
-    if safe is None or slot.wal_status == "lost":
-        return None
-    if slot.wal_status != "unreserved" and kept < _NEARLY * (kept + max(safe, 0)):
-        return None
-    left = f"after {safe} bytes more" if safe > 0 else "at the next checkpoint"
-    return Warned(
-        f'replication slot "{slot.name}" retains {kept} bytes of WAL and is lost {left}',
-        detail=f"Its wal_status is {slot.wal_status}.",
-        hint='Let the subscription catch up, or raise "max_slot_wal_keep_size" on the publisher.',
-    )
-
-
-def about_wait(wait: SlotWait) -> Warned:
-    """What a slot that is being made waits for."""
-    message = f'replication slot "{wait.slot}" can not be created yet'
-    if wait.xid is None:
-        return Warned(
-            message,
-            detail="The publisher is a standby, and waits for its primary to say which transactions run.",
-            hint="SELECT pg_log_standby_snapshot() on the primary.",
-        )
-    if wait.gid is not None:
-        return Warned(
-            message,
-            detail=f'It waits for transaction {wait.xid}, prepared as "{wait.gid}"{_since(wait.age)}.',
-            hint="COMMIT PREPARED or ROLLBACK PREPARED on the publisher.",
-        )
-    who = f' of "{wait.application}"' if wait.application else ""
-    role = f', role "{wait.user}"' if wait.user else ""
-    return Warned(
-        message,
-        detail=f"It waits for transaction {wait.xid} of process {wait.pid}{who}{role}{_since(wait.age)}"
-        + (f", {wait.state}." if wait.state else "."),
-        hint=f"End that transaction on the publisher; SELECT pg_terminate_backend({wait.pid}) does.",
-    )
-
-
-def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", open for {seconds:.0f} s"
 
 
 def combined(look: PublisherStatus | None, more: Sequence[Warned]) -> PublisherStatus:

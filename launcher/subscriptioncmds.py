@@ -14,8 +14,8 @@ from typing import Final, assert_never
 from catalog.records import NewSubscription, Subscription
 from launcher import optioneffects, targets
 from launcher.altersubscription import alter
-from launcher.monitor import about_wait
 from launcher.session import Session
+from launcher.slotwarnings import about_wait
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import Lsn

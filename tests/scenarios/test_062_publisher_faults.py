@@ -12,7 +12,6 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.replica import Replica, RunningNode, wait_until
 
-
 on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
 
 

@@ -1,0 +1,55 @@
+"""What there is to say of a slot that will be lost, or that is not made yet: for commands and for `status`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from catalog.records import Warned
+from pubsub.publisher.definitions import SlotInfo, SlotWait
+
+#: The part of what a slot may hold back from which on it is warned of.
+_NEARLY: Final = 0.8
+
+
+def about_slot(slot: SlotInfo) -> Warned | None:
+    """A warning before max_slot_wal_keep_size loses the slot."""
+    kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
+    if safe is None or slot.wal_status == "lost":
+        return None
+    if slot.wal_status != "unreserved" and kept < _NEARLY * (kept + max(safe, 0)):
+        return None
+    left = f"after {safe} bytes more" if safe > 0 else "at the next checkpoint"
+    return Warned(
+        f'replication slot "{slot.name}" retains {kept} bytes of WAL and is lost {left}',
+        detail=f"Its wal_status is {slot.wal_status}.",
+        hint='Let the subscription catch up, or raise "max_slot_wal_keep_size" on the publisher.',
+    )
+
+
+def about_wait(wait: SlotWait) -> Warned:
+    """What a slot that is being made waits for."""
+    message = f'replication slot "{wait.slot}" can not be created yet'
+    if wait.xid is None:
+        return Warned(
+            message,
+            detail="The publisher is a standby, and waits for its primary to say which transactions run.",
+            hint="SELECT pg_log_standby_snapshot() on the primary.",
+        )
+    if wait.gid is not None:
+        return Warned(
+            message,
+            detail=f'It waits for transaction {wait.xid}, prepared as "{wait.gid}"{_since(wait.age)}.',
+            hint="COMMIT PREPARED or ROLLBACK PREPARED on the publisher.",
+        )
+    who = f' of "{wait.application}"' if wait.application else ""
+    role = f', role "{wait.user}"' if wait.user else ""
+    return Warned(
+        message,
+        detail=f"It waits for transaction {wait.xid} of process {wait.pid}{who}{role}{_since(wait.age)}"
+        + (f", {wait.state}." if wait.state else "."),
+        hint=f"End that transaction on the publisher; SELECT pg_terminate_backend({wait.pid}) does.",
+    )
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", open for {seconds:.0f} s"
