@@ -270,7 +270,12 @@ class Ahead:
 
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[PreparedTable] | None:
         """What is staged, if the tables are still those that it was staged for."""
-        destinations = await self._tables.destinations(Batch(streamed.relations))
+        try:
+            destinations = await self._tables.destinations(Batch(streamed.relations))
+        except PubsubError as error:
+            if error.relid is None:
+                raise
+            return None  # one of the tables is to blame, which is found again
         end = batch.last_lsn
         if any(name in destinations and destinations[name].after < end for name in streamed.passed_over):
             return None

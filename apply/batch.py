@@ -258,23 +258,26 @@ class Batch:
         """The transaction that row `seq` belongs to."""
         return self.transactions[int(np.searchsorted(self._ends(), seq, side="right"))]
 
-    def kept_rows(self, after: Lsn) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """Per row: whether a table that holds everything up to `after` gets it.
+    def kept_rows(self, after: Lsn, before: Lsn | None = None) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+        """Per row: whether a table that holds everything up to `after`, and has stopped at `before` (None: has not), gets it.
 
-        A transaction is dropped if and only if its end LSN <= `after`.  None when every row is kept.
+        A transaction is dropped if and only if its end LSN <= `after`, or >= `before`.  None when every row is kept.
         """
-        if after < self.first_lsn:
+        if after < self.first_lsn and (before is None or before > self.last_lsn):
             return None
         lsns = np.fromiter((t.end_lsn for t in self.transactions), np.uint64, len(self.transactions))
-        return np.repeat(lsns > np.uint64(after), np.diff(self._ends(), prepend=0))
+        kept = lsns > np.uint64(after)
+        if before is not None:
+            kept &= lsns < np.uint64(before)
+        return np.repeat(kept, np.diff(self._ends(), prepend=0))
 
-    def kept_truncation(self, oid: int, after: Lsn) -> int | None:
+    def kept_truncation(self, oid: int, after: Lsn, before: Lsn | None = None) -> int | None:
         """The greatest seq before which TRUNCATE emptied the publisher's relation `oid`; None when it did not."""
-        kept = [
-            truncation.seq
-            for truncation in self.truncations
-            if oid in truncation.relations and self.transactions[truncation.transaction].end_lsn > after
-        ]
+        kept = []
+        for truncation in self.truncations:
+            end_lsn = self.transactions[truncation.transaction].end_lsn
+            if oid in truncation.relations and end_lsn > after and (before is None or end_lsn < before):
+                kept.append(truncation.seq)
         return max(kept, default=None)
 
     def _ends(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -8,15 +8,18 @@ the worker starts again from its origin (architecture.md, Invariants).
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 import structlog
 
+from apply.decode import WrittenByOthers
 from apply.delta import direct, table, writer
 from apply.delta.direct import DirectStaged
 from apply.delta.engine import Engine, said
+from apply.delta.log import OthersWereFirst
 from apply.prepare import PreparedTable
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN
 
 _ATTEMPTS: Final = 3
@@ -29,13 +32,19 @@ _CONFLICTS: Final = (
     "ConcurrentWrite",
 )
 
+# What Spark says of a table, or a file of it, that is no more.
+_GONE: Final = re.compile(
+    r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
+)
+
 log = structlog.get_logger()
 
 
 async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> None:
     """Commit one table's part of a batch; `before` is the table's version before it (0: none).
 
-    Returns when the commit is durable.  Raises PubsubError when it is not and can not be.
+    Returns when the commit is durable.  Raises PubsubError when it is not and can not be, WrittenByOthers when it is not and
+    must be worked out anew.
     """
     record = prepared.commit
     target = prepared.staged.table
@@ -46,8 +55,12 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
             else:
                 await engine.run(writer.commit, prepared.staged, record)
             break
+        except OthersWereFirst as error:
+            raise WrittenByOthers(prepared.destination, error.commits) from error
         except Exception as error:
             if isinstance(error, PubsubError):
+                if isinstance(error, UndefinedTable | DataCorrupted):
+                    error.relid = prepared.destination.relid
                 raise
             have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
             if have >= record.last:
@@ -55,12 +68,16 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
             text = said(error)
             conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
             if have != before or not conflict or attempt == _ATTEMPTS:
-                raise NotInPrerequisiteState(
+                failure = NotInPrerequisiteState(
                     f'could not commit to the Delta table of "{target.relation}": {text}',
                     sqlstate="58000",
                     detail=f"The batch ends at {record.last}; the table holds everything up to {have}.",
+                    hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew." if _GONE.search(text) else None,
                     context=f'Delta table "{target.path}"',
-                ) from error
+                )
+                if failure.hint is not None:
+                    failure.relid = prepared.destination.relid
+                raise failure from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     if isinstance(prepared.staged, DirectStaged):
         try:

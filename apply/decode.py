@@ -6,7 +6,8 @@ Blocks; numpy and Arrow let the interpreter go while they work.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from apply.batch import Batch
-from apply.delta.table import TargetTable
-from pubsub.errors import InvalidValue, NotInPrerequisiteState
+from apply.delta.log import OtherCommit
+from apply.delta.stage import Stage
+from apply.delta.table import Commit, TargetTable
+from pubsub.errors import InvalidValue, NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -28,7 +31,11 @@ Frames = Mapping[int, Sequence[rows.RowFrames]]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a relation's rows go: `after` is the LSN up to which the table holds everything already."""
+    """Where a relation's rows go: `after` is the LSN up to which the table holds everything already.
+
+    `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: its rows are not all this
+    subscription's, so that changes may meet what they do not expect (conflicts).
+    """
 
     relid: int
     table: TargetTable
@@ -36,6 +43,24 @@ class Destination:
     after: Lsn
     types: BinaryTypes = field(default_factory=BinaryTypes)
     """How values of binary transfer are read."""
+    before: Lsn | None = None
+    contested: bool = False
+
+    def commit(self, batch: Batch) -> Commit:
+        """What the table's part of the batch is recorded under."""
+        last = batch.last_lsn
+        if self.before is not None:
+            last = max(t.end_lsn for t in batch.transactions if t.end_lsn < self.before)
+        return Commit(self.app_id, batch.first_lsn, last)
+
+
+class WrittenByOthers(Exception):
+    """A table was found to have commits by others; nothing of the batch has been committed to it."""
+
+    def __init__(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+        super().__init__(destination.table.relation)
+        self.destination = destination
+        self.commits = commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +89,17 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
         relation = batch.relations[oid][-1][1]
         by_name.setdefault((relation.namespace, relation.name), []).append(oid)
     found = []
-    kept: dict[Lsn, Mask | None] = {}
+    kept: dict[tuple[Lsn, Lsn | None], Mask | None] = {}
     for name, of_name in by_name.items():
         destination = destinations.get(name)
         if destination is None:
             continue
-        truncations = [batch.kept_truncation(oid, destination.after) for oid in of_name]
+        bounds = destination.after, destination.before
+        truncations = [batch.kept_truncation(oid, *bounds) for oid in of_name]
         truncate_before = max((seq for seq in truncations if seq is not None), default=None)
-        if destination.after not in kept:
-            kept[destination.after] = batch.kept_rows(destination.after)
-        found.append(Wanted(destination, tuple(of_name), kept[destination.after], truncate_before))
+        if bounds not in kept:
+            kept[bounds] = batch.kept_rows(*bounds)
+        found.append(Wanted(destination, tuple(of_name), kept[bounds], truncate_before))
     return found
 
 
@@ -113,6 +139,10 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
             _check_identity(relation, table, changes)
         except InvalidValue as error:
             raise _located(error, batch, relation, origin) from error
+        except NotInPrerequisiteState as error:
+            first = min(int(some.seq[0]) for some in chosen)
+            error.finish_lsn = batch.transaction_of(first).final_lsn
+            raise
         parts.append(_as_in_target(changes, relation, table))
     # By oid so far: an older table of the name may have the greater one.
     parts.sort(key=lambda part: int(part.seq[0]))
@@ -123,6 +153,23 @@ def no_changes(batch: Batch, wanted: Wanted) -> rows.Changes:
     """None of the table's changes, with its columns."""
     table, relation = wanted.destination.table, batch.relations[wanted.oids[0]][-1][1]
     return _as_in_target(rows.decode_changes([], relation, targets(relation, table)), relation, table)
+
+
+def look_for_others(stage: Stage, destination: Destination) -> None:
+    """Raises WrittenByOthers when they have written the table since it was looked at, and what TableLog raises."""
+    others = stage.written_by_others(destination.table, destination.app_id)
+    if others:
+        raise WrittenByOthers(destination, others)
+
+
+@contextmanager
+def blaming(destination: Destination) -> Iterator[None]:
+    """What fails inside fails because of this table alone."""
+    try:
+        yield
+    except PubsubError as error:
+        error.relid = destination.relid
+        raise
 
 
 def no_relation(oid: int) -> NotInPrerequisiteState:
@@ -223,10 +270,12 @@ def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, ori
         return InvalidValue(error.message, sqlstate=error.sqlstate, hint=error.hint, context=where)
     transaction = batch.transaction_of(error.seq)
     where += f' column "{error.column}" in transaction {transaction.xid}, finished at {transaction.final_lsn}'
-    return InvalidValue(
+    located = InvalidValue(
         f'column "{error.column}" of table "{qualified}": {error.message}',
         sqlstate=error.sqlstate,
         detail=f"The transaction finished at {transaction.final_lsn}; nothing of its batch has been applied.",
         hint="Take the column out by a column list, or the table out of the publication, and copy the table anew.",
         context=where,
     )
+    located.finish_lsn = transaction.final_lsn
+    return located

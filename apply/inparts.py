@@ -24,10 +24,19 @@ import numpy as np
 import numpy.typing as npt
 
 from apply.batch import Batch
-from apply.decode import Destination, Wanted, decode, no_relation, targets, under_messages, wanted_by
+from apply.decode import (
+    Destination,
+    Wanted,
+    blaming,
+    decode,
+    look_for_others,
+    no_relation,
+    targets,
+    under_messages,
+    wanted_by,
+)
 from apply.delta.parts import StagedParts
 from apply.delta.stage import Stage, discard
-from apply.delta.table import Commit
 from apply.fold import fold
 from apply.keyhash import key_hashes
 from apply.prepared import PreparedTable
@@ -80,7 +89,9 @@ def prepare(
     with ExitStack() as undo:
         for work in works:
             truncated = work.wanted.truncate_before is not None
-            work.sink = stage.parts(work.wanted.destination.table, rewrites=work.rewrites, replace_all=truncated)
+            with blaming(work.wanted.destination):
+                look_for_others(stage, work.wanted.destination)
+                work.sink = stage.parts(work.wanted.destination.table, rewrites=work.rewrites, replace_all=truncated)
             undo.callback(work.sink.abort)
         for picks in _passes(works, part_bytes):
             _run(batch, picks, partitions, origin, chunk_bytes)
@@ -89,8 +100,9 @@ def prepare(
             destination = work.wanted.destination
             staged = work.sink.finish()
             undo.callback(discard, staged)
-            commit = Commit(destination.app_id, batch.first_lsn, batch.last_lsn)
-            prepared.append(PreparedTable(destination, staged, commit, work.inserts, work.updates, work.deletes))
+            prepared.append(
+                PreparedTable(destination, staged, destination.commit(batch), work.inserts, work.updates, work.deletes)
+            )
         undo.pop_all()
     return prepared
 
@@ -130,14 +142,15 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
             for index, work in enumerate(works):
                 table = work.wanted.destination.table
                 for relation, chosen in under_messages(batch, work.wanted, frames):
-                    only_key = [
-                        field if field is not None and field.name in table.key else None
-                        for field in targets(relation, table)
-                    ]
-                    changes = rows.decode_changes(
-                        chosen, relation, only_key, key=table.key, types=work.wanted.destination.types
-                    )
-                    own, left = key_hashes(changes, table.key)
+                    with blaming(work.wanted.destination):
+                        only_key = [
+                            field if field is not None and field.name in table.key else None
+                            for field in targets(relation, table)
+                        ]
+                        changes = rows.decode_changes(
+                            chosen, relation, only_key, key=table.key, types=work.wanted.destination.types
+                        )
+                        own, left = key_hashes(changes, table.key)
                     hashes[changes.seq] = own
                     seqs[index].append(changes.seq)
                     leaving = left != own
@@ -179,7 +192,8 @@ def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: s
         for first, blocks in chunks:
             frames = rows.split_by_relation(blocks, first)
             for index, pick in enumerate(picks):
-                parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
+                with blaming(pick.work.wanted.destination):
+                    parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
                 whole[index] |= full
                 if pick.work.rewrites:
                     held[index] += parts
@@ -210,12 +224,13 @@ def _picked(
 
 def _fold(work: _Work, parts: list[rows.Changes], *, full: bool) -> None:
     assert work.sink is not None
-    folded = fold(
-        rows.concat_changes(parts),
-        work.wanted.destination.table.key or None,
-        full=full,
-        truncate_before=work.wanted.truncate_before,
-    )
+    with blaming(work.wanted.destination):
+        folded = fold(
+            rows.concat_changes(parts),
+            work.wanted.destination.table.key or None,
+            full=full,
+            truncate_before=work.wanted.truncate_before,
+        )
     work.sink.add(folded)
     work.inserts += folded.inserts
     work.updates += folded.updates

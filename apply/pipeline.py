@@ -31,15 +31,18 @@ from apply import memory
 from apply.ahead import Ahead
 from apply.batch import Batch
 from apply.commit import commit_table
+from apply.decode import WrittenByOthers
 from apply.delta.engine import Engine
+from apply.delta.log import OtherCommit
 from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher, PassedSkip
 from apply.figures import Figures
+from apply.isolation import Failure, failure, prepare_isolating
 from apply.prepare import Destination, PreparedTable, prepare
 from apply.threads import in_thread
 from apply.twophase import Preparation, TwoPhase
 from pubsub import faults
-from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation
+from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation, PubsubError
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
@@ -59,7 +62,23 @@ _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # logical_decoding_work_mem is at least this.
 _LEAST_MEMORY: Final = 64 << 10
 
+
+class StartAgain(PubsubError):
+    """The worker must decide again from its origin: not a failure."""
+
+    default_sqlstate = "57P01"
+
+
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A batch that is staged, and the tables that stop in it."""
+
+    batch: Batch
+    prepared: list[PreparedTable]
+    failures: list[Failure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +101,23 @@ class Tables(Protocol):
     """What the pipeline asks about the tables it writes, and tells about them."""
 
     origin: str
+    isolates: bool
+    """Whether a table that fails stops alone."""
 
     async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
         """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing."""
 
     async def may_write(self, relid: int) -> bool:
-        """Waits until this worker may commit to the table; False when it has left the subscription meanwhile."""
+        """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        """These tables get nothing more; what is staged for them is not yet committed."""
+
+    async def stop(self, failures: Sequence[Failure]) -> None:
+        """What these tables were still to get is committed: store, durably, that they have stopped."""
+
+    async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+        """Others have changed rows of the table: store it, durably, and give it out as such from now on."""
 
     def version(self, relid: int) -> Lsn:
         """The end LSN of the last transaction in the table (0: none)."""
@@ -147,7 +177,7 @@ class Pipeline:
         self._two_phase = two_phase
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
-        self._staged: asyncio.Queue[tuple[Batch, Sequence[PreparedTable]] | None] = asyncio.Queue(1)
+        self._staged: asyncio.Queue[_Ready | None] = asyncio.Queue(1)
         self._staging = asyncio.Semaphore(1)
         self._committing = False
         self._in_flight = 0
@@ -179,7 +209,7 @@ class Pipeline:
                 await self._ahead.close()
             while not self._staged.empty():
                 left = self._staged.get_nowait()
-                for prepared in left[1] if left is not None else ():
+                for prepared in left.prepared if left is not None else ():
                     discard(prepared.staged)
         await self._advance(idle=True)
         await self._send_status()
@@ -331,25 +361,18 @@ class Pipeline:
             if batch is None:
                 await self._staged.put(None)
                 return
-            prepared = await self._prepare(batch)
-            await self._staged.put((batch, prepared))
+            await self._staged.put(await self._prepare(batch))
 
-    async def _prepare(self, batch: Batch) -> Sequence[PreparedTable]:
-        """Stage the batch in a thread; its frames are given back then.  Cancelled, what that has staged is discarded."""
-        prepared: list[PreparedTable] = []
-
+    async def _prepare(self, batch: Batch) -> _Ready:
+        """Stage the batch; its frames are given back then.  Cancelled, what that has staged is discarded."""
+        ready = _Ready(batch, [], [])
         try:
             early = await self._ahead.finish(batch) if self._ahead is not None else None
             if early is not None:
-                prepared += early
+                ready.prepared.extend(early)
             else:
                 await in_thread(batch.read_messages)
-                destinations = await self._tables.destinations(batch)
-
-                def stage() -> None:
-                    prepared.extend(prepare(batch, destinations, self._stage, self._tables.origin))
-
-                await in_thread(stage)
+                await self._stage_for(ready)
             batch.clear_logs()
             self._staging_memory = 0
             async with self._using_buffer:
@@ -357,10 +380,47 @@ class Pipeline:
                 for part in batch.large:
                     part.release()
         except BaseException:
-            for one in prepared:
+            for one in ready.prepared:
                 discard(one.staged)
             raise
-        return prepared
+        return ready
+
+    async def _stage_for(self, ready: _Ready) -> None:
+        """Stage `ready.batch` in a thread; again, once it is known, if others are found to have written a table."""
+        batch, tables = ready.batch, self._tables
+        while True:
+            destinations = await self._destinations(ready)
+
+            def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
+                if tables.isolates:
+                    prepared, failures = prepare_isolating(batch, destinations, self._stage, tables.origin)
+                    ready.prepared.extend(prepared)
+                    ready.failures.extend(failures)
+                else:
+                    ready.prepared.extend(prepare(batch, destinations, self._stage, tables.origin))
+
+            try:
+                await in_thread(stage)
+            except WrittenByOthers as found:
+                await self._others_wrote(found)
+                continue
+            tables.failed(ready.failures)
+            return
+
+    async def _others_wrote(self, found: WrittenByOthers) -> None:
+        await self._tables.others_wrote(found.destination, found.commits)
+        self._stage.forget_others(found.destination.table.path)
+
+    async def _destinations(self, ready: _Ready) -> Mapping[tuple[str, str], Destination]:
+        """Where the batch goes; tables that can not even be asked fail."""
+        while True:
+            try:
+                return await self._tables.destinations(ready.batch)
+            except PubsubError as error:
+                if error.relid is None or not self._tables.isolates:
+                    raise
+                ready.failures.append(failure(error, ready.batch))
+                self._tables.failed(ready.failures)
 
     async def _due_batch(self) -> Batch | None:
         """The open batch as soon as it is due; None when the intake has ended and nothing is left."""
@@ -408,17 +468,23 @@ class Pipeline:
                 return
             self._committing = True
             self._staging.release()
-            batch, prepared = item
+            batch, prepared, failures = item.batch, item.prepared, list(item.failures)
             try:
                 # A failure of one does not end the others: the files they read from are still theirs.
                 results = await asyncio.gather(*map(self._commit, prepared), return_exceptions=True)
             finally:
                 for table in prepared:
                     discard(table.staged)
-            for failure in results:
-                if failure is not None:
-                    raise failure
+            for error in results:
+                if isinstance(error, PubsubError) and error.relid is not None and self._tables.isolates:
+                    failures.append(failure(error, batch))
+                elif error is not None:
+                    raise error
             await faults.reached("batch committed")
+            if failures:
+                self._tables.failed(failures)
+                await self._tables.stop(failures)
+                await faults.reached("tables stopped")
             self._count(batch, prepared)
             if batch.rows > _LARGE:
                 await asyncio.to_thread(memory.give_back)
@@ -437,7 +503,11 @@ class Pipeline:
         if not await self._tables.may_write(destination.relid):
             return
         await faults.reached(f"commit {destination.table.relation}")
-        await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+        try:
+            await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+        except WrittenByOthers as found:
+            await self._others_wrote(found)
+            raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination.relid, prepared.commit.last)
 

@@ -12,9 +12,8 @@ from typing import Final
 
 from apply import inparts
 from apply.batch import Batch
-from apply.decode import Destination, Wanted, decode, no_changes, wanted_by
+from apply.decode import Destination, Wanted, blaming, decode, look_for_others, no_changes, wanted_by
 from apply.delta.stage import Stage, discard
-from apply.delta.table import Commit
 from apply.fold import fold
 from apply.prepared import PreparedTable
 from pubsub.protocol import rows
@@ -47,7 +46,8 @@ def prepare(
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         truncated = {oid for truncation in batch.truncations for oid in truncation.relations}
         for wanted in wanted_by(batch, [*(set(frames) | truncated)], destinations):
-            one = _prepare_table(batch, wanted, frames, stage, origin)
+            with blaming(wanted.destination):
+                one = _prepare_table(batch, wanted, frames, stage, origin)
             if one is not None:
                 prepared.append(one)
         return prepared
@@ -64,8 +64,10 @@ def _prepare_table(
     parts, full = decode(batch, wanted, frames, origin)
     if not parts and truncate_before is None:
         return None
+    look_for_others(stage, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
     folded = fold(changes, table.key or None, full=full, truncate_before=truncate_before)
     staged = stage.write(table, folded, replace_all=truncate_before is not None)
-    commit = Commit(wanted.destination.app_id, batch.first_lsn, batch.last_lsn)
-    return PreparedTable(wanted.destination, staged, commit, folded.inserts, folded.updates, folded.deletes)
+    return PreparedTable(
+        wanted.destination, staged, wanted.destination.commit(batch), folded.inserts, folded.updates, folded.deletes
+    )

@@ -8,26 +8,29 @@ is at or past every transaction decided before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from apply.batch import Batch
 from apply.delta import table as delta
+from apply.delta.log import OtherCommit
 from apply.delta.table import TargetTable
 from apply.dispatch import PassedSkip
 from apply.handover import Handover
+from apply.isolation import Failure
 from apply.prepare import Destination
-from catalog.records import Subscription, SubscriptionRel
+from catalog.records import ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.errors import NotInPrerequisiteState
+from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
+from pubsub.sql.identifiers import quote_identifier, quote_qualified
 
 log = structlog.get_logger()
 
@@ -44,6 +47,33 @@ class _Entry:
     target: TargetTable | None = None
     own: bool = False
     """The sync worker is done with it (s or r): apply may write it."""
+    contested: bool = False
+    """Others have rows in it, or have written it: changes may meet what they do not expect."""
+    failed: bool = False
+    """It is about to stop: only what is staged for it is still committed."""
+    stopped: bool = False
+    """It stopped alone, and gets nothing more."""
+
+
+def bring_back(error: PubsubError, subscription: str, relation: SubscriptionRel) -> str:
+    """The hint of a table that has stopped alone: the error's own, and what ends it."""
+    name = quote_qualified(relation.schema, relation.name)
+    resync = f"ALTER SUBSCRIPTION {quote_identifier(subscription)} RESYNC TABLE {name} copies the table anew."
+    return resync if error.hint is None or "RESYNC TABLE" in error.hint else f"{error.hint} {resync}"
+
+
+async def note_others(catalog: Catalog, subid: int, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+    """Log commits of others to a table, and store the last for the table's status."""
+    for commit in commits:
+        log.warning(
+            "the Delta table was written by others",
+            relation=destination.table.relation,
+            version=commit.version,
+            operation=commit.operation,
+            engine=commit.engine,
+        )
+    last = commits[-1]
+    await catalog.set_foreign_commit(subid, destination.relid, ForeignCommit(last.version, last.operation, last.engine))
 
 
 class ApplyTables:
@@ -53,7 +83,9 @@ class ApplyTables:
         self.origin = f"pg_{subscription.oid}"
         self._catalog = catalog
         self._node_id = node_id
+        self.isolates = subscription.options.on_table_error == "isolate"
         self._subid = subscription.oid
+        self._name = subscription.name
         self._handover = handover
         self._entries: dict[int, _Entry] = {}
         self._by_name: dict[tuple[str, str], _Entry] = {}
@@ -84,19 +116,45 @@ class ApplyTables:
                 entry = self._entries[relid] = _Entry(relation, app_id)
                 entry.after = self._handover.promised.get(relid)
             entry.relation, entry.app_id = relation, app_id
-            if relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
+            # A table that joined without a copy may lack rows that the publisher has, and have others.
+            entry.contested = relation.foreign is not None or relation.copy_generation == 0
+            if relation.stopped:
+                # Whoever waits for its sync worker waits no more.
+                entry.stopped, entry.after, entry.sync_lsn = True, None, None
+                self._handover.forget(relid)
+            elif relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
                 if relation.definition is not None:
-                    await self._take_over(entry)
+                    await self._try_to_take_over(entry)
                 else:
                     # It joined without a copy, and its Delta table is still to be made.
                     entry.after = relation.lsn or INVALID_LSN
+            if entry.failed:
+                entry.after = entry.sync_lsn = None
         self._by_name = {(e.relation.schema, e.relation.name): e for e in self._entries.values()}
         self._unread -= answered
+
+    async def _try_to_take_over(self, entry: _Entry) -> None:
+        try:
+            await self._take_over(entry)
+        except PubsubError as error:
+            error.relid = entry.relation.relid
+            if not self.isolates:
+                raise
+            failures = [Failure(entry.relation.relid, error, self._durable)]
+            self.failed(failures)
+            await self.stop(failures)
 
     async def _take_over(self, entry: _Entry) -> None:
         """The table is in s or r: what it holds is read from the table itself."""
         relation = entry.relation
-        held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id) or INVALID_LSN
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id)
+        if held is None and relation.copy_generation:
+            raise UndefinedTable(
+                f'the Delta table of "{relation.qualified_name}" does not hold its copy any more',
+                detail=f'"{relation.path}" was deleted, or replaced by another table.',
+                hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation.qualified_name} copies it anew.",
+            )
+        held = held or INVALID_LSN
         entry.version = max(entry.version, held)
         entry.after = max(held, relation.lsn or INVALID_LSN)
         if relation.state is RelState.SYNCDONE:
@@ -117,12 +175,13 @@ class ApplyTables:
     @property
     def all_ready(self) -> bool:
         """Whether there are tables, and all are in state r (tablesync.c: AllTablesyncsReady)."""
-        return bool(self._entries) and all(e.relation.state is RelState.READY for e in self._entries.values())
+        going = [entry for entry in self._entries.values() if not entry.stopped]
+        return bool(going) and all(entry.relation.state is RelState.READY for entry in going)
 
     def keep_promises(self) -> None:
         """What holds between the load and the worker's being attached: a new copy breaks a promise without a word then."""
         for relid, entry in self._entries.items():
-            if not entry.own and entry.relation.definition is not None:
+            if not entry.own and not entry.failed and not entry.stopped and entry.relation.definition is not None:
                 entry.after = self._handover.promised.get(relid)
 
     def promise(self, relid: int, at: Lsn, decided: Lsn) -> Lsn:
@@ -130,7 +189,7 @@ class ApplyTables:
         catchup = max(at, decided)
         self._unread.add(relid)
         entry = self._entries.get(relid)
-        if entry is not None:
+        if entry is not None and not entry.failed and not entry.stopped:
             entry.after = catchup
         return catchup
 
@@ -152,14 +211,16 @@ class ApplyTables:
             if entry.relation.definition is None:
                 await self._until_synced(entry)
                 await self.load()
-                if self._by_name.get(name) is not entry:
+                if self._by_name.get(name) is not entry or entry.stopped:
                     continue
             if entry.target is None:
                 relation = entry.relation
                 entry.target = await asyncio.to_thread(
                     delta.load, relation.path, relation.qualified_name, relation.definition
                 )
-            found[name] = Destination(entry.relation.relid, entry.target, entry.app_id, entry.after, self.types)
+            found[name] = Destination(
+                entry.relation.relid, entry.target, entry.app_id, entry.after, self.types, contested=entry.contested
+            )
         return found
 
     async def _learn_types(self, batch: Batch) -> None:
@@ -179,11 +240,13 @@ class ApplyTables:
             entry = self._entries.get(oid)
             namespace, name = messages[-1][1].namespace, messages[-1][1].name
             if entry is not None and entry.after is not None and (namespace, name) not in self._by_name:
-                raise NotInPrerequisiteState(
+                error = NotInPrerequisiteState(
                     f'logical replication target relation "{namespace}.{name}" does not exist',
                     detail=f'The publisher has renamed "{entry.relation.qualified_name}".',
                     hint="Rename it back; a rename is not followed.",
                 )
+                error.relid = oid
+                raise error
 
     async def may_write(self, relid: int) -> bool:
         """True once the sync worker has stored s; then what the table holds is known."""
@@ -191,7 +254,41 @@ class ApplyTables:
         if entry is not None and not entry.own:
             await self._until_synced(entry)
             await self.load()
-        return entry is not None and self._entries.get(relid) is entry
+        return entry is not None and self._entries.get(relid) is entry and not entry.stopped
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        """See pipeline.Tables."""
+        for one in failures:
+            entry = self._entries.get(one.relid)
+            if entry is not None:
+                entry.failed, entry.after, entry.sync_lsn = True, None, None
+
+    async def stop(self, failures: Sequence[Failure]) -> None:
+        """See pipeline.Tables."""
+        for one in failures:
+            entry = self._entries.get(one.relid)
+            if entry is None:
+                continue
+            entry.stopped = True
+            relation, error = entry.relation, one.error
+            log.error(
+                "table has stopped",
+                subscription=self._name,
+                relation=relation.qualified_name,
+                lsn=str(one.lsn),
+                reason=error.message,
+                detail=error.detail,
+                context=error.context,
+            )
+            hint = bring_back(error, self._name, relation)
+            await self._catalog.stop_relation(self._subid, one.relid, error.message, hint, one.lsn, count="apply")
+
+    async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+        """See pipeline.Tables."""
+        await note_others(self._catalog, self._subid, destination, commits)
+        entry = self._entries.get(destination.relid)
+        if entry is not None:
+            entry.contested = True
 
     def drain(self) -> None:
         """The worker ends: whoever waits for a sync worker, which ends too, waits no more."""
@@ -223,7 +320,8 @@ class ApplyTables:
         entry = self._entries.get(relid)
         if entry is not None:
             entry.version = lsn
-            entry.after = max(lsn, entry.after or INVALID_LSN)
+            if not entry.failed:
+                entry.after = max(lsn, entry.after or INVALID_LSN)
 
     async def durable(self, lsn: Lsn) -> None:
         """See pipeline.Tables: stores the origin."""
@@ -248,6 +346,7 @@ class ApplyTables:
     async def settle(self) -> None:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""
         for relid, entry in list(self._entries.items()):
+            # A stopped table has none.
             lsn = entry.sync_lsn
             if lsn is not None and self._durable >= lsn:
                 entry.sync_lsn = None  # two tasks come here

@@ -19,13 +19,13 @@ from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
-from apply.pipeline import Limits, Pipeline
+from apply.pipeline import Limits, Pipeline, StartAgain
 from apply.publisher import Standing
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
-from pubsub.errors import NotInPrerequisiteState, PublisherError, PubsubError
+from pubsub.errors import NotInPrerequisiteState, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
@@ -35,12 +35,6 @@ from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
-
-
-class StartAgain(PubsubError):
-    """The worker must decide again from its origin: not a failure."""
-
-    default_sqlstate = "57P01"
 
 
 class ApplyWorker:

@@ -110,12 +110,26 @@ class NewRelation:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCommit:
+    """A commit to a table's Delta log that is not this node's and can change rows: its version, and what it says of itself."""
+
+    version: int
+    operation: str
+    engine: str
+
+    def __str__(self) -> str:
+        return f"version {self.version}, {self.operation} by {self.engine}"
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionRel:
     """A row of pg_subscription_rel, with ours.
 
     `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies
     begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error`
-    stands while the table is stopped or its worker failed last time.
+    stands while the table is stopped or its worker failed last time.  `stopped`: it stopped alone (on_table_error = isolate), at
+    the transaction that finished at `error_lsn` if one is to blame; only a new copy brings it back.  `foreign`: the last commit by
+    others since the copy.
     """
 
     subid: int
@@ -131,6 +145,9 @@ class SubscriptionRel:
     error_hint: str | None
     definition: str | None
     estimated_rows: int | None
+    stopped: bool = False
+    error_lsn: Lsn | None = None
+    foreign: ForeignCommit | None = None
 
     @property
     def qualified_name(self) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import schema
 from catalog.database import Database
-from catalog.records import NewRelation, SubscriptionRel
+from catalog.records import ForeignCommit, NewRelation, SubscriptionRel
 from catalog.states import RelState, may_store
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 
 _T = schema.relation
+_I = schema.incident
 
 
 class Relations(Database):
@@ -28,7 +30,7 @@ class Relations(Database):
     async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
         """One table, or None when it is not (or no longer) part of the subscription."""
         async with self._read() as connection:
-            row = (await connection.execute(select(_T).where(_here(subid, relid)))).one_or_none()
+            row = (await connection.execute(_query().where(_here(subid, relid)))).one_or_none()
             return None if row is None else _relation(row)
 
     async def add_relations(self, subid: int, relations: Sequence[NewRelation]) -> None:
@@ -44,7 +46,7 @@ class Relations(Database):
         """Tables leave, in one transaction."""
         async with self._write(bump=True) as connection:
             for relid in relids:
-                for table in (_T, schema.copy, schema.worker, schema.origin):
+                for table in (_T, _I, schema.copy, schema.worker, schema.origin):
                     await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
@@ -66,6 +68,8 @@ class Relations(Database):
             await connection.execute(
                 update(_T).where(_here(subid, relid)).values(state=state.value, lsn=lsn, error=None, error_hint=None)
             )
+            if state is RelState.INIT:
+                await _forget_incidents(connection, subid, relid)
 
     async def begin_copy(
         self,
@@ -100,6 +104,7 @@ class Relations(Database):
                     **{name: value for name, value in given.items() if value is not None},
                 )
             )
+            await _forget_incidents(connection, subid, relid)
             return generation
 
     async def set_sync_slot(self, subid: int, relid: int, slot: str | None) -> None:
@@ -115,6 +120,35 @@ class Relations(Database):
     async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
         """The table's worker failed, or (None) is well again."""
         await self._set(subid, relid, error=error, error_hint=hint)
+
+    async def stop_relation(
+        self, subid: int, relid: int, error: str, hint: str | None, lsn: Lsn | None, *, count: Literal["apply", "sync"]
+    ) -> None:
+        """The table has stopped alone, until it is copied anew; `lsn` is the finish LSN of the transaction that failed.
+
+        Counted among the subscription's errors of the kind `count`.  A table that has left meanwhile is passed over.
+        """
+        async with self._write(bump=True) as connection:
+            done = await connection.execute(update(_T).where(_here(subid, relid)).values(error=error, error_hint=hint))
+            if done.rowcount:
+                await _put_incident(connection, subid, relid, stopped=True, error_lsn=lsn)
+                counter = schema.statistics.c[f"{count}_error_count"]
+                await connection.execute(
+                    update(schema.statistics).where(schema.statistics.c.subid == subid).values({counter: counter + 1})
+                )
+
+    async def set_foreign_commit(self, subid: int, relid: int, foreign: ForeignCommit) -> None:
+        """Another writer has changed the table's rows.  A table that has left meanwhile is passed over."""
+        async with self._write(bump=False) as connection:
+            if (await connection.execute(select(_T.c.relid).where(_here(subid, relid)))).first() is not None:
+                await _put_incident(
+                    connection,
+                    subid,
+                    relid,
+                    foreign_version=foreign.version,
+                    foreign_operation=foreign.operation,
+                    foreign_engine=foreign.engine,
+                )
 
     async def _set(self, subid: int, relid: int, **values: str | int | None) -> None:
         async with self._write(bump=True) as connection:
@@ -166,10 +200,26 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
 
 
 async def read_relations(connection: AsyncConnection, subid: int | None = None) -> list[SubscriptionRel]:
-    query = select(_T).order_by(_T.c.subid, _T.c.relid)
+    query = _query().order_by(_T.c.subid, _T.c.relid)
     if subid is not None:
         query = query.where(_T.c.subid == subid)
     return [_relation(row) for row in await connection.execute(query)]
+
+
+def _query() -> Select[tuple[object, ...]]:
+    incident = [column for column in _I.c if column.name not in ("subid", "relid")]
+    return select(_T, *incident).outerjoin(_I, (_I.c.subid == _T.c.subid) & (_I.c.relid == _T.c.relid))
+
+
+async def _put_incident(connection: AsyncConnection, subid: int, relid: int, **values: object) -> None:
+    here = (_I.c.subid == subid) & (_I.c.relid == relid)
+    if (await connection.execute(update(_I).where(here).values(**values))).rowcount == 0:
+        await connection.execute(insert(_I).values(subid=subid, relid=relid, **{"stopped": False, **values}))
+
+
+async def _forget_incidents(connection: AsyncConnection, subid: int, relid: int) -> None:
+    """The rows that it was about are replaced."""
+    await connection.execute(delete(_I).where(_I.c.subid == subid, _I.c.relid == relid))
 
 
 def _here(subid: int, relid: int) -> ColumnElement[bool]:
@@ -202,4 +252,9 @@ def _relation(row: Row[tuple[object, ...]]) -> SubscriptionRel:
         error_hint=row.error_hint,
         definition=row.definition,
         estimated_rows=row.estimated_rows,
+        stopped=bool(row.stopped),
+        error_lsn=row.error_lsn,
+        foreign=None
+        if row.foreign_version is None
+        else ForeignCommit(row.foreign_version, row.foreign_operation, row.foreign_engine),
     )

@@ -141,6 +141,19 @@ relation: Final = Table(
     UniqueConstraint("path", name="pubsub_rel_path"),
 )
 
+#: What befell a table: a row is made when something does, and goes with the next copy.
+incident: Final = Table(
+    "pubsub_table_incident",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("stopped", Boolean, nullable=False),
+    Column("error_lsn", LsnType),
+    Column("foreign_version", BigInteger),
+    Column("foreign_operation", Text),
+    Column("foreign_engine", Text),
+)
+
 origin: Final = Table(
     "pubsub_replication_origin",
     metadata,

@@ -113,11 +113,17 @@ class Statistics(Database):
             await connection.execute(update(s).where(s.c.subid == subid).values(**values))
 
     async def clear_subscription_error(self, subid: int) -> None:
-        """The failure is overcome; the counters stay."""
-        s = schema.statistics
+        """The failure is overcome, also that of a table which has not stopped alone; the counters stay."""
+        s, r, i = schema.statistics, schema.relation, schema.incident
         names = ("error", "error_detail", "error_hint", "error_sqlstate", "error_time")
+        stopped = select(i.c.relid).where(i.c.subid == subid, i.c.stopped)
         async with self._write(bump=False) as connection:
             await connection.execute(update(s).where(s.c.subid == subid).values(dict.fromkeys(names)))
+            await connection.execute(
+                update(r)
+                .where(r.c.subid == subid, r.c.error.is_not(None), r.c.relid.not_in(stopped))
+                .values(error=None, error_hint=None)
+            )
 
     async def reset_statistics(self, subid: int | None = None) -> None:
         """pgstat_subscription.c: pg_stat_reset_subscription_stats."""

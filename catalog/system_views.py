@@ -81,6 +81,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
         yield (
             rel.subid, rel.relid, rel.state.value, _lsn(rel.lsn),
             _name(rel), rel.copy_generation, rel.sync_slot, rel.path, rel.error, rel.error_hint, rel.estimated_rows,
+            rel.stopped, _lsn(rel.error_lsn), str(rel.foreign) if rel.foreign else None,
         )  # fmt: skip
 
 
@@ -190,7 +191,10 @@ VIEWS: Final = {
                 TEXT relation
                 BIGINT copy_generation
                 TEXT sync_slot path error error_hint
-                BIGINT estimated_rows"""
+                BIGINT estimated_rows
+                BOOL stopped
+                LSN error_lsn
+                TEXT foreign_commit"""
             ),
             _subscription_rel,
         ),

@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from apply.delta.engine import said
-from pubsub.errors import PubsubError
+import psycopg
 
-_OF_A_TASK: Final = re.compile(r"(?:pubsub|psycopg)\.[\w.]+: (.+)")
+from apply.delta.engine import said
+from pubsub import errors
+from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
+
+_OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
+# Connections, resources, an administrator, the system, other writers, and what nobody knows: another attempt may go well.
+_PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -30,7 +35,24 @@ def typed(error: BaseException) -> PubsubError:
     text = str(cause).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # A Python task's error reaches Spark as a traceback: its last line says what happened.
-    ours = [found[1] for line in lines if (found := _OF_A_TASK.match(line))]
+    ours = [found for line in lines if (found := _OF_A_TASK.match(line))]
     if ours:
-        return PubsubError(ours[-1], sqlstate="XX000")
+        package, name, message = ours[-1].groups()
+        return PubsubError(message, sqlstate=_sqlstate(package, name))
     return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")
+
+
+def will_last(error: PubsubError) -> bool:
+    """Whether a table's failure would come again at every attempt."""
+    if error.sqlstate == DataCorrupted.default_sqlstate:
+        return True
+    # A publisher that was restarted knows no snapshot from before.
+    passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
+    return not passing and "snapshot" not in error.message
+
+
+def _sqlstate(package: str, name: str) -> str:
+    """What the error of that name, which a Python task died of, has for a code."""
+    known = getattr(errors if package == "pubsub" else psycopg.errors, name, None)
+    code = getattr(known, "default_sqlstate" if package == "pubsub" else "sqlstate", None)
+    return code or "XX000"

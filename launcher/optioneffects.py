@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from launcher.session import Session
-from pubsub.errors import FeatureNotSupported
 from pubsub.sql.options import SubscriptionOptions
 
 _WITHOUT_EFFECT: Final = {
@@ -16,14 +15,8 @@ _WITHOUT_EFFECT: Final = {
 
 
 def tell(session: Session, options: SubscriptionOptions) -> None:
-    """A NOTICE for each option of the statement that has no effect.  Raises FeatureNotSupported for one that would change
-    what is promised."""
+    """A NOTICE for each option of the statement that has no effect."""
     given = options.specified
-    if "on_table_error" in given and options.on_table_error == "isolate":
-        raise FeatureNotSupported(
-            "subscription option on_table_error = isolate is not supported",
-            hint="With on_table_error = stop the subscription stops at a table's error, as PostgreSQL's does.",
-        )
     if "schema_changes" in given and options.schema_changes == "follow":
         _notice(session, "schema_changes = follow", "A changed table stops the subscription with an error.")
     for name, reason in _WITHOUT_EFFECT.items():

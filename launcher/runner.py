@@ -18,12 +18,15 @@ import structlog
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.handover import Handover
-from apply.worker import ApplyWorker, StartAgain
+from apply.pipeline import StartAgain
+from apply.tables import bring_back
+from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher.failures import cause_of, typed
+from launcher.failures import cause_of, typed, will_last
 from pubsub.errors import PubsubError
+from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
 from tablesync.worker import SyncWorker
@@ -61,6 +64,8 @@ class Runner:
         self._ending = asyncio.Event()
         self._failed_at: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        # Tables whose workers know that they have stopped.
+        self._stopped: set[int] = set()
 
     @property
     def failing(self) -> bool:
@@ -138,6 +143,10 @@ class Runner:
             for relid in self._tasks.keys() - {relation.relid for relation in relations}:
                 self._tasks[relid].cancel()
             for relation in relations:
+                # It stopped under its sync worker; the next one only drops the slot.
+                if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
+                    self._tasks[relation.relid].cancel()
+            for relation in relations:
                 if not _needs_worker(relation) or relation.relid in self._tasks:
                     continue
                 rest = (
@@ -146,6 +155,8 @@ class Runner:
                 if rest > 0:
                     waits.append(rest)
                 elif len(self._tasks) < settings.max_sync_workers_per_subscription:
+                    if relation.stopped:
+                        self._stopped.add(relation.relid)
                     self._tasks[relation.relid] = group.create_task(self._sync(relation))
             await _first(self._changed.wait, min(waits))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -169,6 +180,8 @@ class Runner:
             self._failed_at.pop(relid, None)
         except Exception as error:
             _go_on_unless_cancelled()
+            if isinstance(cause_of(error), StartAgain) or await self._isolate(error, relation, worker):
+                return
             self._failed_at[relid] = time.monotonic()
             await self._report(error, relation)
             if self.subscription.options.disable_on_error:
@@ -178,6 +191,29 @@ class Runner:
             self._tasks.pop(relid, None)
             self._changed.set()
             await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)
+
+    async def _isolate(self, error: BaseException, relation: SubscriptionRel, worker: SyncWorker) -> bool:
+        """Stop the table alone if its own failure ended its sync worker, and the subscription says so."""
+        known = typed(error)
+        own = (worker.to_blame or known.relid == relation.relid) and will_last(known)
+        if not own or self._ending.is_set() or self.subscription.options.on_table_error != "isolate":
+            return False
+        log.error(
+            "table has stopped",
+            subscription=self.subscription.name,
+            relation=relation.qualified_name,
+            reason=known.message,
+            detail=known.detail,
+            context=known.context,
+        )
+        hint = bring_back(known, self.subscription.name, relation)
+        lsn = worker.snapshot_lsn if known.finish_lsn is None else Lsn(known.finish_lsn)
+        await self._around.catalog.stop_relation(
+            self.subscription.oid, relation.relid, known.message, hint, lsn, count="sync"
+        )
+        if self.apply is not None:
+            self.apply.tables_changed()
+        return True
 
     async def _report(self, error: BaseException, relation: SubscriptionRel | None, *, count: bool = True) -> None:
         """A worker failed: logged, counted if so, and kept for status."""
@@ -200,8 +236,9 @@ class Runner:
         self.error_cleared = False
         counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
         await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
-        if relation is not None:
-            await catalog.set_relation_error(subscription.oid, relation.relid, known.message, known.hint)
+        relid = relation.relid if relation is not None else known.relid
+        if relid is not None and await catalog.relation(subscription.oid, relid) is not None:
+            await catalog.set_relation_error(subscription.oid, relid, known.message, known.hint)
 
     async def _disable(self) -> None:
         log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
@@ -220,7 +257,12 @@ def _go_on_unless_cancelled() -> None:
 
 
 def _needs_worker(relation: SubscriptionRel) -> bool:
-    """Not yet synchronized, or by a worker that was killed before it dropped its slot; or without a Delta table yet."""
+    """Not yet synchronized, or by a worker that was killed before it dropped its slot; or without a Delta table yet.
+
+    One that has stopped needs none, once its slot is dropped.
+    """
+    if relation.stopped:
+        return relation.sync_slot is not None
     return (
         relation.state not in (RelState.SYNCDONE, RelState.READY)
         or relation.sync_slot is not None

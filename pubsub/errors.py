@@ -14,6 +14,7 @@ class PubsubError(Exception):
     """An error with PostgreSQL's fields.
 
     `sqlstate` is the five-character code; the class gives its default.  `context` says where it happened (table, LSN).
+    `relid` is set on the way where only this table is to blame, `finish_lsn` where one transaction is.
     """
 
     default_sqlstate: ClassVar[str] = "XX000"
@@ -33,6 +34,8 @@ class PubsubError(Exception):
         self.detail = detail
         self.hint = hint
         self.context = context
+        self.relid: int | None = None
+        self.finish_lsn: int | None = None
 
     def report(self, *, verbose: bool = False) -> str:
         """The error as psql prints it: ERROR, DETAIL, HINT, CONTEXT, one line each; with the SQLSTATE when verbose."""

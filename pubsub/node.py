@@ -351,7 +351,7 @@ def _lagging(state: State, subscription: Subscription, wanted: Lsn) -> list[str]
     lagging = [
         f'table "{r.qualified_name}" is in state {r.state.value}' + (f" ({r.error})" if r.error else "")
         for r in relations
-        if r.state is not RelState.READY
+        if r.state is not RelState.READY and not r.stopped
     ]
     origin = next((o.remote_lsn for o in state.origins if o.subid == subscription.oid and o.relid is None), INVALID_LSN)
     if origin < wanted:

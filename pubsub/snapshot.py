@@ -49,14 +49,14 @@ class Snapshot:
 def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Snapshot:
     """The versions that show `at`, rounded down to the nearest LSN that all tables show; None: the latest.  Blocks.
 
-    Tables that are not ready are left out.  Raises NotInPrerequisiteState when no LSN can be shown.
+    Tables that are not ready, or have stopped, are left out.  Raises NotInPrerequisiteState when no LSN can be shown.
     """
     origin = next((o.remote_lsn for o in state.origins if o.subid == subscription.oid and o.relid is None), INVALID_LSN)
     if at is not None and at > origin:
         raise NotInPrerequisiteState(
             f'subscription "{subscription.name}" has not reached LSN {at}', detail=f"Its origin is at {origin}."
         )
-    ready = [r for r in state.relations if r.subid == subscription.oid and r.state is RelState.READY]
+    ready = [r for r in state.relations if r.subid == subscription.oid and r.state is RelState.READY and not r.stopped]
     if not ready:
         raise NotInPrerequisiteState(f'subscription "{subscription.name}" has no table that is ready')
     shown = {relation.relid: shown_by(commits(relation), origin) for relation in ready}

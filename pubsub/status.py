@@ -29,7 +29,11 @@ from pubsub.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """`rows_estimated` is the publisher's estimate when the copy began."""
+    """`rows_estimated` is the publisher's estimate when the copy began.
+
+    `stopped`: it stopped alone, at the transaction that finished at `error_lsn` if one is to blame.  `foreign_commit` says what
+    another writer did to the Delta table last.
+    """
 
     name: str
     state: str
@@ -42,6 +46,9 @@ class TableStatus:
     lag_seconds: float | None = None
     waiting: Warned | None = None
     """What its initial copy waits for on the publisher."""
+    stopped: bool = False
+    error_lsn: Lsn | None = None
+    foreign_commit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,9 @@ def _table(
         lag_bytes=_lag(publisher_lsn, follower),
         lag_seconds=follower.lag_seconds if follower is not None else None,
         waiting=publisher.waits.get(relation.sync_slot or ""),
+        stopped=relation.stopped,
+        error_lsn=relation.error_lsn,
+        foreign_commit=str(relation.foreign) if relation.foreign is not None else None,
     )
 
 
@@ -216,6 +226,9 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
                 "lag_bytes": table.lag_bytes,
                 "lag_seconds": table.lag_seconds,
                 "waiting": asdict(table.waiting) if table.waiting is not None else None,
+                "stopped": table.stopped,
+                "error_lsn": _text(table.error_lsn),
+                "foreign_commit": table.foreign_commit,
             }
             for table in one.tables
         ],

@@ -12,21 +12,26 @@ Found in `f` after a crash, it goes on from there; in `d`, it starts over with a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 
 from apply.batch import Batch
 from apply.delta import table as delta
 from apply.delta.engine import Engine
+from apply.delta.log import OtherCommit
 from apply.delta.stage import Stage
 from apply.delta.table import Commit, TargetTable
 from apply.dispatch import PassedSkip
 from apply.figures import Figures
 from apply.handover import Handover
+from apply.isolation import Failure
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
 from apply.publisher import check_system
+from apply.tables import note_others
 from apply.target import definition_json, target_table
 from apply.worker import binary_types, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
@@ -69,6 +74,10 @@ class SyncWorker:
         settings: Settings,
     ) -> None:
         self.figures = Figures()
+        self.to_blame = False
+        """Whether what failed is the table's own: nothing that other tables would fail of too."""
+        self.snapshot_lsn: Lsn | None = None
+        """Where the copy is taken, once that is known."""
         self._subscription = subscription
         self._relation = relation
         self._node_id = node_id
@@ -88,6 +97,12 @@ class SyncWorker:
         if relation is None:
             return
         self._relation = relation
+        self.snapshot_lsn = relation.lsn
+        if relation.stopped:
+            # It stopped alone: nothing of it may hold the publisher's WAL back.
+            if relation.sync_slot is not None:
+                await self._drop_slot()
+            return
         if relation.state in (RelState.SYNCDONE, RelState.READY):
             if relation.definition is None:
                 await self._make_target()
@@ -112,7 +127,8 @@ class SyncWorker:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             _, definition, target = await self._described(connection)
             await connection.execute("COMMIT")
-        await self._prepare_target(target)
+        with self._blaming():
+            await self._prepare_target(target)
         await self._catalog.set_relation_definition(
             self._subscription.oid, self._relation.relid, definition_json(target), definition.estimated_rows
         )
@@ -142,20 +158,24 @@ class SyncWorker:
             await faults.reached(f"init {relation.qualified_name}")
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
+            self._stage.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")
             created = await replication.create_slot(
                 exporter, self._slot, snapshot="export", failover=subscription.options.failover
             )
             assert created.snapshot_name is not None
+            self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
             source, target, rows = await self._source(created.snapshot_name)
-            await self._prepare_target(target)
+            with self._blaming():
+                await self._prepare_target(target)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, definition_json(target), rows)
             app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, generation)
             record = Commit(app_id, created.consistent_point, created.consistent_point)
             log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))
             async with follow_progress(self._catalog, subscription, relation, rows, self._slot, self._engine) as done:
-                await self._engine.run(copyjob.copy, source, target, record, done)
+                with self._blaming():
+                    await self._engine.run(copyjob.copy, source, target, record, done)
         await faults.reached(f"copy committed {relation.qualified_name}")
         await self._catalog.set_relation_state(
             subscription.oid, relation.relid, RelState.FINISHEDCOPY, created.consistent_point
@@ -190,14 +210,22 @@ class SyncWorker:
         relation = self._relation
         published = await definitions.published_tables(connection, self._subscription.publications)
         found = next((table for table in published if table.oid == relation.relid), None)
-        if found is None:
-            raise UndefinedTable(
-                f'table "{relation.qualified_name}" not found on publisher',
-                hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
-            )
-        definition = await definitions.table_definition(connection, relation.relid)
-        choices = TypeChoices.parse(self._subscription.options.types)
-        return found, definition, target_table(definition, found.attnames, relation.path, choices)
+        with self._blaming():
+            if found is None:
+                raise UndefinedTable(
+                    f'table "{relation.qualified_name}" not found on publisher',
+                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
+                )
+            definition = await definitions.table_definition(connection, relation.relid)
+            choices = TypeChoices.parse(self._subscription.options.types)
+            return found, definition, target_table(definition, found.attnames, relation.path, choices)
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """What fails inside fails because of this table."""
+        self.to_blame = True
+        yield
+        self.to_blame = False
 
     async def _prepare_target(self, target: TargetTable) -> None:
         """The Delta table is there, and what it holds may be replaced: nothing, or an unfinished copy of our own."""
@@ -253,8 +281,8 @@ class SyncWorker:
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         async with await self._connect(replication=True) as connection:
             types = await binary_types(self._subscription, connection)
-            destination = Destination(relation.relid, target, app_id, at, types)
-            tables = _OneTable(f"{self._slot}", destination, relation, held)
+            destination = Destination(relation.relid, target, app_id, at, types, contested=relation.foreign is not None)
+            tables = _OneTable(f"{self._slot}", destination, relation, held, self._catalog)
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._slot, at, options)
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
@@ -280,10 +308,19 @@ class SyncWorker:
 
 
 class _OneTable:
-    """pipeline.Tables for the catch-up: one table, whose own version is all that need be stored."""
+    """pipeline.Tables for the catch-up: one table, whose own version is all that need be stored.
 
-    def __init__(self, origin: str, destination: Destination, relation: SubscriptionRel, version: Lsn) -> None:
+    Its failure is the worker's.
+    """
+
+    isolates = False
+
+    def __init__(
+        self, origin: str, destination: Destination, relation: SubscriptionRel, version: Lsn, catalog: Catalog
+    ) -> None:
         self.origin = origin
+        self._catalog = catalog
+        self._subid = relation.subid
         self._destination = destination
         self._name = (relation.schema, relation.name)
         self._version = version
@@ -293,6 +330,16 @@ class _OneTable:
 
     async def may_write(self, relid: int) -> bool:
         return True
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        assert not failures
+
+    async def stop(self, failures: Sequence[Failure]) -> None:
+        assert not failures
+
+    async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+        await note_others(self._catalog, self._subid, destination, commits)
+        self._destination = replace(self._destination, contested=True)
 
     def version(self, relid: int) -> Lsn:
         return self._version

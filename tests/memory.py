@@ -23,6 +23,7 @@ import apply.inparts
 import apply.pipeline
 import apply.prepare
 from apply.delta import writer
+from apply.delta.log import OtherCommit
 from apply.delta.parts import Rest
 from apply.delta.table import Commit, TargetTable
 from apply.delta.writer import Staged
@@ -65,6 +66,9 @@ class MemoryDelta:
         directory = Path(f"/nonexistent/{next(self._numbers)}")
         self.staged[directory] = (table, folded, replace_all)
         return Staged(table, directory, None, None, None, None, replace_all, None, 0)
+
+    def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
+        return []
 
     def discard(self, staged: Staged) -> None:
         self.staged.pop(staged.directory, None)

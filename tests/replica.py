@@ -140,6 +140,11 @@ class RunningNode:
         (row,) = self.fetch(f"SELECT * FROM pg_stat_subscription_stats WHERE subname = {quote_literal(name)}")
         return row
 
+    def status_json(self, name: str) -> dict[str, Any]:
+        """What `pubsub status --json` says of a subscription."""
+        found = self.run(self._node.status()).as_json()["subscriptions"]
+        return next(one for one in found if one["name"] == name)
+
 
 _numbers = itertools.count(1)
 

@@ -29,10 +29,10 @@ from pyroaring import BitMap64
 from apply.delta import datafiles, keys, vectors
 from apply.delta.datafiles import Action
 from apply.delta.keys import KeySet
-from apply.delta.log import DataFile, TableLog, is_local, local_path
+from apply.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local_path
 from apply.delta.table import Commit, TargetTable
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.errors import NotInPrerequisiteState
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 
 _BATCH_ROWS: Final = 1 << 18
 _WIDE_BATCH_ROWS: Final = 1 << 11
@@ -124,7 +124,8 @@ def discard(staged: DirectStaged) -> None:
 def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch, once: a table that holds `record.last` already is left as it is.
 
-    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room; OSError.
+    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room, OthersWereFirst
+    when one has changed rows since the table was last looked at, OSError.
     """
     log = staged.log
     with log.writing:
@@ -132,6 +133,9 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             if _holds(log, staged.table, record):
                 discard(staged)
                 return
+            others = log.written_by_others(record.app_id)
+            if others:
+                raise OthersWereFirst(others)
             changes = _changes(staged)
             if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
                 staged.added = []
@@ -336,7 +340,7 @@ def _read_columns(
 
     With `wanted`, row groups are left out whose statistics hold none of its keys.
     """
-    with pq.ParquetFile(local_path(file, log.table), memory_map=False) as parquet:
+    with _opened(log, file) as parquet:
         start = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
@@ -346,6 +350,18 @@ def _read_columns(
                     yield at, batch.select(list(names))
                     at += batch.num_rows
             start += count
+
+
+def _opened(log: TableLog, file: DataFile) -> pq.ParquetFile:
+    path = local_path(file, log.table)
+    try:
+        return pq.ParquetFile(path, memory_map=False)
+    except FileNotFoundError as error:
+        raise DataCorrupted(
+            f'data file "{path}" of a Delta table does not exist',
+            detail="Its log names it: VACUUM with a short retention, or a deletion by hand, has removed it.",
+            hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
+        ) from error
 
 
 def _group_bounds(parquet: pq.ParquetFile, group: int, name: str) -> tuple[Any, Any] | None:

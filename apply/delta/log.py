@@ -36,6 +36,7 @@ _DEMANDING: Final = {
     "delta.enableInCommitTimestamps": "true",
 }
 _CHECKPOINT_INTERVAL: Final = 20
+_RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 # What link(2) says of a file system that has none.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
@@ -58,6 +59,28 @@ class DataFile:
     def deleted(self) -> int:
         """How many of its rows are gone."""
         return int(self.vector["cardinality"]) if self.vector is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OtherCommit:
+    """A commit that this log did not make and that can change rows: `applications` are those whose transactions it records.
+
+    `restored`: the version that RESTORE went back to (-1: a moment's), None for other operations.
+    """
+
+    version: int
+    operation: str
+    engine: str
+    applications: frozenset[str]
+    restored: int | None
+
+
+class OthersWereFirst(Exception):
+    """The batch was worked out for a table that others have written since."""
+
+    def __init__(self, commits: Sequence[OtherCommit]) -> None:
+        super().__init__(f"{len(commits)} commits")
+        self.commits = commits
 
 
 @dataclass(slots=True)
@@ -112,6 +135,10 @@ class TableLog:
         self._unsupported: str | None = None
         # The table's metadata that were found to be those of a plain table: parsed once.
         self._plain_metadata: Mapping[str, Any] | None = None
+        self._stamp: tuple[int, int] | None = None
+        self._others: list[OtherCommit] | None = None
+        # The version of an application's last commit, as far as it is known.
+        self._committed: dict[str, int] = {}
 
     @property
     def version(self) -> int:
@@ -139,13 +166,40 @@ class TableLog:
             raise FeatureNotSupported(f'the file system of "{self.table}" has no hard links')
 
     def refresh(self) -> None:
-        """Replay what has been committed since.  Raises UndefinedTable when there is no table, DataCorrupted for a broken log."""
+        """Replay what has been committed since.
+
+        Raises UndefinedTable when there is no table, DataCorrupted for a broken log, or for one that is another than before.
+        """
         if self._state.version < 0:
             self._load()
-        while (actions := self._read(self._state.version + 1)) is not None:
-            self._replay(actions)
-            self._state.version += 1
+        elif self._stamp != self._look(self._state.version):
+            self._load_again()
+        self._follow()
+        self._stamp = self._look(self._state.version)
         self._unsupported = self._reason_against()
+
+    def written_by_others(self, app_id: str) -> list[OtherCommit]:
+        """Commits since the application's last one that are not its own and can change rows, oldest first.
+
+        They are given again until `forget_others`.  A table in which the application has nothing yet has none: what it holds is
+        what it began with.  Raises DataCorrupted when what the application has committed was undone.  `refresh` first.
+        """
+        if self._others is None:
+            self._others = self._find_others(app_id)
+        others = [commit for commit in self._others if app_id not in commit.applications]
+        for commit in others:
+            if commit.restored is not None and commit.restored < self._committed.get(app_id, 0):
+                raise DataCorrupted(
+                    f'the Delta table "{self.table}" was restored to an earlier version',
+                    sqlstate="55000",
+                    detail=f"Version {commit.version} undoes what was replicated to it.",
+                    hint=_RESYNC,
+                )
+        return others
+
+    def forget_others(self) -> None:
+        """What `written_by_others` gave is known, durably."""
+        self._others = []
 
     def unsupported(self) -> str | None:
         """Why Spark must write this table; None when we can."""
@@ -217,6 +271,8 @@ class TableLog:
         self._put(version, data.encode())
         self._replay(actions)
         self._state.version = version
+        self._stamp = self._look(version)
+        self._committed.update(dict.fromkeys(_applications(actions), version))
         try:
             sync_directory(self._log)
         except OSError as error:
@@ -231,6 +287,70 @@ class TableLog:
 
         DeltaTable(str(self.table)).create_checkpoint()
         self._checkpoint = self._state.version
+
+    def _look(self, version: int) -> tuple[int, int] | None:
+        """What tells a version's file from another of its name; None when it is gone."""
+        try:
+            found = self._name(version).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _follow(self) -> None:
+        while (actions := self._read(self._state.version + 1)) is not None:
+            self._note(self._state.version + 1, actions)
+            self._replay(actions)
+            self._state.version += 1
+
+    def _load_again(self) -> None:
+        """The version that was last is not there, or another: cleaned up after a checkpoint, or not the same table."""
+        before = self._state
+        try:
+            self._load()
+            self._follow()
+            state = self._state
+            applications = before.versions_of_applications.items()
+            if state.version < before.version or any(
+                state.versions_of_applications.get(app_id, -1) < version for app_id, version in applications
+            ):
+                raise DataCorrupted(
+                    f'the log of the Delta table "{self.table}" is not the one that was written to',
+                    sqlstate="55000",
+                    detail=f"It was at version {before.version}, and is at {state.version}.",
+                    hint=_RESYNC,
+                )
+        except PubsubError:
+            self._state = before
+            raise
+        self._others = None
+
+    def _note(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+        """Remember a commit that was found, unless it leaves the rows as they are."""
+        applications = _applications(actions)
+        if self._others is not None:
+            if any(app_id not in self._state.versions_of_applications for app_id in applications):
+                # An application's first commit is a copy, which replaces what was there.
+                self._others.clear()
+            if (found := _other_commit(version, actions)) is not None:
+                self._others.append(found)
+        for app_id in applications:
+            self._committed[app_id] = version
+
+    def _find_others(self, app_id: str) -> list[OtherCommit]:
+        """As `written_by_others`, from the log itself: back to the application's last commit, or to where the log begins."""
+        if app_id not in self._state.versions_of_applications:
+            return []
+        found: list[OtherCommit] = []
+        for version in range(self._state.version, -1, -1):
+            actions = self._read(version)
+            if actions is None:
+                break
+            if app_id in _applications(actions):
+                self._committed[app_id] = version
+                break
+            if (other := _other_commit(version, actions)) is not None:
+                found.append(other)
+        return found[::-1]
 
     def _name(self, version: int) -> Path:
         return self._log / f"{version:020}.json"
@@ -280,7 +400,7 @@ class TableLog:
             last = json.loads((self._log / "_last_checkpoint").read_text("utf-8"))
         except FileNotFoundError:
             if not self._name(0).exists():
-                raise UndefinedTable(f'Delta table "{self.table}" does not exist') from None
+                raise UndefinedTable(f'Delta table "{self.table}" does not exist', hint=_RESYNC) from None
             return
         version = int(last["version"])
         path = self._log / f"{version:020}.checkpoint.parquet"
@@ -348,6 +468,26 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         stats=stats,
         vector=add.get("deletionVector"),
         plain=not add.get("partitionValues") and "://" not in path and not path.startswith(("/", "file:")),
+    )
+
+
+def _applications(actions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    return frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
+
+
+def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCommit | None:
+    """None for one that changes no rows: OPTIMIZE and VACUUM say so of each file."""
+    files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
+    if not any(what.get("dataChange", True) for what in files):
+        return None
+    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    operation = str(info.get("operation", "an unnamed operation"))
+    restored = None
+    if operation == "RESTORE":
+        asked = str((info.get("operationParameters") or {}).get("version"))
+        restored = int(asked) if asked.isdecimal() else -1
+    return OtherCommit(
+        version, operation, str(info.get("engineInfo", "an unnamed engine")), _applications(actions), restored
     )
 
 

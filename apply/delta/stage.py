@@ -8,7 +8,7 @@ from pathlib import Path
 
 from apply.delta import direct, writer
 from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog, is_local
+from apply.delta.log import OtherCommit, TableLog, is_local
 from apply.delta.parts import DirectParts, SparkParts, StagedParts
 from apply.delta.table import TargetTable
 from apply.delta.writer import Staged
@@ -45,6 +45,25 @@ class Stage:
             if direct.suits(log, table, folded):
                 return direct.stage(log, table, folded, replace_all=replace_all)
         return writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
+
+    def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
+        """See TableLog.written_by_others; of a table in another file system nothing is known.
+
+        None while the batch before is committed: that looks itself.
+        """
+        if not is_local(table.path):
+            return []
+        log = self._log(table)
+        return log.written_by_others(app_id) if not log.writing.locked() else []
+
+    def forget_others(self, path: str) -> None:
+        """What `written_by_others` gave is known, durably."""
+        if path in self._logs:
+            self._logs[path].forget_others()
+
+    def forget(self, path: str) -> None:
+        """The table is made anew: what was known of it is of another."""
+        self._logs.pop(path, None)
 
     def _log(self, table: TargetTable) -> TableLog:
         """The table's log, fresh; as it was a moment ago while the batch before is committed, which looks again itself."""

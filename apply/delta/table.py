@@ -199,7 +199,16 @@ def quote(name: str) -> str:
 
 
 def load(path: str, relation: str, definition: str | None) -> TargetTable:
-    """The table as the catalog and its own log describe it: `definition` says which columns are the key."""
+    """The table as the catalog and its own log describe it: `definition` says which columns are the key.
+
+    Raises UndefinedTable when it is gone.
+    """
+    if not exists(path):
+        raise UndefinedTable(
+            f'the Delta table of "{relation}" does not exist',
+            detail=f'There is none at "{path}".',
+            hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation} makes it anew.",
+        )
     key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])
     return TargetTable(path, read_schema(path), tuple(key), relation)
 

@@ -59,11 +59,17 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
         path = Path(unquote(place.removeprefix("file://").removeprefix("file:")))
     else:
         raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" can not be read')
-    with open(path, "rb") as file:
-        file.seek(descriptor.get("offset") or 0)
-        (size,) = _SIZE.unpack(_exactly(file.read(_SIZE.size), _SIZE.size, path))
-        data = _exactly(file.read(size), size, path)
-        (crc,) = _CRC.unpack(_exactly(file.read(_CRC.size), _CRC.size, path))
+    try:
+        with open(path, "rb") as file:
+            file.seek(descriptor.get("offset") or 0)
+            (size,) = _SIZE.unpack(_exactly(file.read(_SIZE.size), _SIZE.size, path))
+            data = _exactly(file.read(size), size, path)
+            (crc,) = _CRC.unpack(_exactly(file.read(_CRC.size), _CRC.size, path))
+    except FileNotFoundError as error:
+        raise DataCorrupted(
+            f'deletion vector file "{path}" of a Delta table does not exist',
+            hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
+        ) from error
     if size != descriptor["sizeInBytes"] or crc != zlib.crc32(data):
         raise DataCorrupted(f'deletion vector in "{path}" at {descriptor.get("offset")} is damaged')
     return _decode(data, str(path))

@@ -104,7 +104,7 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
     table.add_column("lag", justify="right")
     for row in one.tables:
         style = "red" if row.error else "green" if row.state == "r" else ""
-        state = f"{row.state} {_STATES.get(row.state, '')}"
+        state = "stopped" if row.stopped else f"{row.state} {_STATES.get(row.state, '')}"
         table.add_row(
             Text(row.name),
             Text(state, style=style),
@@ -116,9 +116,12 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
         parts.append(table)
     for row in one.tables:
         if row.error:
-            parts += _failure(f"{row.name}: {row.error}", row.hint, "    ")
+            at = f", at {row.error_lsn}" if row.error_lsn is not None else ""
+            parts += _failure(f"{row.name}{at}: {row.error}", row.hint, "    ")
         if row.waiting is not None:
             parts += _warning(replace(row.waiting, message=f"{row.name}: {row.waiting.message}"), "    ")
+        if row.foreign_commit:
+            parts.append(Text(f"    WARNING:  {row.name}: written by others ({row.foreign_commit})", style="yellow"))
     return parts
 
 

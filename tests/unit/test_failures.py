@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.failures import cause_of, typed
-from pubsub.errors import ConnectionFailure, InvalidValue
+from launcher.failures import cause_of, typed, will_last
+from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, PubsubError
 
 
 def test_the_first_cause_of_nested_groups() -> None:
@@ -22,13 +22,14 @@ def test_our_own_errors_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "message", "sqlstate"),
     [
-        ("", "RuntimeError: RuntimeError"),
-        ("\n  first\nsecond", "RuntimeError: first"),
+        ("", "RuntimeError: RuntimeError", "XX000"),
+        ("\n  first\nsecond", "RuntimeError: first", "XX000"),
         (
             "An error occurred while calling o70.save.\n: org.apache.spark.SparkException: Job aborted.\n\tat x",
             "RuntimeError: org.apache.spark.SparkException: Job aborted.",
+            "XX000",
         ),
         (
             (
@@ -36,6 +37,7 @@ def test_our_own_errors_stay_as_they_are() -> None:
                 "psycopg.errors.InsufficientPrivilege: permission denied for table t\n"
             ),
             "permission denied for table t",
+            "42501",
         ),
         (
             (
@@ -43,10 +45,28 @@ def test_our_own_errors_stay_as_they_are() -> None:
                 'pubsub.errors.InvalidValue: column "a" of table "public.t": no\n'
             ),
             'column "a" of table "public.t": no',
+            "22023",
         ),
     ],
 )
-def test_what_spark_said(text: str, message: str) -> None:
+def test_what_spark_said(text: str, message: str, sqlstate: str) -> None:
     error = typed(RuntimeError(text))
     assert error.message == message
-    assert error.sqlstate == "XX000"
+    assert error.sqlstate == sqlstate
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (InvalidValue("no"), True),
+        (DataCorrupted("no"), True),
+        (PubsubError("permission denied for table t", sqlstate="42501"), True),
+        (ConnectionFailure("gone"), False),
+        (PubsubError("no space left", sqlstate="53100"), False),
+        (PubsubError("a bug"), False),
+        (PubsubError('slot "x" is active', sqlstate="55006"), False),
+        (PubsubError('snapshot "x" does not exist', sqlstate="42704"), False),
+    ],
+)
+def test_whether_a_table_is_to_stop(error: PubsubError, lasts: bool) -> None:
+    assert will_last(error) is lasts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 import apply.pipeline
 from apply.batch import Batch
+from apply.delta.log import OtherCommit
 from apply.delta.table import TargetTable
 from apply.figures import Figures
+from apply.isolation import Failure
 from apply.pipeline import Limits, Pipeline
 from apply.prepare import Destination
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
@@ -40,6 +42,9 @@ class OneTables:
 
     def __init__(self, delta: MemoryDelta) -> None:
         self.delta = delta
+        self.isolates = False
+        self.failures: dict[int, Failure] = {}
+        self.stopped: dict[int, Lsn] = {}
         self.after: dict[str, Lsn] = {}
         self.gates: dict[int, asyncio.Event] = {}
         self.gone: set[int] = set()
@@ -52,7 +57,17 @@ class OneTables:
         return {
             ("public", t.path): Destination(relid, t, "app", self.after.get(t.path, INVALID_LSN))
             for relid, t in self._targets.items()
+            if relid not in self.failures
         }
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        self.failures.update((one.relid, one) for one in failures)
+
+    async def stop(self, failures: Sequence[Failure]) -> None:
+        self.stopped.update((one.relid, one.lsn) for one in failures)
+
+    async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
+        raise AssertionError
 
     async def may_write(self, relid: int) -> bool:
         if relid in self.gates:
@@ -507,6 +522,43 @@ async def test_a_value_that_does_not_fit_commits_nothing_of_its_batch() -> None:
     assert "in transaction 42, finished at 0/96" in error.context
     assert not b.rows("a")
     assert not b.tables.durables
+
+
+@virtual
+async def test_a_table_that_stops_alone_gets_what_was_before_its_failure() -> None:
+    frames = [
+        *transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x")),
+        *transaction(200, insert(B.oid, 2, "x"), insert(A.oid, 2, "x")),
+        *transaction(300, insert(B.oid, 3, "x"), insert(B.oid, b"ninety", "x"), insert(A.oid, 3, "x"), final=250),
+        *transaction(400, insert(B.oid, 4, "x"), insert(A.oid, 4, "x")),
+    ]
+    b = Bench(frames)
+    b.tables.isolates = True
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.tables.durables)
+    assert b.rows("a") == [(1, "x"), (2, "x"), (3, "x"), (4, "x")]
+    assert b.rows("b") == [(1, "x"), (2, "x")]
+    assert b.commits("b") == [(100, 200)]
+    assert b.tables.stopped == {B.oid: 250}
+    assert b.tables.durables == [400]
+    # What comes later is the other table's alone.
+    b.stream.send(transaction(500, insert(B.oid, 5, "x"), insert(A.oid, 5, "x")))
+    await until(lambda: b.pipeline.flushed == 500)
+    assert len(b.rows("b")) == 2
+    assert len(b.rows("a")) == 5
+    b.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_a_table_that_stops_in_its_first_transaction_is_left_as_it_was() -> None:
+    b = Bench(transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, b"ninety", "x"), final=50))
+    b.tables.isolates = True
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.tables.durables)
+    assert (b.rows("a"), b.rows("b"), b.tables.stopped) == ([(1, "x")], [], {B.oid: 50})
+    b.pipeline.drain()
+    await task
 
 
 @virtual

@@ -1,0 +1,74 @@
+"""on_table_error = isolate: a table that fails stops alone, and the rest of its batch goes on.
+
+A batch is staged whole before its first commit, so a table that can not be staged is found while nothing is in Delta.  It gets
+the transactions before the one that failed, in the same batch, and then nothing more: what it holds is what the publisher
+held at one moment.  Staging is begun anew for each failure: failures are rare.
+
+    stage ── fails for table t at transaction x ──► stage again, t up to before x ──► commit ──► t is stored as stopped ──► origin
+
+Until it is stored as stopped a crash loses nothing: the transaction comes again, and fails again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from apply.batch import Batch, Transaction
+from apply.decode import Destination
+from apply.delta.stage import Stage
+from apply.prepare import prepare
+from apply.prepared import PreparedTable
+from pubsub.errors import PubsubError
+from pubsub.protocol.lsn import Lsn
+
+_Destinations = Mapping[tuple[str, str], Destination]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A table that stops: why, and the finish LSN of the first transaction that it does not get."""
+
+    relid: int
+    error: PubsubError
+    lsn: Lsn
+
+
+def failure(error: PubsubError, batch: Batch) -> Failure:
+    """The failure of the table that `error` blames."""
+    assert error.relid is not None
+    transaction = _transaction(batch, error) or batch.transactions[0]
+    return Failure(error.relid, error, transaction.final_lsn)
+
+
+def prepare_isolating(
+    batch: Batch, destinations: _Destinations, stage: Stage, origin: str
+) -> tuple[list[PreparedTable], list[Failure]]:
+    """As prepare.prepare, without the tables that fail or what they can not take; an error that is no table's is raised."""
+    failures: dict[int, Failure] = {}
+    while True:
+        try:
+            return prepare(batch, destinations, stage, origin), list(failures.values())
+        except PubsubError as error:
+            if error.relid is None:
+                raise
+            failures[error.relid] = failure(error, batch)
+            destinations = _narrowed(destinations, error, batch)
+
+
+def _narrowed(destinations: _Destinations, error: PubsubError, batch: Batch) -> _Destinations:
+    """The table up to before the transaction that failed; not at all where that would be nothing, or nobody knows which it was."""
+    transaction = _transaction(batch, error)
+    found = {}
+    for name, destination in destinations.items():
+        if destination.relid != error.relid:
+            found[name] = destination
+        elif transaction is not None and (destination.before is None or transaction.end_lsn < destination.before):
+            before = transaction.end_lsn
+            if any(destination.after < t.end_lsn < before for t in batch.transactions):
+                found[name] = replace(destination, before=before)
+    return found
+
+
+def _transaction(batch: Batch, error: PubsubError) -> Transaction | None:
+    return next((t for t in batch.transactions if t.final_lsn == error.finish_lsn), None)

@@ -1,0 +1,126 @@
+"""What a table's log says of other writers, and of a table that is not what it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from apply.delta import direct
+from apply.delta.datafiles import write_table
+from apply.delta.direct import DirectStaged
+from apply.delta.log import TableLog
+from apply.delta.table import Commit, TargetTable, create_directly
+from pubsub.errors import DataCorrupted, UndefinedTable
+from pubsub.protocol.lsn import Lsn
+
+
+class Foreign:
+    """A table of ours, and commits to it that others would make."""
+
+    def __init__(self, path: Path) -> None:
+        self.table = TargetTable(str(path), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+        assert create_directly(self.table, {})
+        self.log = TableLog(str(path))
+        self.log.refresh()
+        self.number = 0
+
+    def ours(self, app_id: str = "app") -> None:
+        self.number += 1
+        (add,) = write_table(self.table, pa.table({"id": pa.array([self.number], pa.int64())}))
+        transaction = {"txn": {"appId": app_id, "version": self.number}}
+        self.log.commit([add, transaction], operation="WRITE", metrics={}, user_metadata=None)
+
+    def theirs(self, operation: str, *actions: dict[str, object], **parameters: object) -> None:
+        other = TableLog(self.table.path)
+        other.refresh()
+        lines = [
+            {"commitInfo": {"operation": operation, "engineInfo": "E", "operationParameters": parameters}},
+            *actions,
+        ]
+        name = Path(self.table.path) / "_delta_log" / f"{other.version + 1:020}.json"
+        name.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def found(self, log: TableLog | None = None, app_id: str = "app") -> list[tuple[int, str, str]]:
+        log = log or self.log
+        log.refresh()
+        return [(c.version, c.operation, c.engine) for c in log.written_by_others(app_id)]
+
+
+ADD: dict[str, object] = {
+    "add": {"path": "f", "size": 1, "modificationTime": 0, "partitionValues": {}, "dataChange": True}
+}
+SAME: dict[str, object] = {
+    "add": {"path": "g", "size": 1, "modificationTime": 0, "partitionValues": {}, "dataChange": False}
+}
+
+
+def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.theirs("WRITE", ADD)
+    # Nothing of the application is there yet: this is what it begins with.
+    assert t.found() == []
+    t.ours()
+    assert t.found() == []
+    t.theirs("OPTIMIZE", SAME)
+    t.theirs("SET TBLPROPERTIES")
+    assert t.found() == []
+    t.theirs("UPDATE", ADD)
+    assert t.found() == [(5, "UPDATE", "E")]
+    assert t.found() == [(5, "UPDATE", "E")], "until it is known"
+    # A new process finds it too.
+    assert t.found(TableLog(t.table.path)) == [(5, "UPDATE", "E")]
+    t.log.forget_others()
+    assert t.found() == []
+    t.ours()
+    assert t.found() == []
+    assert t.found(TableLog(t.table.path)) == []
+    # A copy under another application id replaces what they did.
+    t.theirs("DELETE", ADD)
+    t.theirs("WRITE", ADD, {"txn": {"appId": "copy", "version": 9}})
+    t.theirs("MERGE", ADD)
+    assert t.found(app_id="copy") == [(9, "MERGE", "E")]
+
+
+def test_what_was_replicated_is_not_to_be_undone(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    t.theirs("WRITE", ADD)
+    # Back to what this node committed last: nothing of it is lost.
+    t.theirs("RESTORE", ADD, version=1)
+    assert [operation for _, operation, _ in t.found()] == ["WRITE", "RESTORE"]
+    t.log.forget_others()
+    t.ours()
+    t.theirs("RESTORE", ADD, version=1)
+    for log in (t.log, TableLog(t.table.path)):
+        with pytest.raises(DataCorrupted, match="restored to an earlier version"):
+            t.found(log)
+
+
+def test_a_table_that_is_gone_or_another(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    shutil.copytree(t.table.path, tmp_path / "earlier")
+    t.ours()
+    shutil.rmtree(t.table.path)
+    for _ in range(2):
+        with pytest.raises(UndefinedTable):
+            t.log.refresh()
+    shutil.copytree(tmp_path / "earlier", t.table.path)
+    for _ in range(2):
+        with pytest.raises(DataCorrupted, match="not the one that was written to"):
+            t.log.refresh()
+
+
+def test_a_data_file_that_was_removed(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    for path in Path(t.table.path).glob("*.parquet"):
+        path.unlink()
+    keys = pa.table({"id": pa.array([1], pa.int64())})
+    staged = DirectStaged(t.table, t.log, [], keys, None, False, 1)
+    with pytest.raises(DataCorrupted, match="does not exist"):
+        direct.commit(staged, Commit("app", Lsn(50), Lsn(60)))
