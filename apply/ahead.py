@@ -200,7 +200,7 @@ class Ahead:
             self._forgotten.clear()
 
     async def _clean(self) -> None:
-        for streamed in self._streamed.values():
+        for streamed in list(self._streamed.values()):
             if streamed.in_vain is not None and streamed.works:
                 await in_thread(partial(_throw_away, streamed))
         while self._forgotten:

@@ -259,10 +259,11 @@ class Stock:
         server.create_database(self.name)
         server.execute(ddl, self.name)
 
-    def subscribe(self, publication: str = "p") -> None:
+    def subscribe(self, publication: str = "p", **options: object) -> None:
+        listed = "".join(f", {name} = {value}" for name, value in options.items())
         self.server.execute(
             f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.replica.conninfo)} "
-            f"PUBLICATION {publication} WITH (slot_name = stock_{self.name})",
+            f"PUBLICATION {publication} WITH (slot_name = stock_{self.name}{listed})",
             self.name,
         )
 

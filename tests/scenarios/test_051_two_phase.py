@@ -1,4 +1,4 @@
-"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15, 17 and 18: nothing of one is in a table before its
+"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 18: nothing of one is in a table before its
 outcome, and the outcome finds it whatever happened between."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from apply.delta.session import Spark
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.replica import Replica, RunningNode, Stock, wait_until
 
 DDL = """
 CREATE TABLE a (id int PRIMARY KEY, n int, t text);
@@ -134,3 +134,45 @@ def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
         replica.assert_equal("a", "b")
         assert prepared(replica) == []
         replica.drop()
+
+
+def test_beside_a_stock_subscriber(spark: Spark, tmp_path: Path) -> None:
+    """Small and large ones, committed and rolled back, those of two sessions in turn, one that is committed after a restart."""
+    settings: dict[str, str | int] = {"max_prepared_transactions": 20}
+    with (
+        EmbeddedPostgres("16", settings=settings) as server,
+        EmbeddedPostgres("16", settings=settings) as other,
+        RunningNode(tmp_path, spark, logical_decoding_work_mem="64kB") as node,
+    ):
+        server.create_database("two_phase")
+        server.execute("ALTER DATABASE two_phase SET logical_decoding_work_mem = '64kB'", "two_phase")
+        server.execute(DDL, "two_phase")
+        publisher = Database(server, "two_phase")
+        replica = Replica(node, publisher)
+        stock = Stock(
+            replica, other, "CREATE TABLE a (id int PRIMARY KEY, n int, t text); CREATE TABLE b (n int, t text)"
+        )
+        replica.subscribe("p, q", two_phase="true")
+        stock.subscribe("p, q", two_phase="true", streaming="on")
+        replica.caught_up()
+        enabled(replica)
+        stock.caught_up()
+        wait_until(
+            lambda: publisher.query("SELECT count(*) FROM pg_replication_slots WHERE two_phase") == [(2,)],
+            "two-phase commit to be enabled at both",
+        )
+        for first, text in ((10_000, SMALL), (20_000, LARGE)):
+            publisher.execute(text.format(first) + "PREPARE TRANSACTION 'kept'")
+            publisher.execute(f"BEGIN; INSERT INTO a VALUES ({first + 5000}, 2, 'x'); PREPARE TRANSACTION 'beside'")
+            wait_until(lambda: prepared(replica) == ["beside", "kept"], "both to be listed")
+            replica.execute("UPDATE a SET t = 'meanwhile' WHERE id = 400", "COMMIT PREPARED 'beside'")
+            stock.assert_equal("a", "b")
+            server.restart()
+            replica.execute("COMMIT PREPARED 'kept'")
+            stock.assert_equal("a", "b")
+            publisher.execute(text.format(first + 6000) + "PREPARE TRANSACTION 'undone'")
+            replica.execute("ROLLBACK PREPARED 'undone'")
+            stock.assert_equal("a", "b")
+            replica.assert_equal("a", "b")
+        replica.drop()
+        stock.close()
