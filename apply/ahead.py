@@ -59,7 +59,7 @@ log = structlog.get_logger()
 class Tables(Protocol):
     """Of pipeline.Tables, what is asked here."""
 
-    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]: ...
+    async def destinations(self, batch: Batch, quiet: None) -> Mapping[tuple[str, str], Destination]: ...
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class Ahead:
             if batch.truncations:
                 self._give_up(streamed, "it truncates")
                 return
-            destinations = await self._tables.destinations(batch)
+            destinations = await self._tables.destinations(batch, None)
             streamed.relations.update((oid, messages[-1][1]) for oid, messages in batch.relations.items())
             reason = await in_thread(partial(self._stage_part, streamed, batch, destinations))
         except (PubsubError, OSError) as error:
@@ -271,7 +271,7 @@ class Ahead:
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[PreparedTable] | None:
         """What is staged, if the tables are still those that it was staged for."""
         try:
-            destinations = await self._tables.destinations(Batch(streamed.relations))
+            destinations = await self._tables.destinations(Batch(streamed.relations), None)
         except PubsubError as error:
             if error.relid is None:
                 raise

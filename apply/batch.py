@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class Batch:
 
     `opened_at` is the monotonic time, in seconds, at which the first of them joined.  `relations` has, for each oid, the
     Relation messages with the number of the first row that each holds for, in that order.  `outcomes` are the transactions
-    that had been prepared, each with the end of its COMMIT PREPARED.
+    that had been prepared, each with the end of its COMMIT PREPARED.  `retold` are relations whose message came again as it was.
     """
 
     def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
@@ -99,6 +99,7 @@ class Batch:
         self.rows = 0
         self.opened_at: float | None = None
         self.outcomes: list[tuple[int, Lsn]] = []
+        self.retold: set[int] = set()
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by their place in `transactions`, whose other messages have not been looked up yet.
@@ -217,7 +218,11 @@ class Batch:
     def _note(self, seq: int, transaction: int, message: pgoutput.Message) -> None:
         match message:
             case pgoutput.Relation():
-                self.relations.setdefault(message.oid, []).append((seq, message))
+                untagged = replace(message, xid=None)
+                held = self.relations.setdefault(message.oid, [])
+                if any(known == untagged for _, known in held):
+                    self.retold.add(message.oid)
+                held.append((seq, untagged))
             case pgoutput.Truncate():
                 self.truncations.append(Truncation(seq, tuple(message.relations), transaction))
             case _:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,11 +30,24 @@ Frames = Mapping[int, Sequence[rows.RowFrames]]
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows that were sent under one Relation message become rows of the table as it is now.
+
+    `fields`: for each column of the message the table's (None: one that the table never gets).  `missing`: by name, what rows
+    of that time have in columns that were added later (pyarrow Scalars).
+    """
+
+    fields: tuple[pa.Field | None, ...]
+    missing: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Destination:
     """Where a relation's rows go: `after` is the LSN up to which the table holds everything already.
 
     `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: its rows are not all this
     subscription's, so that changes may meet what they do not expect (conflicts).
+    `readings`: for Relation messages whose columns are not simply the table's of the same names.
     """
 
     relid: int
@@ -45,6 +58,12 @@ class Destination:
     """How values of binary transfer are read."""
     before: Lsn | None = None
     contested: bool = False
+    readings: Mapping[pgoutput.Relation, Reading] = field(default_factory=dict)
+
+    def reading(self, relation: pgoutput.Relation) -> Reading:
+        """How rows under this message are read.  Raises NotInPrerequisiteState."""
+        known = self.readings.get(relation)
+        return known if known is not None else Reading(tuple(targets(relation, self.table)), {})
 
     def commit(self, batch: Batch) -> Commit:
         """What the table's part of the batch is recorded under."""
@@ -128,22 +147,23 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
     full = False
     for relation, chosen in under_messages(batch, wanted, frames):
         full = full or (not table.key and relation.replica_identity == "f")
+        reading = wanted.destination.reading(relation)
         try:
             changes = rows.decode_changes(
                 chosen,
                 relation,
-                targets(relation, table),
+                reading.fields,
                 key=table.key or None,
                 types=wanted.destination.types,
             )
-            _check_identity(relation, table, changes)
+            _check_identity(relation, reading, table, changes)
         except InvalidValue as error:
             raise _located(error, batch, relation, origin) from error
         except NotInPrerequisiteState as error:
             first = min(int(some.seq[0]) for some in chosen)
             error.finish_lsn = batch.transaction_of(first).final_lsn
             raise
-        parts.append(_as_in_target(changes, relation, table))
+        parts.append(_as_in_target(changes, reading, table))
     # By oid so far: an older table of the name may have the greater one.
     parts.sort(key=lambda part: int(part.seq[0]))
     return parts, full
@@ -152,7 +172,8 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
 def no_changes(batch: Batch, wanted: Wanted) -> rows.Changes:
     """None of the table's changes, with its columns."""
     table, relation = wanted.destination.table, batch.relations[wanted.oids[0]][-1][1]
-    return _as_in_target(rows.decode_changes([], relation, targets(relation, table)), relation, table)
+    reading = wanted.destination.reading(relation)
+    return _as_in_target(rows.decode_changes([], relation, reading.fields), reading, table)
 
 
 def look_for_others(stage: Stage, destination: Destination) -> None:
@@ -231,13 +252,17 @@ def targets(relation: pgoutput.Relation, table: TargetTable) -> list[pa.Field | 
     return [table.schema.field(indexes[column.name]) for column in relation.columns]
 
 
-def _check_identity(relation: pgoutput.Relation, table: TargetTable, changes: rows.Changes) -> None:
+def _check_identity(relation: pgoutput.Relation, reading: Reading, table: TargetTable, changes: rows.Changes) -> None:
     """Updates and deletes name their row by the key that the target has (relation.c: logicalrep_rel_mark_updatable)."""
     if not np.any(changes.op != ord("I")):
         return
     if relation.replica_identity == "f":
         return
-    sent = {column.name for column in relation.columns if column.in_replica_identity}
+    sent = {
+        column.name if of_table is None else of_table.name
+        for column, of_table in zip(relation.columns, reading.fields, strict=True)
+        if column.in_replica_identity
+    }
     if not table.key or sent != set(table.key):
         raise NotInPrerequisiteState(
             f'logical replication target relation "{table.relation}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
@@ -248,18 +273,29 @@ def _check_identity(relation: pgoutput.Relation, table: TargetTable, changes: ro
         )
 
 
-def _as_in_target(changes: rows.Changes, relation: pgoutput.Relation, table: TargetTable) -> rows.Changes:
-    """The target's columns in its order.  Those that only the target has: NULL in new rows, kept as they are by updates."""
-    sent = {column.name for column in relation.columns}
-    extra = [field for field in table.schema if field.name not in sent]
-    nulls = {field.name: pa.nulls(changes.count, field.type) for field in extra}
-    untouched = {field.name: changes.op == ord("U") for field in extra}
-    new = changes.new | nulls
+def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -> rows.Changes:
+    """The target's columns in its order.  Those that only the target has: NULL, or what is missing, in new rows, kept as they are
+    by updates."""
+    sent = {of_table.name for of_table in reading.fields if of_table is not None}
+    extra = [of_table for of_table in table.schema if of_table.name not in sent]
+    values = {one.name: _filled(reading, one, changes.count) for one in extra}
+    untouched = {one.name: changes.op == ord("U") for one in extra}
+    new = changes.new | values
+    old = changes.old
+    if not table.key and old:
+        # Rows are found by all their values.
+        old = old | values
     return dataclasses.replace(
         changes,
         new={name: new[name] for name in table.schema.names},
         unchanged=changes.unchanged | untouched,
+        old=old,
     )
+
+
+def _filled(reading: Reading, column: pa.Field, count: int) -> Any:
+    value = reading.missing.get(column.name)
+    return pa.nulls(count, column.type) if value is None else pa.repeat(value, count)
 
 
 def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:

@@ -476,6 +476,8 @@ class Dispatcher:
 
     def _relation(self, message: pgoutput.Relation) -> None:
         if self._known.get(message.oid) == message:
+            # Something of the table has changed that it does not show, or nothing.
+            self.batch.retold.add(message.oid)
             return
         self._known[message.oid] = message
         if self._open is not None:

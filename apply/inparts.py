@@ -31,7 +31,6 @@ from apply.decode import (
     decode,
     look_for_others,
     no_relation,
-    targets,
     under_messages,
     wanted_by,
 )
@@ -145,7 +144,7 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
                     with blaming(work.wanted.destination):
                         only_key = [
                             field if field is not None and field.name in table.key else None
-                            for field in targets(relation, table)
+                            for field in work.wanted.destination.reading(relation).fields
                         ]
                         changes = rows.decode_changes(
                             chosen, relation, only_key, key=table.key, types=work.wanted.destination.types

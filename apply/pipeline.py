@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Protocol, assert_never
@@ -104,8 +104,14 @@ class Tables(Protocol):
     isolates: bool
     """Whether a table that fails stops alone."""
 
-    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
-        """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing."""
+    async def destinations(
+        self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
+    ) -> Mapping[tuple[str, str], Destination]:
+        """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing.
+
+        Tables that the batch needs altered are altered, after `quiet`: then all batches before are committed.  None: the batch may
+        yet be rolled back, and NotInPrerequisiteState is raised where a table would have to be altered.
+        """
 
     async def may_write(self, relid: int) -> bool:
         """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
@@ -363,6 +369,12 @@ class Pipeline:
                 return
             await self._staged.put(await self._prepare(batch))
 
+    async def _until_committed(self) -> None:
+        """Until no batch is under way but the one that is being prepared."""
+        while self._in_flight > 1:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def _prepare(self, batch: Batch) -> _Ready:
         """Stage the batch; its frames are given back then.  Cancelled, what that has staged is discarded."""
         ready = _Ready(batch, [], [])
@@ -415,7 +427,7 @@ class Pipeline:
         """Where the batch goes; tables that can not even be asked fail."""
         while True:
             try:
-                return await self._tables.destinations(ready.batch)
+                return await self._tables.destinations(ready.batch, self._until_committed)
             except PubsubError as error:
                 if error.relid is None or not self._tables.isolates:
                     raise
@@ -492,6 +504,7 @@ class Pipeline:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")
             self._in_flight -= 1
+            self._changed.set()
             self.flushed = max(self.flushed, batch.last_lsn)
             await self._store()
             await self._send_status()

@@ -8,18 +8,20 @@ is at or past every transaction decided before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from apply.batch import Batch
+from apply.changes import CopyAgain
 from apply.delta import table as delta
 from apply.delta.log import OtherCommit
-from apply.delta.table import TargetTable
 from apply.dispatch import PassedSkip
+from apply.follow import Columns, Follower, load
 from apply.handover import Handover
 from apply.isolation import Failure
+from apply.pipeline import StartAgain
 from apply.prepare import Destination
 from catalog.records import ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
@@ -44,7 +46,7 @@ class _Entry:
     version: Lsn = INVALID_LSN
     sync_lsn: Lsn | None = None
     """The LSN of state s, until r is stored."""
-    target: TargetTable | None = None
+    columns: Columns | None = None
     own: bool = False
     """The sync worker is done with it (s or r): apply may write it."""
     contested: bool = False
@@ -77,9 +79,19 @@ async def note_others(catalog: Catalog, subid: int, destination: Destination, co
 
 
 class ApplyTables:
-    """Implements pipeline.Tables for a whole subscription, and stores `r` and the origin."""
+    """Implements pipeline.Tables for a whole subscription, and stores `r` and the origin.
 
-    def __init__(self, catalog: Catalog, node_id: str, subscription: Subscription, handover: Handover) -> None:
+    `follower` alters tables as the publisher's are altered; without one what does not fit is refused.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        node_id: str,
+        subscription: Subscription,
+        handover: Handover,
+        follower: Follower | None = None,
+    ) -> None:
         self.origin = f"pg_{subscription.oid}"
         self._catalog = catalog
         self._node_id = node_id
@@ -87,6 +99,7 @@ class ApplyTables:
         self._subid = subscription.oid
         self._name = subscription.name
         self._handover = handover
+        self._follower = follower
         self._entries: dict[int, _Entry] = {}
         self._by_name: dict[tuple[str, str], _Entry] = {}
         self._loading = asyncio.Lock()
@@ -115,6 +128,8 @@ class ApplyTables:
             if entry is None:
                 entry = self._entries[relid] = _Entry(relation, app_id)
                 entry.after = self._handover.promised.get(relid)
+            if entry.app_id != app_id:
+                entry.columns = None
             entry.relation, entry.app_id = relation, app_id
             # A table that joined without a copy may lack rows that the publisher has, and have others.
             entry.contested = relation.foreign is not None or relation.copy_generation == 0
@@ -159,8 +174,12 @@ class ApplyTables:
         entry.after = max(held, relation.lsn or INVALID_LSN)
         if relation.state is RelState.SYNCDONE:
             entry.sync_lsn = relation.lsn
-        entry.target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
+        entry.columns = await self._columns(entry)
         entry.own = True
+
+    async def _columns(self, entry: _Entry) -> Columns:
+        relation = entry.relation
+        return await load(relation.relid, entry.app_id, relation.path, relation.qualified_name, relation.definition)
 
     @property
     def greatest_version(self) -> Lsn:
@@ -195,9 +214,11 @@ class ApplyTables:
 
     # pipeline.Tables
 
-    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
+    async def destinations(
+        self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
+    ) -> Mapping[tuple[str, str], Destination]:
         """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
-        found: dict[tuple[str, str], Destination] = {}
+        found: dict[tuple[str, str], _Entry] = {}
         await self._learn_types(batch)
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
         # A table that is not known may have joined a moment ago, without a copy: its rows are not to be passed over.
@@ -213,15 +234,38 @@ class ApplyTables:
                 await self.load()
                 if self._by_name.get(name) is not entry or entry.stopped:
                     continue
-            if entry.target is None:
-                relation = entry.relation
-                entry.target = await asyncio.to_thread(
-                    delta.load, relation.path, relation.qualified_name, relation.definition
-                )
-            found[name] = Destination(
-                entry.relation.relid, entry.target, entry.app_id, entry.after, self.types, contested=entry.contested
+            if entry.columns is None:
+                entry.columns = await self._columns(entry)
+            found[name] = entry
+        if self._follower is not None:
+            tables = [(e.columns, e.after) for e in found.values() if e.columns is not None and e.after is not None]
+            try:
+                await self._follower.follow(batch, tables, quiet)
+            except CopyAgain as again:
+                await self._copy_again(again)
+        return {
+            name: Destination(
+                e.relation.relid,
+                e.columns.target,
+                e.app_id,
+                e.after,
+                self.types,
+                contested=e.contested,
+                readings=e.columns.readings,
             )
-        return found
+            for name, e in found.items()
+            if e.columns is not None and e.after is not None
+        }
+
+    async def _copy_again(self, again: CopyAgain) -> None:
+        """The table goes back to its sync worker, as by RESYNC TABLE.  Raises StartAgain; `again` for one that was never copied."""
+        assert again.relid is not None
+        entry = self._entries[again.relid]
+        if not entry.relation.copy_generation:
+            raise again
+        log.info("table is copied again", relation=again.relation, reason=again.reason)
+        await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
+        raise StartAgain(again.message)
 
     async def _learn_types(self, batch: Batch) -> None:
         """Types that were made since the worker has started: their binary form is to be read."""

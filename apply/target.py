@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
+from apply.attributes import of_definition
 from apply.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol import types
-from pubsub.publisher.definitions import TableDefinition
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -40,30 +43,40 @@ def target_table(
     names = {column.name for column in columns}
     key = row_key(definition, names)
     for column in columns:
-        if column.name in key and not column.collation_deterministic:
-            raise FeatureNotSupported(
-                f'column "{column.name}" of the key of table "{qualified}" has a nondeterministic collation',
-                detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
-                hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
-            )
-    fields = []
-    for column in columns:
-        try:
-            kind = types.delta_type(
-                column.base_type_oid,
-                column.base_typmod,
-                column.base_type_kind,
-                column.type_name,
-                (choices or TypeChoices()).of(
-                    definition.schema, definition.name, column.name, types.type_names(column.base_type_oid)
-                ),
-            )
-        except FeatureNotSupported as error:
-            raise FeatureNotSupported(
-                f'column "{column.name}" of table "{qualified}": {error.message}', hint=error.hint
-            ) from error
-        fields.append(pa.field(column.name, kind, nullable=column.name not in key))
+        if column.name in key:
+            _refuse_nondeterministic(column, qualified)
+    fields = [
+        pa.field(column.name, column_type(column, definition, choices), nullable=column.name not in key)
+        for column in columns
+    ]
     return TargetTable(path, pa.schema(fields), key, qualified)
+
+
+def column_type(column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None) -> Any:
+    """The Arrow type of a column of the table.  Raises FeatureNotSupported, naming it, for what Delta can not hold."""
+    try:
+        return types.delta_type(
+            column.base_type_oid,
+            column.base_typmod,
+            column.base_type_kind,
+            column.type_name,
+            (choices or TypeChoices()).of(
+                definition.schema, definition.name, column.name, types.type_names(column.base_type_oid)
+            ),
+        )
+    except FeatureNotSupported as error:
+        raise FeatureNotSupported(
+            f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}', hint=error.hint
+        ) from error
+
+
+def _refuse_nondeterministic(column: ColumnDefinition, relation: str) -> None:
+    if not column.collation_deterministic:
+        raise FeatureNotSupported(
+            f'column "{column.name}" of the key of table "{relation}" has a nondeterministic collation',
+            detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
+            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
+        )
 
 
 def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
@@ -72,6 +85,12 @@ def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
     return tuple(key) if key and names.issuperset(key) else ()
 
 
-def definition_json(table: TargetTable) -> str:
-    """What the catalog keeps of it (apply.delta.table.load)."""
-    return json.dumps({"columns": [field.name for field in table.schema], "key": list(table.key)}, ensure_ascii=False)
+def definition_json(table: TargetTable, attributes: str) -> str:
+    """What the catalog keeps of it (apply.follow.load); `attributes` is Attributes.as_json's."""
+    columns = [field.name for field in table.schema]
+    return json.dumps({"columns": columns, "key": list(table.key), "attributes": attributes}, ensure_ascii=False)
+
+
+def described_json(table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN) -> str:
+    """As `definition_json`, of a table as the publisher's catalog has it at `since`."""
+    return definition_json(table, of_definition(definition, table.schema.names, "", since).as_json())

@@ -18,6 +18,7 @@ from apply import publisher
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
+from apply.follow import Follower, Publisher
 from apply.handover import Handover
 from apply.pipeline import Limits, Pipeline, StartAgain
 from apply.publisher import Standing
@@ -60,7 +61,7 @@ class ApplyWorker:
         self._stage = stage
         self._handover = handover
         self._settings = settings
-        self._tables = ApplyTables(catalog, node_id, subscription, handover)
+        self._tables = ApplyTables(catalog, node_id, subscription, handover, follower(catalog, subscription))
         self._tables_changed = asyncio.Event()
         self._broken = asyncio.Event()
         self._drain = asyncio.Event()
@@ -237,6 +238,13 @@ class ApplyWorker:
     async def _fail_when_broken(self) -> None:
         await self._broken.wait()
         raise StartAgain("a table is copied again: the apply worker starts again from its origin")
+
+
+def follower(catalog: Catalog, subscription: Subscription) -> Follower | None:
+    """What alters the tables as the publisher's are altered; None under schema_changes = refuse."""
+    if subscription.options.schema_changes == "refuse":
+        return None
+    return Follower(catalog, subscription, Publisher(subscription))
 
 
 def stream_options(subscription: Subscription, server_version: int, *, two_phase: bool = False) -> dict[str, str]:

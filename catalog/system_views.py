@@ -71,7 +71,8 @@ def _subscription(state: State) -> Iterator[Row]:
             o.password_required, o.run_as_owner, o.failover, mask_conninfo(sub.conninfo), sub.slot_name,
             o.synchronous_commit, sub.publications, o.origin,
             sub.owner, sub.target, sub.publisher_system_identifier, sub.publisher_timeline, sub.publisher_database,
-            o.create_tables, o.types, o.on_table_error, o.schema_changes, o.batch_rows, o.batch_bytes, o.batch_age,
+            o.create_tables, o.types, o.on_table_error, o.schema_changes, o.dropped_columns,
+            o.batch_rows, o.batch_bytes, o.batch_age,
             _lsn(o.stop_lsn),
         )  # fmt: skip
 
@@ -175,7 +176,7 @@ VIEWS: Final = {
                 BIGINT publisher_timeline
                 TEXT publisher_database
                 BOOL create_tables
-                TEXT types on_table_error schema_changes
+                TEXT types on_table_error schema_changes dropped_columns
                 BIGINT batch_rows batch_bytes
                 DOUBLE batch_age
                 LSN stop_lsn"""

@@ -17,12 +17,6 @@ _WITHOUT_EFFECT: Final = {
 def tell(session: Session, options: SubscriptionOptions) -> None:
     """A NOTICE for each option of the statement that has no effect."""
     given = options.specified
-    if "schema_changes" in given and options.schema_changes == "follow":
-        _notice(session, "schema_changes = follow", "A changed table stops the subscription with an error.")
     for name, reason in _WITHOUT_EFFECT.items():
         if name in given:
             session.notice(f"{name} has no effect", detail=reason)
-
-
-def _notice(session: Session, option: str, reason: str) -> None:
-    session.notice(f"{option} is stored, and has no effect yet", detail=reason)

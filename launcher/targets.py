@@ -51,7 +51,7 @@ class Plan:
 
         Without a definition its sync worker makes the Delta table first: that takes Spark.
         """
-        from apply.target import definition_json
+        from apply.target import described_json
 
         return NewRelation(
             relid=self.definition.oid,
@@ -60,7 +60,7 @@ class Plan:
             path=self.target.path,
             state=RelState.INIT if copy_data else RelState.READY,
             lsn=None if copy_data else lsn,
-            definition=definition_json(self.target) if copy_data or self.exists else None,
+            definition=described_json(self.target, self.definition) if copy_data or self.exists else None,
             estimated_rows=max(self.definition.estimated_rows, 0),
         )
 

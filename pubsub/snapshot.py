@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 from catalog.records import State, Subscription, SubscriptionRel
@@ -112,7 +112,9 @@ def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> 
         elif ranges:
             _, first, last = ranges[-1]
             ranges[-1] = (version, first, last)
-    ends = [Lsn(following[1] - 1) for _, following in pairwise(ranges)] + [origin]
+    # What altered a table says of which LSN it is; the data that it stands before may have begun earlier.
+    firsts = list(accumulate((first for _, first, _ in reversed(ranges)), min))[::-1]
+    ends = [Lsn(following - 1) for following in firsts[1:]] + [origin]
     found = []
     for (version, _, last), end in zip(ranges, ends, strict=True):
         if last <= min(end, origin):

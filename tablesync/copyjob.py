@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from apply.delta import datafiles, direct
 from apply.delta.log import TableLog
+from apply.delta.schema import fields, mapping
 from apply.delta.table import Commit, TargetTable, has_files, quote
 from pubsub import faults
 from pubsub.errors import InvalidValue
@@ -104,6 +105,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     if context.master.startswith("local"):
         log = direct.log_of(table.path)
         if log is not None:
+            table = replace(table, mapped=mapping(fields(log.metadata)))
             _copy_directly(context, source, parts, log, table, record, done)
             return
     else:

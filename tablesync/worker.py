@@ -12,13 +12,13 @@ Found in `f` after a crash, it goes on from there; in `d`, it starts over with a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import structlog
 
 from apply.batch import Batch
+from apply.changes import CopyAgain
 from apply.delta import table as delta
 from apply.delta.engine import Engine
 from apply.delta.log import OtherCommit
@@ -26,20 +26,22 @@ from apply.delta.stage import Stage
 from apply.delta.table import Commit, TargetTable
 from apply.dispatch import PassedSkip
 from apply.figures import Figures
+from apply.follow import Columns, Follower, load
 from apply.handover import Handover
 from apply.isolation import Failure
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
 from apply.publisher import check_system
 from apply.tables import note_others
-from apply.target import definition_json, target_table
-from apply.worker import binary_types, limits, open_buffer, stream_options
+from apply.target import described_json, target_table
+from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import definitions, replication
 from pubsub.publisher.connection import Connection
@@ -113,8 +115,14 @@ class SyncWorker:
             return
         if relation.state is not RelState.FINISHEDCOPY or not await self._slot_is_there():
             await self._copy()
-        if await self._catch_up():
-            await self._drop_slot()
+        try:
+            if await self._catch_up():
+                await self._drop_slot()
+        except BaseExceptionGroup as errors:
+            if errors.subgroup(CopyAgain) is None:
+                raise
+            await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
+            log.info("table was altered while it was copied, and is copied again", relation=relation.qualified_name)
 
     def drain(self) -> None:
         """End soon; what is not done is done by the next worker."""
@@ -130,7 +138,10 @@ class SyncWorker:
         with self._blaming():
             await self._prepare_target(target)
         await self._catalog.set_relation_definition(
-            self._subscription.oid, self._relation.relid, definition_json(target), definition.estimated_rows
+            self._subscription.oid,
+            self._relation.relid,
+            described_json(target, definition),
+            definition.estimated_rows,
         )
 
     async def _connect(self, *, replication: bool) -> Connection:
@@ -166,10 +177,13 @@ class SyncWorker:
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
-            source, target, rows = await self._source(created.snapshot_name)
+            source, target, definition = await self._source(created.snapshot_name)
+            rows = definition.estimated_rows
             with self._blaming():
                 await self._prepare_target(target)
-            await self._catalog.set_relation_definition(subscription.oid, relation.relid, definition_json(target), rows)
+            await self._catalog.set_relation_definition(
+                subscription.oid, relation.relid, described_json(target, definition, created.consistent_point), rows
+            )
             app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, generation)
             record = Commit(app_id, created.consistent_point, created.consistent_point)
             log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))
@@ -183,8 +197,8 @@ class SyncWorker:
         await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(created.consistent_point))
 
-    async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, int]:
-        """What to copy and into what, as the snapshot sees the table; and how many rows the publisher expects."""
+    async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, TableDefinition]:
+        """What to copy and into what, as the snapshot sees the table."""
         subscription = self._subscription
         async with await self._connect(replication=False) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -203,7 +217,7 @@ class SyncWorker:
             blocks=definition.pages if plain else None,
             only=plain,
         )
-        return source, target, definition.estimated_rows
+        return source, target, definition
 
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
         """The table as the connection's transaction sees it published."""
@@ -278,11 +292,11 @@ class SyncWorker:
         return True
 
     async def _follow(self, relation: SubscriptionRel, app_id: str, at: Lsn, held: Lsn, catchup: Lsn) -> bool:
-        target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
+        columns = await load(relation.relid, app_id, relation.path, relation.qualified_name, relation.definition)
+        following = follower(self._catalog, self._subscription)
         async with await self._connect(replication=True) as connection:
             types = await binary_types(self._subscription, connection)
-            destination = Destination(relation.relid, target, app_id, at, types, contested=relation.foreign is not None)
-            tables = _OneTable(f"{self._slot}", destination, relation, held, self._catalog)
+            tables = _OneTable(f"{self._slot}", columns, at, types, following, relation, held, self._catalog)
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._slot, at, options)
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
@@ -316,17 +330,44 @@ class _OneTable:
     isolates = False
 
     def __init__(
-        self, origin: str, destination: Destination, relation: SubscriptionRel, version: Lsn, catalog: Catalog
+        self,
+        origin: str,
+        columns: Columns,
+        after: Lsn,
+        types: BinaryTypes,
+        following: Follower | None,
+        relation: SubscriptionRel,
+        version: Lsn,
+        catalog: Catalog,
     ) -> None:
         self.origin = origin
         self._catalog = catalog
         self._subid = relation.subid
-        self._destination = destination
+        self._columns = columns
+        self._after = after
+        self._types = types
+        self._follower = following
+        self._contested = relation.foreign is not None
         self._name = (relation.schema, relation.name)
         self._version = version
 
-    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
-        return {self._name: self._destination}
+    async def destinations(
+        self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
+    ) -> Mapping[tuple[str, str], Destination]:
+        columns = self._columns
+        if self._follower is not None:
+            await self._follower.follow(batch, [(columns, self._after)], quiet)
+        return {
+            self._name: Destination(
+                columns.relid,
+                columns.target,
+                columns.app_id,
+                self._after,
+                self._types,
+                contested=self._contested,
+                readings=columns.readings,
+            )
+        }
 
     async def may_write(self, relid: int) -> bool:
         return True
@@ -339,7 +380,7 @@ class _OneTable:
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         await note_others(self._catalog, self._subid, destination, commits)
-        self._destination = replace(self._destination, contested=True)
+        self._contested = True
 
     def version(self, relid: int) -> Lsn:
         return self._version

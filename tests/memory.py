@@ -95,12 +95,16 @@ class MemoryDelta:
     def load(self, path: str, relation: str, definition: str | None) -> TargetTable:
         return self.targets[path]
 
+    def properties(self, path: str) -> dict[str, str]:
+        return {}
+
     @contextmanager
     def installed(self) -> Iterator[MemoryDelta]:
         """In place of apply.delta for the code under test."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(apply.delta.table, "committed_lsn", self.committed_lsn)
             patch.setattr(apply.delta.table, "load", self.load)
+            patch.setattr(apply.delta.table, "properties", self.properties)
             patch.setattr(apply.pipeline, "discard", self.discard)
             patch.setattr(apply.prepare, "discard", self.discard)
             patch.setattr(apply.inparts, "discard", self.discard)

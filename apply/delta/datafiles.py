@@ -85,6 +85,7 @@ def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: st
     name = f"part-{number:05}-{name or uuid.uuid4()}-c000.zstd.parquet"
     path = directory(table.path) / name
     bounds = _Bounds(table)
+    stored = table.stored_schema
     writer: pq.ParquetWriter | None = None
     try:
         with open(path, "xb") as file:
@@ -92,15 +93,15 @@ def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: st
                 if writer is None:
                     writer = pq.ParquetWriter(
                         file,
-                        table.schema,
+                        stored,
                         compression="zstd",
                         compression_level=1,
                         use_dictionary=False,
-                        write_statistics=list(table.key),
+                        write_statistics=[table.stored_name(column) for column in table.key],
                         store_decimal_as_integer=True,
                         store_schema=False,
                     )
-                writer.write_table(part, row_group_size=_ROW_GROUP_ROWS)
+                writer.write_table(_as_stored(part, stored), row_group_size=_ROW_GROUP_ROWS)
                 bounds.add(part)
             if writer is not None:
                 writer.close()
@@ -128,6 +129,11 @@ def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: st
     ]
 
 
+def _as_stored(rows: Any, stored: pa.Schema) -> Any:
+    """The rows under the names that data files have."""
+    return rows if rows.schema is stored else pa.table(rows.columns, schema=stored)
+
+
 def _row_groups(parts: Iterable[Any]) -> Iterator[Any]:
     """The same rows in pieces worth a row group."""
     held: list[Any] = []
@@ -149,7 +155,9 @@ class _Bounds:
     """The statistics of a data file: its rows, and the least and greatest value of the key's columns."""
 
     def __init__(self, table: TargetTable) -> None:
-        self._names = [name for name in table.key if _has_bounds(table.schema.field(name).type)]
+        self._names = {
+            name: table.stored_name(name) for name in table.key if _has_bounds(table.schema.field(name).type)
+        }
         self._low: dict[str, Any] = {}
         self._high: dict[str, Any] = {}
         self._rows = 0
@@ -163,13 +171,17 @@ class _Bounds:
             self._high[name] = max(self._high.get(name, high), high)
 
     def as_json(self) -> str:
-        names = [name for name in self._names if all(_short(bound[name]) for bound in (self._low, self._high))]
+        names = {
+            name: stored
+            for name, stored in self._names.items()
+            if all(_short(bound[name]) for bound in (self._low, self._high))
+        }
         return json.dumps(
             {
                 "numRecords": self._rows,
-                "minValues": {name: _as_stat(self._low[name]) for name in names},
-                "maxValues": {name: _as_stat(self._high[name]) for name in names},
-                "nullCount": dict.fromkeys(names, 0),
+                "minValues": {stored: _as_stat(self._low[name]) for name, stored in names.items()},
+                "maxValues": {stored: _as_stat(self._high[name]) for name, stored in names.items()},
+                "nullCount": dict.fromkeys(names.values(), 0),
                 "tightBounds": True,
             },
             ensure_ascii=False,

@@ -160,7 +160,7 @@ def commit_copy(log: TableLog, table: TargetTable, added: Sequence[Action], reco
             if _holds(log, table, record):
                 raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
             now = int(time.time() * 1000)
-            changes = _Changes([*added, *(_remove_action(file, now) for file in log.files.values())])
+            changes = _Changes([*added, *(remove_action(file, now) for file in log.files.values())])
             if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
                 return
     raise _no_room(table)
@@ -226,11 +226,11 @@ def tidy(log: TableLog, table: TargetTable) -> None:
 def _merge_small(log: TableLog, table: TargetTable) -> None:
     chosen = _mergeable(log)
     if chosen:
-        added = datafiles.write(table, _living_rows(log, chosen, table))
+        added = datafiles.write(table, living_rows(log, chosen, table))
         now = int(time.time() * 1000)
         for action in added:
             action["add"]["dataChange"] = False
-        removed = [_remove_action(file, now, data_change=False) for file in chosen]
+        removed = [remove_action(file, now, data_change=False) for file in chosen]
         try:
             log.commit(
                 [*removed, *added],
@@ -253,7 +253,7 @@ def _changes(staged: DirectStaged) -> _Changes:
     now = int(time.time() * 1000)
     try:
         if staged.replace_all:
-            changes.actions += [_remove_action(file, now) for file in log.files.values()]
+            changes.actions += [remove_action(file, now) for file in log.files.values()]
         elif staged.removed is not None:
             _mark(log, list(_find_copies(log, staged)), now, changes)
         elif staged.deleted_keys is not None:
@@ -275,11 +275,11 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
     """The rows of the table under one of the keys, file by file."""
     first = table.key[0]
     for file in log.files.values():
-        if wanted.outside(file.bounds.get(first)):
+        if wanted.outside(file.bounds.get(table.stored_name(first))):
             continue
         positions: list[Indices] = []
         key_rows: list[Indices] = []
-        for start, batch in _read_columns(log, file, table.key, _BATCH_ROWS, wanted):
+        for start, batch in _read_columns(log, file, table, table.key, _BATCH_ROWS, wanted):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
             if len(hits):
@@ -306,7 +306,8 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
         gone = vectors.read(log.table, file.vector) if file.vector is not None else None
         dead = vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
         positions: list[Indices] = []
-        for start, batch in _read_columns(log, file, names, _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS):
+        size = _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS
+        for start, batch in _read_columns(log, file, staged.table, names, size):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
             hits = hits[np.isin(hits + start, dead, assume_unique=True, invert=True)]
@@ -334,22 +335,37 @@ def _is_wide(log: TableLog, file: DataFile) -> bool:
 
 
 def _read_columns(
-    log: TableLog, file: DataFile, names: Sequence[str], size: int, wanted: KeySet | None = None
+    log: TableLog, file: DataFile, table: TargetTable, names: Sequence[str], size: int, wanted: KeySet | None = None
 ) -> Iterator[tuple[int, Any]]:
     """The named columns of a file in its order, with the position of each piece's first row.
 
-    With `wanted`, row groups are left out whose statistics hold none of its keys.
+    A file from before a column was added has NULL for it.  With `wanted`, row groups are left out whose statistics hold none of
+    its keys.
     """
+    stored = [table.stored_name(name) for name in names]
     with _opened(log, file) as parquet:
+        there = set(parquet.schema_arrow.names)
         start = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
-            if wanted is None or not wanted.outside(_group_bounds(parquet, group, names[0])):
+            if wanted is None or not wanted.outside(_group_bounds(parquet, group, stored[0])):
                 at = start
-                for batch in parquet.iter_batches(size, row_groups=[group], columns=list(names)):
-                    yield at, batch.select(list(names))
+                columns = [name for name in stored if name in there]
+                for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+                    yield at, _named(batch, table, names, stored)
                     at += batch.num_rows
             start += count
+
+
+def _named(batch: Any, table: TargetTable, names: Sequence[str], stored: Sequence[str]) -> Any:
+    there = {name: place for place, name in enumerate(batch.schema.names)}
+    return pa.RecordBatch.from_arrays(
+        [
+            batch.column(there[inner]) if inner in there else pa.nulls(batch.num_rows, table.schema.field(name).type)
+            for name, inner in zip(names, stored, strict=True)
+        ],
+        names=list(names),
+    )
 
 
 def _opened(log: TableLog, file: DataFile) -> pq.ParquetFile:
@@ -366,6 +382,8 @@ def _opened(log: TableLog, file: DataFile) -> pq.ParquetFile:
 
 def _group_bounds(parquet: pq.ParquetFile, group: int, name: str) -> tuple[Any, Any] | None:
     index = parquet.schema_arrow.get_field_index(name)
+    if index < 0:
+        return None
     statistics = parquet.metadata.row_group(group).column(index).statistics
     if statistics is None or not statistics.has_min_max:
         return None
@@ -377,7 +395,7 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
     marked: list[tuple[DataFile, BitMap64]] = []
     for one in found:
         changes.deleted_rows += len(one.positions)
-        changes.actions.append(_remove_action(one.file, now))
+        changes.actions.append(remove_action(one.file, now))
         if one.file.deleted + len(one.positions) == _row_count(log, one.file):
             continue
         bitmap = BitMap64(one.positions.astype(np.uint64))
@@ -416,7 +434,8 @@ def _loose(log: TableLog, file: DataFile) -> str:
     return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
 
 
-def _remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Action:
+def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Action:
+    """The action by which a file leaves the table."""
     remove: Action = {
         "path": file.path,
         "deletionTimestamp": now,
@@ -450,7 +469,7 @@ def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequen
     for one in found:
         chosen = needed[one.key_rows]
         positions, key_rows = one.positions[chosen], one.key_rows[chosen]
-        for start, batch in _read_columns(log, one.file, flagged, _WIDE_BATCH_ROWS) if len(positions) else ():
+        for start, batch in _read_columns(log, one.file, table, flagged, _WIDE_BATCH_ROWS) if len(positions) else ():
             first, last = np.searchsorted(positions, (start, start + batch.num_rows))
             if first == last:
                 continue
@@ -494,11 +513,12 @@ def _mergeable(log: TableLog) -> list[DataFile]:
     return []
 
 
-def _living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
+def living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
+    """The rows of these files that are not deleted, under the table's column names, a piece after the other."""
     for file in files:
         gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
-        wide = _is_wide(log, file)
-        for start, batch in _read_columns(log, file, table.schema.names, _WIDE_BATCH_ROWS if wide else _BATCH_ROWS):
+        size = _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS
+        for start, batch in _read_columns(log, file, table, table.schema.names, size):
             rows = pa.Table.from_batches([batch])
             if gone is not None:
                 living = np.ones(batch.num_rows, np.bool_)

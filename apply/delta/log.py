@@ -23,11 +23,11 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from apply.delta import vectors
+from apply.delta import schema, vectors
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
 
 # What a writer of these features must know, we know; each other one is left to Spark.
-_KNOWN_FEATURES: Final = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz"})
+_KNOWN_FEATURES: Final = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping"})
 # Table properties that ask something of each writer.
 _DEMANDING: Final = {
     "delta.appendOnly": "true",
@@ -35,6 +35,7 @@ _DEMANDING: Final = {
     "delta.enableRowTracking": "true",
     "delta.enableInCommitTimestamps": "true",
 }
+_MAPPING: Final = frozenset({schema.ID, schema.PHYSICAL})
 _CHECKPOINT_INTERVAL: Final = 20
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 # What link(2) says of a file system that has none.
@@ -92,8 +93,8 @@ class _State:
     versions_of_applications: dict[str, int] = field(default_factory=dict)
 
 
-def create(path: str, schema: str, features: Sequence[str], properties: Mapping[str, str]) -> None:
-    """Make a table without rows: `schema` is Delta's JSON of it, `features` are those of its readers.
+def create(path: str, columns: str, features: Sequence[str], properties: Mapping[str, str]) -> None:
+    """Make a table without rows: `columns` is Delta's JSON of its schema, `features` are those of its readers.
 
     Raises FileExistsError when there is a table already, OSError.
     """
@@ -108,7 +109,7 @@ def create(path: str, schema: str, features: Sequence[str], properties: Mapping[
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema,
+        "schemaString": columns,
         "partitionColumns": [],
         "configuration": dict(properties),
         "createdTime": int(time.time() * 1000),
@@ -149,6 +150,16 @@ class TableLog:
     def files(self) -> Mapping[str, DataFile]:
         """The table's data files by path."""
         return self._state.files
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        """The `protocol` action in force."""
+        return self._state.protocol
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The `metaData` action in force."""
+        return self._state.metadata
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -222,11 +233,12 @@ class TableLog:
         for name, value in _DEMANDING.items():
             if self.properties.get(name, "").lower() == value:
                 return f"{name} is set"
-        if self.properties.get("delta.columnMapping.mode", "none") != "none":
-            return "its columns are mapped"
         if metadata is not self._plain_metadata:
-            for column in json.loads(metadata["schemaString"])["fields"]:
-                if any(name.startswith("delta.") for name in column.get("metadata") or {}):
+            columns = schema.fields(metadata)
+            if self.properties.get(schema.MODE, "none") not in ("none", "name") or schema.maps_nested(columns):
+                return "its columns are mapped in another way"
+            for column in columns:
+                if any(name.startswith("delta.") for name in (column.get("metadata") or {}).keys() - _MAPPING):
                     return f"column {column['name']} has constraints"
             self._plain_metadata = metadata
         if not all(file.plain for file in self._state.files.values()):

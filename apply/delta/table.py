@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as of_dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from apply.delta import log
+from apply.delta import schema as delta_schema
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import types
 from pubsub.protocol.lsn import Lsn
 
 # Characters that a Parquet column name can not hold without column mapping (delta: DeltaColumnMapping / SchemaUtils).
 _UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
+STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,23 @@ class TargetTable:
     key: tuple[str, ...]
     relation: str
     """The qualified name in the publisher, for messages and the table's properties."""
+    mapped: delta_schema.Mapped = of_dataclass(default_factory=dict)
+    """The columns that have other names in data files."""
+
+    def stored_name(self, name: str) -> str:
+        """What data files call a column."""
+        return self.mapped[name][0] if name in self.mapped else name
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The schema of data files."""
+        if not self.mapped:
+            return self.schema
+        return pa.schema([self._stored(field) for field in self.schema])
+
+    def _stored(self, field: pa.Field) -> pa.Field:
+        name, number = self.mapped[field.name]
+        return field.with_name(name).with_metadata({"PARQUET:field_id": str(number)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +127,7 @@ def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
         return False
     if not exists(table.path):
         features = ["deletionVectors"]
-        if any(_is_ntz(field.type) for field in table.schema):
+        if any(is_ntz(field.type) for field in table.schema):
             features.append("timestampNtz")
         try:
             log.create(table.path, Schema.from_arrow(table.schema).to_json(), features, _settings(table, identity))
@@ -137,26 +157,37 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
 
 def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]:
     """The table's properties."""
-    settings = dict(identity) | {
+    settings = dict(identity) | described(table)
+    settings["delta.enableDeletionVectors"] = "true"
+    if _needs_mapping(table):
+        settings[delta_schema.MODE] = "name"
+    return settings
+
+
+def described(table: TargetTable) -> dict[str, str]:
+    """The properties that follow from the table's name, columns and key."""
+    settings = {
         "pubsub.relation": table.relation,
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
-        "delta.enableDeletionVectors": "true",
     }
     ordered = [name for name in table.key if _has_statistics(table.schema.field(name).type)]
     if ordered:
-        settings["delta.dataSkippingStatsColumns"] = ",".join(map(quote, ordered))
-    if _needs_mapping(table):
-        settings["delta.columnMapping.mode"] = "name"
+        settings[STATISTICS] = ",".join(map(quote, ordered))
     return settings
 
 
 def _needs_mapping(table: TargetTable) -> bool:
-    return any(_UNSAFE_NAME & set(field.name) for field in table.schema)
+    return any(needs_mapping(field.name) for field in table.schema)
 
 
-def _is_ntz(data_type: Any) -> bool:
+def needs_mapping(name: str) -> bool:
+    """Whether no data file can have a column of that name."""
+    return bool(_UNSAFE_NAME & set(name))
+
+
+def is_ntz(data_type: Any) -> bool:
     if pa.types.is_list(data_type):
-        return _is_ntz(data_type.value_type)
+        return is_ntz(data_type.value_type)
     return bool(pa.types.is_timestamp(data_type) and data_type.tz is None)
 
 
@@ -167,10 +198,16 @@ def _has_statistics(data_type: Any) -> bool:
 
 def read_schema(path: str) -> pa.Schema:
     """The schema of the Delta table at `path` in Arrow's types, as `types.delta_type` gives them."""
+    return _read_columns(path)[0]
+
+
+def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
     from deltalake import DeltaTable
 
-    arrow = pa.schema(DeltaTable(path).schema().to_arrow())
-    return pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
+    found = DeltaTable(path).schema()
+    arrow = pa.schema(found.to_arrow())
+    schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
+    return schema, delta_schema.mapping(json.loads(found.to_json())["fields"])
 
 
 def spark_ddl(data_type: Any) -> str:
@@ -210,7 +247,8 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
             hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation} makes it anew.",
         )
     key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])
-    return TargetTable(path, read_schema(path), tuple(key), relation)
+    schema, mapped = _read_columns(path)
+    return TargetTable(path, schema, tuple(key), relation, mapped)
 
 
 def check_columns(table: TargetTable) -> None:

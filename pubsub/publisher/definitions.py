@@ -89,6 +89,10 @@ class ColumnDefinition:
     generated: str
     """"", "s" (stored) or "v" (virtual)."""
     collation_deterministic: bool
+    missing: str | None = None
+    """The text of what rows have that were stored before the column was added (pg_attribute.attmissingval)."""
+    xmin: int = 0
+    """The transaction that altered the column last, or added it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,10 @@ class TableDefinition:
     pages: int
     """Of the main fork, the last one included; 0 for a partitioned table."""
     row_security: bool
+    attributes: int = 0
+    """How many columns it has had so far: a column that is added gets the next number."""
+    storage: str = ""
+    """Names the files that its rows lie in: another one since the rows were written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +267,9 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
         columns[_oid(row[0])].append(_column(row[1:]))
     definitions = {}
     for row in await connection.query(_TABLES, [wanted]):
-        oid, schema, name, kind, identity, primary_key, identity_key, rows, pages, row_security = row
+        oid, schema, name, kind, identity, primary_key, identity_key, rows, pages, row_security, attributes, storage = (
+            row
+        )
         by_number = {column.attnum: column.name for column in columns[_oid(oid)]}
         definitions[_oid(oid)] = TableDefinition(
             oid=_oid(oid),
@@ -273,6 +283,8 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
             estimated_rows=_int(rows),
             pages=_int(pages),
             row_security=_bool(row_security),
+            attributes=_int(attributes),
+            storage=storage or "",
         )
     return definitions
 
@@ -461,7 +473,8 @@ WITH RECURSIVE types AS (
 )
 SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype,
        base.oid, CASE WHEN t.typtype = 'd' THEN base.typmod ELSE a.atttypmod END, base.typtype,
-       a.attnotnull, a.attgenerated, coalesce(co.collisdeterministic, true)
+       a.attnotnull, a.attgenerated, coalesce(co.collisdeterministic, true),
+       CASE WHEN a.atthasmissing THEN a.attmissingval::text END, a.xmin::text
   FROM pg_attribute a
   JOIN pg_type t ON t.oid = a.atttypid
   JOIN types base ON base.declared = a.atttypid AND base.typtype <> 'd'
@@ -490,15 +503,16 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
          WHERE i.indexrelid = pg_get_replica_identity_index(c.oid) AND c.relreplident IN ('d', 'i')),
        size.rows, CASE WHEN c.relkind = 'p' THEN 0 ELSE size.pages END,
-       c.relrowsecurity
+       c.relrowsecurity, c.relnatts, size.storage
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace,
   LATERAL (
     SELECT coalesce(sum(CASE WHEN leaf.pages = 0 THEN 0
                              WHEN leaf.reltuples < 0 OR leaf.relpages = 0 THEN leaf.pages * 10
                              ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
-           coalesce(sum(leaf.pages), 0)::int8 AS pages
-      FROM (SELECT l.reltuples, l.relpages,
+           coalesce(sum(leaf.pages), 0)::int8 AS pages,
+           md5(string_agg(leaf.relfilenode::text, ' ' ORDER BY leaf.oid)) AS storage
+      FROM (SELECT l.oid, l.relfilenode, l.reltuples, l.relpages,
                    coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8 AS pages
               FROM pg_class l
              WHERE l.relkind <> 'p'
@@ -577,7 +591,10 @@ def _published_table(row: Row) -> PublishedTable:
 
 
 def _column(row: Row) -> ColumnDefinition:
-    name, attnum, oid, modifier, type_name, kind, base, base_modifier, base_kind, not_null, generated, determ = row
+    (
+        name, attnum, oid, modifier, type_name, kind, base, base_modifier, base_kind, not_null, generated, deterministic,
+        missing, xmin,
+    ) = row  # fmt: skip
     return ColumnDefinition(
         name=_str(name),
         attnum=_int(attnum),
@@ -590,7 +607,9 @@ def _column(row: Row) -> ColumnDefinition:
         base_type_kind=_str(base_kind),
         not_null=_bool(not_null),
         generated=_str(generated),
-        collation_deterministic=_bool(determ),
+        collation_deterministic=_bool(deterministic),
+        missing=None if missing is None else _array(missing)[0],
+        xmin=_int(xmin),
     )
 
 

@@ -22,6 +22,7 @@ Streaming = Literal["off", "on", "parallel"]
 Origin = Literal["any", "none"]
 OnTableError = Literal["stop", "isolate"]
 SchemaChanges = Literal["follow", "refuse"]
+DroppedColumns = Literal["keep", "drop"]
 #: subtwophasestate: disabled; pending, until all tables are ready; enabled (pg_subscription.h).
 TwoPhaseState = Literal["d", "p", "e"]
 OptionValue = str | int | Decimal | None
@@ -75,6 +76,7 @@ class SubscriptionOptions:
     types: str = ""
     on_table_error: OnTableError = "stop"
     schema_changes: SchemaChanges = "follow"
+    dropped_columns: DroppedColumns = "keep"
     batch_rows: int = 500_000
     batch_bytes: int = 256 * 1024 * 1024
     batch_age: float = 1.0
@@ -102,6 +104,7 @@ STORED_OPTIONS: Final = (
     "types",
     "on_table_error",
     "schema_changes",
+    "dropped_columns",
     "batch_rows",
     "batch_bytes",
     "batch_age",
@@ -313,6 +316,7 @@ _READERS: Final[dict[str, Callable[[Option], Any]]] = {
     "types": _types,
     "on_table_error": _choice("stop", "isolate"),
     "schema_changes": _choice("follow", "refuse"),
+    "dropped_columns": _choice("keep", "drop"),
     "batch_rows": _amount(BATCH_ROWS),
     "batch_bytes": _amount(BATCH_BYTES),
     "batch_age": _batch_age,

@@ -64,6 +64,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
     "target": st.text(characters, min_size=1, max_size=10),
     "on_table_error": st.sampled_from(["stop", "isolate"]),
     "schema_changes": st.sampled_from(["follow", "refuse"]),
+    "dropped_columns": st.sampled_from(["keep", "drop"]),
     "types": st.sampled_from(["", "date text", 'public."T".c natural, numeric text']),
     "batch_rows": st.integers(1, 2**31 - 1),
     "batch_bytes": st.integers(1 << 16, 1 << 40),

@@ -171,7 +171,7 @@ class Node:
         self._whole = whole
         self.ahead = Ahead(self, delta, "pg_1", most, asyncio.Lock()) if most else None  # type: ignore[arg-type]
 
-    async def destinations(self, batch: Batch) -> dict[tuple[str, str], Destination]:
+    async def destinations(self, batch: Batch, quiet: object) -> dict[tuple[str, str], Destination]:
         return destinations(self.versions)
 
     async def done(self, dispatcher: Dispatcher) -> None:

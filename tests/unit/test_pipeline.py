@@ -53,7 +53,7 @@ class OneTables:
         self._versions: dict[int, Lsn] = {}
         self._targets: dict[int, TargetTable] = dict(enumerate(delta.targets.values(), A.oid))
 
-    async def destinations(self, batch: Batch) -> Mapping[tuple[str, str], Destination]:
+    async def destinations(self, batch: Batch, quiet: Any) -> Mapping[tuple[str, str], Destination]:
         return {
             ("public", t.path): Destination(relid, t, "app", self.after.get(t.path, INVALID_LSN))
             for relid, t in self._targets.items()

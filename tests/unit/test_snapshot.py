@@ -25,6 +25,20 @@ def test_a_version_before_any_data_shows_nothing() -> None:
     assert shown_by([(0, None), (1, (Lsn(5), Lsn(6)))], Lsn(9)) == [Shown(1, Lsn(6), Lsn(9))]
 
 
+def test_an_altered_table_is_shown_from_the_lsn_of_its_change() -> None:
+    # The batch whose last transaction altered the table began before it: between the two the old version is all there is.
+    altered = (5, (Lsn(0x300), Lsn(0x300)))
+    before, after = (4, (Lsn(0x100), Lsn(0x200))), (6, (Lsn(0x280), Lsn(0x300)))
+    assert shown_by([before, altered, after], Lsn(0x400)) == [
+        Shown(4, Lsn(0x200), Lsn(0x27F)),
+        Shown(6, Lsn(0x300), Lsn(0x400)),
+    ]
+    assert shown_by([before, altered], Lsn(0x400)) == [
+        Shown(4, Lsn(0x200), Lsn(0x2FF)),
+        Shown(5, Lsn(0x300), Lsn(0x400)),
+    ]
+
+
 def test_asked_lsn_that_all_show() -> None:
     lsn, chosen = _together(0x350)
     assert lsn == 0x350

@@ -26,6 +26,10 @@ A, B = relation(16384, "a"), relation(16385, "b")
 DEFINITION = json.dumps({"columns": ["id", "v"], "key": ["id"]})
 
 
+async def quiet() -> None:
+    """No batch is under way."""
+
+
 class Bench:
     """A subscription of table a, and what its apply worker knows of it."""
 
@@ -70,7 +74,7 @@ class Bench:
 
     async def after(self, name: str = "a") -> Lsn | None:
         async with asyncio.timeout(10):
-            found = await self.tables.destinations(Batch({A.oid: A, B.oid: B}))
+            found = await self.tables.destinations(Batch({A.oid: A, B.oid: B}), quiet)
         return found[("public", name)].after if ("public", name) in found else None
 
 
@@ -109,7 +113,7 @@ async def test_what_the_catalog_got_since_it_was_read_is_known_at_the_first_batc
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
     async with asyncio.timeout(10):
-        found = await bench.tables.destinations(Batch({A.oid: A}))
+        found = await bench.tables.destinations(Batch({A.oid: A}), quiet)
     assert found[("public", "a")].app_id == bench.app_id(1)
 
 
@@ -243,5 +247,5 @@ async def test_changes_of_a_renamed_table_are_refused(bench: Bench) -> None:
     await bench.tables.load()
     renamed = relation(A.oid, "other")
     with pytest.raises(NotInPrerequisiteState, match=r'relation "public\.other" does not exist'):
-        await bench.tables.destinations(Batch({A.oid: renamed}))
-    assert await bench.tables.destinations(Batch({77: relation(77, "other")})) == {}
+        await bench.tables.destinations(Batch({A.oid: renamed}), quiet)
+    assert await bench.tables.destinations(Batch({77: relation(77, "other")}), quiet) == {}

@@ -38,7 +38,7 @@ def test_columns_in_order_and_the_key_is_not_null() -> None:
         [pa.field("id", pa.int64(), False), pa.field("n", pa.decimal128(12, 2)), pa.field("v", pa.string())]
     )
     assert (made.path, made.key, made.relation) == ("/w/t", ("id",), "s.t")
-    assert json.loads(definition_json(made)) == {"columns": ["id", "n", "v"], "key": ["id"]}
+    assert json.loads(definition_json(made, "x")) == {"columns": ["id", "n", "v"], "key": ["id"], "attributes": "x"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""Which column of the publisher's table each column of a Relation message is: by number, since names change.
+
+A Relation message has names and types as they were at its place in the stream; the publisher's catalog has attribute numbers,
+which stay what they are, and knows only what is there now, which may be newer.  What binds the two together:
+
+    a number that is in the catalog stays there until the column is dropped, and never comes back
+    a message has its columns in the order of their numbers
+    a column whose row in pg_attribute is not younger than the message's transaction was there, under that name
+
+    known      1 id   2 a   3 b
+    message    id, x, b, n
+    catalog    1 id   2 y   3 b   5 n (4 is dropped)          ►  1, 2 (renamed twice: its place is taken by nothing else), 3, 5
+
+What is dropped by now needs no number: whichever it had, no row of the publisher has it any more.  Where two answers are
+possible there is none (`identify` gives None), and the table is copied again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Relation
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+
+PROPERTY: Final = "pubsub.attributes"
+"""The Delta table's property that holds them since it was altered: the same commit has the columns."""
+
+# Definitions that may come again after a restart: more are in no batch but of a run of nothing else.
+_SHAPES_KEPT: Final = 32
+
+Shape = tuple[tuple[str, int, int], ...]
+Numbers = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A replicated column: `name` is the Delta table's; `missing` the text of what rows from before it have (None: NULL)."""
+
+    number: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    missing: str | None = None
+    xmin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """A table's columns as its Delta table has them.
+
+    `count`: the numbers given out so far.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that brought
+    them.  `kept`: columns of the Delta table that the publisher has dropped, with the numbers that they had.  `shapes`: Relation
+    messages that are known, with the numbers of their columns, the newest last.  `app_id`: of which copy they are.
+    """
+
+    app_id: str
+    count: int
+    storage: str
+    since: Lsn
+    columns: tuple[Attribute, ...]
+    kept: tuple[tuple[int, str], ...] = ()
+    shapes: tuple[tuple[Shape, Numbers], ...] = ()
+
+    @property
+    def by_number(self) -> Mapping[int, Attribute]:
+        return {column.number: column for column in self.columns}
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """By number, the Delta table's columns that are the publisher's, or were."""
+        return dict(self.kept) | {column.number: column.name for column in self.columns}
+
+    def known(self, shape: Shape) -> Numbers | None:
+        """The numbers of a message's columns, where such a message is known: the newest of its shape."""
+        return next((numbers for known, numbers in reversed(self.shapes) if known == shape), None)
+
+    def with_shapes(self, found: Sequence[tuple[Shape, Numbers]]) -> Attributes:
+        """These and the ones that are known."""
+        shapes = [one for one in self.shapes if one not in found] + list(found)
+        return replace(self, shapes=tuple(shapes[-_SHAPES_KEPT:]))
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "app_id": self.app_id,
+                "count": self.count,
+                "storage": self.storage,
+                "since": str(self.since),
+                "columns": [[c.number, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin] for c in self.columns],
+                "kept": [list(one) for one in self.kept],
+                "shapes": [[[list(c) for c in shape], list(numbers)] for shape, numbers in self.shapes],
+            },
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+
+
+def read(text: str | None) -> Attributes | None:
+    """What `as_json` wrote."""
+    if not text:
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return Attributes(
+        found["app_id"],
+        found["count"],
+        found["storage"],
+        Lsn.parse(found["since"]),
+        tuple(Attribute(*column) for column in found["columns"]),
+        tuple((number, name) for number, name in found["kept"]),
+        tuple((tuple((n, o, m) for n, o, m in shape), tuple(numbers)) for shape, numbers in found["shapes"]),
+    )
+
+
+def of_definition(definition: TableDefinition, names: Sequence[str], app_id: str, since: Lsn) -> Attributes:
+    """The attributes of a table that is being copied, or known for the first time; `names` are its replicated columns."""
+    wanted = set(names)
+    columns = [column for column in definition.columns if column.name in wanted]
+    shape = (shape_of_columns(columns), tuple(column.attnum for column in columns))
+    found = tuple(Attribute(c.attnum, c.name, c.type_oid, c.type_modifier, c.missing, c.xmin) for c in columns)
+    return Attributes(app_id, definition.attributes, definition.storage, since, found, shapes=(shape,))
+
+
+def shape_of(message: Relation) -> Shape:
+    """What of a message says which columns it has."""
+    return tuple((column.name, int(column.type_oid), column.type_modifier) for column in message.columns)
+
+
+def shape_of_columns(columns: Sequence[ColumnDefinition]) -> Shape:
+    """What a message would say of these columns now."""
+    return tuple((column.name, int(column.type_oid), column.type_modifier) for column in columns)
+
+
+def identify(shape: Shape, known: Attributes, live: Sequence[ColumnDefinition], count: int, xid: int) -> Numbers | None:
+    """The number of each column of a message that was sent in transaction `xid`; None where it can not be told.
+
+    `known` are the columns before it, `live` the published ones that the catalog has now, when `count` numbers were given out.  A
+    column that the catalog has no more has the number that it is known by, or None.
+    """
+    places = {name: place for place, (name, _, _) in enumerate(shape)}
+    before = {column.name: column.number for column in known.columns}
+    alive = {column.attnum for column in live}
+    found: dict[int, int] = {}  # place in the message ► number
+    open_columns: list[ColumnDefinition] = []
+    for column in live:
+        place = places.get(column.name)
+        if place is not None and not _younger(column.xmin, xid) and _same_type(shape[place], column):
+            found[place] = column.attnum
+        else:
+            open_columns.append(column)
+    # Columns that are known, and dropped since: no others are to be looked for in their places.
+    gone = {
+        place: before[name]
+        for place, (name, _, _) in enumerate(shape)
+        if place not in found and name in before and before[name] not in alive
+    }
+    dead = _fill_gaps(len(shape), found, gone, known, alive, count)
+    for column in open_columns:
+        if column.attnum in found.values():
+            continue
+        fit = [
+            place
+            for place in range(len(shape))
+            if not (place in found or place in gone or place in dead) and _in_order(place, column.attnum, found | gone)
+        ]
+        there = column.attnum in known.by_number
+        if len(fit) == 1 and there:
+            found[fit[0]] = column.attnum
+        elif fit or there:
+            return None
+    numbers = found | gone
+    ordered = [numbers[place] for place in sorted(numbers)]
+    if ordered != sorted(set(ordered)):
+        return None
+    return tuple(numbers.get(place) for place in range(len(shape)))
+
+
+def _fill_gaps(
+    width: int, found: dict[int, int], gone: dict[int, int], known: Attributes, alive: Collection[int], count: int
+) -> set[int]:
+    """Between columns whose numbers are known: as many numbers as places are theirs, in order.
+
+    Of numbers given out later, which are all in the catalog still, those of the places are the first: none is there without the
+    ones before it.  Adds to `found`; returns the places whose columns are dropped by now.
+    """
+    old = {column.number for column in known.columns} | {number for number in alive if number <= known.count}
+    possible = sorted(old | set(range(known.count + 1, count + 1)))
+    dead: set[int] = set()
+    fixed = sorted((found | gone).items())
+    for (before, low), (after, high) in pairwise([(-1, 0), *fixed, (width, sys.maxsize)]):
+        places = range(before + 1, after)
+        numbers = [number for number in possible if low < number < high]
+        later = numbers[len(places) :]
+        if len(numbers) < len(places) or (
+            later and not (all(number in alive for number in numbers) and later[0] > known.count)
+        ):
+            continue
+        for place, number in zip(places, numbers, strict=False):
+            if number in alive:
+                found[place] = number
+            else:
+                dead.add(place)
+    return dead
+
+
+def _same_type(sent: tuple[str, int, int], column: ColumnDefinition) -> bool:
+    return sent[1:] == (column.type_oid, column.type_modifier)
+
+
+def _younger(xmin: int, xid: int) -> bool:
+    """Whether transaction `xmin` began after `xid` (transam.c: TransactionIdFollows)."""
+    return xmin > 2 and 0 < (xmin - xid) & 0xFFFFFFFF < 1 << 31
+
+
+def _in_order(place: int, number: int, found: Mapping[int, int]) -> bool:
+    return all((number > other) == (place > at) for at, other in found.items())

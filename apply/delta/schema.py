@@ -1,0 +1,95 @@
+"""Delta's JSON of a schema: types in it, and column mapping (PROTOCOL.md, Column Mapping, mode name).
+
+A mapped column has a name in data files and statistics that stays what it is while its name in the schema changes, so that a
+rename or a drop is a change of metadata alone.  A table is mapped when it first needs it: its columns so far keep their names in
+the files.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+ID: Final = "delta.columnMapping.id"
+PHYSICAL: Final = "delta.columnMapping.physicalName"
+MODE: Final = "delta.columnMapping.mode"
+MAX_ID: Final = "delta.columnMapping.maxColumnId"
+
+Field = dict[str, Any]
+# By a column's name, what it is called in data files, and its id there.
+Mapped = Mapping[str, tuple[str, int]]
+
+
+def fields(metadata: Mapping[str, Any]) -> list[Field]:
+    """The columns of a `metaData` action, as it has them."""
+    found: list[Field] = json.loads(metadata["schemaString"])["fields"]
+    return found
+
+
+def schema_string(columns: Sequence[Field]) -> str:
+    return json.dumps({"type": "struct", "fields": list(columns)}, ensure_ascii=False, separators=(",", ":"))
+
+
+def field_of(field: pa.Field) -> Field:
+    """An Arrow field as Delta has it.  Raises what deltalake raises for a type that Delta has not."""
+    from deltalake import Schema
+
+    found: Field = json.loads(Schema.from_arrow(pa.schema([field.remove_metadata()])).to_json())["fields"][0]
+    return found
+
+
+def mapping(columns: Sequence[Field]) -> Mapped:
+    """The mapped columns."""
+    return {
+        column["name"]: (column["metadata"][PHYSICAL], int(column["metadata"][ID]))
+        for column in columns
+        if PHYSICAL in (column.get("metadata") or {})
+    }
+
+
+def maps_nested(columns: Sequence[Field]) -> bool:
+    """Whether fields within columns have names of their own in data files."""
+    return any(
+        inner["metadata"][PHYSICAL] != inner["name"]
+        for column in columns
+        for inner in _structs(column["type"])
+        if PHYSICAL in (inner.get("metadata") or {})
+    )
+
+
+def map_columns(columns: Sequence[Field], greatest: int) -> int:
+    """Map those that are not, under the names that they have; `greatest` is the last id given out.  Returns the new one."""
+    for column in columns:
+        for field in (column, *_structs(column["type"])):
+            metadata = field.setdefault("metadata", {})
+            if PHYSICAL not in metadata:
+                greatest += 1
+                metadata |= {ID: greatest, PHYSICAL: field["name"]}
+    return greatest
+
+
+def map_new(column: Field, greatest: int) -> int:
+    """Map a column that joins a mapped table: no data file has its name."""
+    greatest = map_columns([column], greatest)
+    column["metadata"][PHYSICAL] = f"col-{uuid.uuid4()}"
+    return greatest
+
+
+def _structs(kind: Any) -> Iterator[Field]:
+    """The fields of the structs within a type."""
+    if not isinstance(kind, dict):
+        return
+    match kind["type"]:
+        case "struct":
+            for field in kind["fields"]:
+                yield field
+                yield from _structs(field["type"])
+        case "array":
+            yield from _structs(kind["elementType"])
+        case "map":
+            yield from _structs(kind["keyType"])
+            yield from _structs(kind["valueType"])

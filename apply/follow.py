@@ -1,0 +1,295 @@
+"""schema_changes = follow: the Delta tables are altered as the publisher's tables were, before the rows that need it.
+
+    batch ─► Relation messages that were not looked at yet
+          ─► the publisher's catalog, one look for all of them           (definitions)
+          ─► the number of each message's columns                        (attributes.identify)
+          ─► what the last of them asks of the Delta table               (changes.wanted)
+          ─► batches before are committed ─► one commit alters the table ─► the catalog's definition follows
+          ─► how rows under each message become rows of the table         (decode.Reading)
+
+Rows under an older definition than the table's are brought to it as they are decoded, so a transaction may change rows, alter
+the table and change rows again.  The table says itself which of the publisher's columns it has (pubsub.attributes), so what a
+crash leaves undone is done once: the messages come again, are known, and ask for nothing.
+
+Where neither stream nor catalog can tell what rows have, CopyAgain says so, and the table is copied anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from apply import attributes as attrs
+from apply.attributes import Attributes, Numbers
+from apply.batch import Batch
+from apply.changes import CopyAgain, Described, wanted
+from apply.decode import Reading
+from apply.delta import alter
+from apply.delta import table as delta
+from apply.delta.table import Commit, TargetTable
+from apply.target import definition_json
+from apply.threads import in_thread
+from catalog.records import Subscription
+from catalog.store import Catalog
+from pubsub import faults
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.protocol import rows, types
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Relation
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.sql.typechoices import TypeChoices
+
+_CHUNK: Final = 16 << 20
+
+log = structlog.get_logger()
+
+Quiet = Callable[[], Awaitable[None]]
+Look = Callable[[Sequence[int]], Awaitable[Mapping[int, Described]]]
+
+
+@dataclass(slots=True)
+class Columns:
+    """What is known of one table: its Delta table, which of the publisher's columns that has, and messages looked at."""
+
+    relid: int
+    app_id: str
+    target: TargetTable
+    attributes: Attributes | None
+    looked_at: set[Relation] = field(default_factory=set)
+    readings: dict[Relation, Reading] = field(default_factory=dict)
+
+
+async def load(relid: int, app_id: str, path: str, relation: str, definition: str | None) -> Columns:
+    """The table as it is: what it says itself goes before what the catalog says.  Raises UndefinedTable."""
+    target = await asyncio.to_thread(delta.load, path, relation, definition)
+    properties = await asyncio.to_thread(delta.properties, path)
+    said = attrs.read(properties.get(attrs.PROPERTY))
+    if said is not None and said.app_id == app_id:
+        return Columns(relid, app_id, replace(target, key=tuple(json.loads(properties["pubsub.key"]))), said)
+    stored = attrs.read(json.loads(definition or "{}").get("attributes"))
+    return Columns(relid, app_id, target, None if stored is None else replace(stored, app_id=app_id))
+
+
+class Publisher:
+    """The publisher's catalog, looked at over a connection of its own."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    async def __call__(self, relids: Sequence[int]) -> Mapping[int, Described]:
+        """The tables that are there, as one transaction sees them."""
+        subscription = self._subscription
+        async with await Connection.connect(
+            subscription.conninfo, replication=False, application_name=subscription.slot_name or subscription.name
+        ) as connection:
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            found = await definitions.table_definitions(connection, relids)
+            published = await definitions.published_tables(connection, subscription.publications)
+            await connection.execute("COMMIT")
+        lists = {table.oid: table.attnames for table in published}
+        return {int(oid): Described(one, lists.get(Oid(oid))) for oid, one in found.items()}
+
+
+class Follower:
+    """Follows the changes of a subscription's tables.  `look` asks the publisher."""
+
+    def __init__(self, catalog: Catalog, subscription: Subscription, look: Look) -> None:
+        self._catalog = catalog
+        self._subid = subscription.oid
+        self._keep = subscription.options.dropped_columns == "keep"
+        self._choices = TypeChoices.parse(subscription.options.types)
+        self._look = look
+
+    async def follow(self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None) -> None:
+        """Bring the tables to where the batch's rows need them; `tables` with the LSN up to which each holds everything.
+
+        `quiet` returns once everything before the batch is committed; None: the batch may yet be rolled back, and nothing is
+        altered or found out for it.  Raises CopyAgain, NotInPrerequisiteState, what asking the publisher raises.
+        """
+        if quiet is None:
+            for table, _ in tables:
+                _refuse_unknown(batch, table)
+            return
+        fresh = [
+            (table, after)
+            for table, after in tables
+            if table.relid in batch.retold
+            or any(message not in table.looked_at for _, message in batch.relations.get(table.relid, ()))
+        ]
+        if not fresh:
+            return
+        described = await self._look([table.relid for table, _ in fresh])
+        in_effect = await in_thread(partial(_in_effect, batch, fresh))
+        for table, _ in fresh:
+            effect = in_effect[table.relid]
+            try:
+                await self._follow(batch, table, effect, described.get(table.relid), quiet)
+            except PubsubError as error:
+                error.relid = table.relid
+                if effect and error.finish_lsn is None:
+                    error.finish_lsn = batch.transaction_of(effect[-1][1]).final_lsn
+                raise
+
+    async def _follow(
+        self,
+        batch: Batch,
+        table: Columns,
+        effect: Sequence[tuple[Relation, int]],
+        described: Described | None,
+        quiet: Quiet,
+    ) -> None:
+        if not effect:
+            return
+        if table.attributes is None:
+            table.attributes = _adopted(table, effect, described)
+            if table.attributes is None:
+                return  # decoding refuses what does not fit
+        known = table.attributes
+        live = described.published if described is not None else ()
+        count = described.definition.attributes if described is not None else known.count
+        found: list[tuple[Relation, Numbers]] = []
+        for message, seq in effect:
+            shape = attrs.shape_of(message)
+            numbers = attrs.identify(shape, known, live, count, batch.transaction_of(seq).xid)
+            held = known.known(shape)
+            if numbers is None and held is None:
+                raise CopyAgain(table.relid, table.target.relation, "which column is which can not be told")
+            if held is not None and numbers is not None and not _agree(held, numbers):
+                raise CopyAgain(
+                    table.relid, table.target.relation, "a column was dropped, and another added under its name"
+                )
+            found.append((message, held if held is not None else numbers))  # type: ignore[arg-type]
+        last, seq = effect[-1]
+        since = batch.transaction_of(seq).end_lsn
+        if since >= known.since:
+            change = wanted(table.target, known, last, found[-1][1], described, keep=self._keep, choices=self._choices)
+            if change is not None:
+                changed = [(attrs.shape_of(message), numbers) for message, numbers in found]
+                after = replace(change.attributes, since=since).with_shapes(changed)
+                if change.alteration is not None:
+                    if change.moves_key and len(effect) > 1:
+                        raise CopyAgain(
+                            table.relid, table.target.relation, "its key was changed among changes of its rows"
+                        )
+                    await quiet()
+                    await self._alter(table, change.alteration, after)
+                else:
+                    table.attributes = after
+        self._read(table, found)
+
+    async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes) -> None:
+        record = Commit(table.app_id, after.since, after.since)
+        before = table.target
+        await faults.reached(f"alter {before.relation}")
+        table.target = await in_thread(partial(alter.alter, before, change, {attrs.PROPERTY: after.as_json()}, record))
+        table.attributes = after
+        await faults.reached(f"altered {before.relation}")
+        await self._catalog.set_relation_definition(
+            self._subid, table.relid, definition_json(table.target, after.as_json())
+        )
+        log.info(
+            "table was altered as the publisher's was",
+            relation=before.relation,
+            lsn=str(after.since),
+            columns=table.target.schema.names,
+        )
+
+    def _read(self, table: Columns, found: Sequence[tuple[Relation, Numbers]]) -> None:
+        """How rows under these messages become the table's."""
+        known = table.attributes
+        assert known is not None
+        for message, _ in found:
+            table.looked_at.add(message)
+        numbers_of = dict(found)
+        for message in [*table.readings, *(message for message, _ in found)]:
+            numbers = numbers_of.get(message) or known.known(attrs.shape_of(message))
+            if numbers is not None:
+                table.readings[message] = reading(table.target, known, numbers)
+
+
+def _refuse_unknown(batch: Batch, table: Columns) -> None:
+    """Refuse messages whose columns are not the table's as it is."""
+    for _, message in batch.relations.get(table.relid, ()):
+        if message in table.looked_at or table.attributes is None:
+            continue
+        numbers = table.attributes.known(attrs.shape_of(message))
+        if numbers is None or set(numbers) != table.attributes.by_number.keys():
+            raise NotInPrerequisiteState(f'table "{table.target.relation}" is altered in a transaction in progress')
+        table.readings[message] = reading(table.target, table.attributes, numbers)
+
+
+def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading:
+    """How rows whose columns have these numbers become rows of the table."""
+    names = known.names
+    fields = tuple(
+        target.schema.field(names[number]) if number is not None and number in names else None for number in numbers
+    )
+    missing = {
+        column.name: value(column.missing, target.schema.field(column.name).type)
+        for column in known.columns
+        if column.number not in numbers
+    }
+    return Reading(fields, missing)
+
+
+def value(text: str | None, kind: Any) -> Any:
+    """A value from PostgreSQL's text.  Raises InvalidText."""
+    if text is None:
+        return pa.scalar(None, kind)
+    return types.from_text(pa.array([text.encode()], pa.binary()), kind)[0]
+
+
+def _agree(held: Numbers, numbers: Numbers) -> bool:
+    """Whether two answers differ in nothing but in what is known of dropped columns."""
+    return all(one == other or one is None or other is None for one, other in zip(held, numbers, strict=True))
+
+
+def _adopted(table: Columns, effect: Sequence[tuple[Relation, int]], described: Described | None) -> Attributes | None:
+    """The attributes of a table that was copied before anybody kept them, if nothing has changed since."""
+    if described is None or len(effect) != 1:
+        return None
+    message, _ = effect[0]
+    names = {column.name for column in message.columns}
+    live = {(c.name, c.type_oid, c.type_modifier) for c in described.published}
+    if live != set(attrs.shape_of(message)) or not names <= set(table.target.schema.names):
+        return None
+    return attrs.of_definition(described.definition, list(names), table.app_id, Lsn(0))
+
+
+def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[tuple[Relation, int]]]:
+    """By table: the Relation messages that rows were sent under which the table gets, each with the number of the first.
+
+    Reads the batch.
+    """
+    oids = [table.relid for table, _ in tables]
+    seqs: dict[int, list[Any]] = {oid: [] for oid in oids}
+    for first, blocks in batch.chunks(_CHUNK):
+        for oid, pieces in rows.split_by_relation(blocks, first).items():
+            if oid in seqs:
+                seqs[oid] += [piece.seq for piece in pieces]
+    found: dict[int, list[tuple[Relation, int]]] = {}
+    for table, after in tables:
+        of_table = np.concatenate([np.empty(0, np.int64), *seqs[table.relid]])
+        kept = batch.kept_rows(after)
+        if kept is not None:
+            of_table = of_table[kept[of_table]]
+        messages = batch.relations.get(table.relid, [])
+        starts = np.array([seq for seq, _ in messages] or [0], np.int64)
+        at = np.searchsorted(starts, of_table, side="right") - 1
+        effective, first_at = np.unique(at, return_index=True)
+        found[table.relid] = [
+            (messages[place][1], int(of_table[index]))
+            for place, index in zip(effective.tolist(), first_at.tolist(), strict=True)
+            if place >= 0
+        ]
+    return found

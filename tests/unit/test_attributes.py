@@ -1,0 +1,105 @@
+"""Which column is which: Relation messages of one time, the publisher's catalog of another."""
+
+from __future__ import annotations
+
+import pytest
+
+from apply import attributes
+from apply.attributes import Attribute, Attributes, Numbers, Shape, identify
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.definitions import ColumnDefinition
+
+INT, TEXT = 23, 25
+NOW = 700
+
+
+def known(text: str, count: int | None = None) -> Attributes:
+    """ "1 id, 2 a": columns with their numbers."""
+    columns = [part.split() for part in text.split(", ")]
+    found = tuple(Attribute(int(number), name, INT, -1) for number, name, *_ in columns)
+    return Attributes("app", count or max(column.number for column in found), "s", Lsn(0), found)
+
+
+def live(text: str) -> list[ColumnDefinition]:
+    """The same; "2 a later" was altered after the message, "2 a text" has another type."""
+    found = []
+    for part in text.split(", ") if text else ():
+        number, name, *marks = part.split()
+        xmin = NOW + 5 if "later" in marks else NOW - 5
+        oid = TEXT if "text" in marks else INT
+        found.append(
+            ColumnDefinition(name, int(number), Oid(oid), -1, "", "b", Oid(oid), -1, "b", False, "", True, None, xmin)
+        )
+    return found
+
+
+def message(text: str) -> Shape:
+    return tuple((name, TEXT if mark else INT, -1) for name, *mark in (part.split() for part in text.split(", ")))
+
+
+@pytest.mark.parametrize(
+    ("before", "sent", "now", "count", "numbers"),
+    [
+        # The catalog is of the message's time.
+        ("1 id, 2 a", "id, a", "1 id, 2 a", 2, (1, 2)),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b", 3, (1, 2, 3)),
+        ("1 id, 2 a", "id, b", "1 id, 2 b", 2, (1, 2)),
+        ("1 id, 2 a", "id, b", "1 id, 3 b", 3, (1, 3)),
+        ("1 id, 2 a", "id", "1 id", 2, (1,)),
+        ("1 a, 2 b", "b, a", "1 b, 2 a", 2, (1, 2)),
+        ("1 id, 2 a", "id, a", "1 id, 3 a", 3, (1, 3)),
+        # The catalog is newer: what came later is not in the message.
+        ("1 id, 2 a", "id, a", "1 id, 2 a, 3 b later", 3, (1, 2)),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b, 4 c later", 4, (1, 2, 3)),
+        # Renamed since, once and twice; swapped since.
+        ("1 id, 2 a", "id, a", "1 id, 2 b later", 2, (1, 2)),
+        ("1 id, 2 a", "id, x", "1 id, 2 b later", 2, (1, 2)),
+        ("1 id, 2 a, 3 b", "id, a, b", "1 id, 2 b later, 3 a later", 3, (1, 2, 3)),
+        ("1 id, 2 u, 3 n", "number, u, n, o", "1 number, 2 o later, 3 n, 4 u later", 4, (1, 2, 3, 4)),
+        # Dropped since: whether it was known or not.
+        ("1 id, 2 a", "id, a", "1 id", 2, (1, 2)),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a", 3, (1, 2, None)),
+        ("1 id, 2 a", "id, x", "1 id", 3, (1, None)),
+        ("1 id, 2 a, 3 b", "id, a, b", "1 id, 2 a, 4 b later", 4, (1, 2, 3)),
+        # A column that takes another's name, while both are there and after.
+        ("1 id, 2 b", "id, b, b_new", "1 id, 3 b later", 3, (1, 2, 3)),
+        ("1 id, 2 b, 3 b_new", "id, b", "1 id, 3 b", 3, (1, 3)),
+        ("1 id, 2 b", "id, b", "1 id, 3 b later", 3, (1, 2)),
+        # Altered since without a change of its name, or in the message's own subtransaction.
+        ("1 id, 2 a", "id, a", "1 id, 2 a later", 2, (1, 2)),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b later", 3, (1, 2, 3)),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b later, 4 c later", 4, (1, 2, 3)),
+        ("1 id, 2 a", "id, a text", "1 id, 2 a text", 2, (1, 2)),
+        # The table is gone.
+        ("1 id, 2 a", "id, a", "", 2, (1, 2)),
+    ],
+)
+def test_columns_are_told(before: str, sent: str, now: str, count: int, numbers: Numbers) -> None:
+    assert identify(message(sent), known(before), live(now), count, NOW) == numbers
+
+
+@pytest.mark.parametrize(
+    ("before", "sent", "now", "count"),
+    [
+        # b may be what c is now, or may be gone.
+        ("1 id", "id, b", "1 id, 3 c later", 3),
+        ("1 id, 2 a", "id, a, b", "1 id, 2 a, 4 b later", 4),
+        # Two new names in the place of one that was renamed since.
+        ("1 id, 2 a", "id, x, y", "1 id, 2 b later", 4),
+        # A column that was there is not in the message.
+        ("1 id, 2 a", "id", "1 id, 2 a later", 2),
+    ],
+)
+def test_what_can_not_be_told_is_said(before: str, sent: str, now: str, count: int) -> None:
+    assert identify(message(sent), known(before), live(now), count, NOW) is None
+
+
+def test_attributes_are_read_as_they_were_written() -> None:
+    shape: Shape = (("id", INT, -1), ('a"\n', TEXT, 5))
+    some = Attributes(
+        "app", 4, "abc", Lsn(77), (Attribute(1, "id", INT, -1, "it's", 9),), ((3, "old"),), ((shape, (1, None)),)
+    )
+    assert attributes.read(some.as_json()) == some
+    assert attributes.read(None) is None
+    assert some.known(shape) == (1, None)
