@@ -86,11 +86,17 @@ fi
 
 [ "$what" = all ] || exit 0
 
-# Both may take a while and need nothing of each other.
+# These may take a while and need nothing of each other.
 classes="$jars $(cat "$venv/.stamp-java")"
 if ! done_with classes "$classes"; then
     say "Making an archive of Java's classes, so that Spark starts faster"
     { "$python" scripts/class_data_archive.py || true; stamp classes "$classes"; } &
+fi
+# The decoder runs without, several times slower; what has been compiled is found by the sources' contents (walsender/hot).
+hot="$packages $(digest scripts/compile_hot.py walsender/hot/*.py)"
+if ! done_with hot "$hot"; then
+    say "Compiling the decoder's hot modules"
+    { "$python" scripts/compile_hot.py; stamp hot "$hot"; } &
 fi
 servers="$packages $(digest pubsub/testing/binaries.py)"
 if ! done_with servers "$servers"; then

@@ -9,6 +9,7 @@ Two kinds (design: a logical slot on the server pins catalog_xmin and hides prun
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import re
 import signal
@@ -59,7 +60,9 @@ class Decoding:
         options: Sequence[str] = (),
         more: Sequence[str] = (),
         conninfo: str | None = None,
+        interpreted: bool = False,
     ) -> None:
+        """`interpreted`: without the compiled modules (walsender/hot)."""
         self.server = server
         self.dbname = dbname
         self.plugin = plugin
@@ -82,7 +85,8 @@ class Decoding:
             arguments += ["--publication", publications, "--proto-version", str(proto_version)]
         for option in options:
             arguments += ["--option", option]
-        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "WALSENDER_INTERPRETED": "1"} if interpreted else None
+        self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
         self.errors: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read_errors, daemon=True).start()

@@ -365,6 +365,12 @@ STREAMING = (
         "UPDATE plain SET t = t || 'y' WHERE id BETWEEN 10000 AND 10500; DELETE FROM plain WHERE id < 10300; COMMIT"
     ),
     "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(30000, 31900) g; ROLLBACK",
+    # What is rolled back has written nothing itself; those that it contained have, and were sent.
+    (
+        "BEGIN; INSERT INTO plain (id) VALUES (32000); SAVEPOINT a; SAVEPOINT b; "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(32001, 33900) g; RELEASE b; ROLLBACK TO a; "
+        "INSERT INTO plain (id) VALUES (34000); COMMIT"
+    ),
     "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1030) g",
     (
         "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1060) g "

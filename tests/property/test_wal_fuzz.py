@@ -6,6 +6,7 @@ import contextlib
 import random
 import struct
 from contextlib import suppress
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
 from pubsub.protocol.output import geometry, numbers, texts, times
 from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
+from walsender.decode.assembly import Txn
+from walsender.decode.heap import heap_frame
 from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.tuples import changes_tuples, operations, places
-from walsender.output.encoder import make_encoder
+from walsender.hot.walk import Walk
+from walsender.output.encoder import compiled_encoder, interpreted_encoder
 from walsender.output.nodetree import read_nodes
 from walsender.types import registry
 from walsender.types.layout import ColumnLayout, RowLayout
@@ -110,18 +114,46 @@ def test_records(payload: bytes, changes: list[tuple[int, int]], cut: int, rmgr:
         pass
 
 
+@settings(max_examples=500)
+@given(
+    st.sampled_from(HEAP_RECORDS),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3),
+    st.integers(0, 20),
+    st.sampled_from([0x00, 0x10, 0x20, 0x40, 0x80]),
+    st.booleans(),
+)
+def test_the_walk_does_what_the_general_way_does(
+    payload: bytes, changes: list[tuple[int, int]], cut: int, info: int, is_toast: bool
+) -> None:
+    data = bytearray(payload[: max(len(payload) - cut, 1)])
+    for place, value in changes:
+        data[place % len(data)] = value
+    wal = Wal()
+    wal.record(bytes(data), xid=7, info=info, rmgr=10)
+    txn = Txn(7, 1)
+    reader = WalReader(GEOMETRY, wal.start)
+    relation = SimpleNamespace(code=2 * 3 + is_toast)
+    by_file = dict.fromkeys((16400, 1259), relation)
+    reader.walk = Walk(5, bytes(4096), {7: txn}, by_file, set(), Txn, lambda _: None, 1 << 20, True)
+    reader.feed(wal.start, bytes(wal.data))
+    if not list(reader.records()):
+        lsn, length, *_ = wal.records[0]
+        record = parse_record(bytes(wal.data[40:]), 0, length, lsn, lsn, 7, info, 10)
+        own = record.blocks[0].locator[1] in {0, 5}
+        frame = heap_frame(record, 3, is_toast=is_toast) if own else None
+        assert txn.frames == ([] if frame is None else [frame])
+
+
 @settings(max_examples=300)
 @given(st.binary(max_size=300), st.sampled_from(COLUMNS), st.booleans())
 def test_rows(data: bytes, columns: list[ColumnLayout], as_row: bool) -> None:
     layout = RowLayout(columns)
-    encode = make_encoder(
-        [(23, c.length, c.alignment, texts.as_is, True) for c in columns if c.length != -2], len(columns)
-    )
+    described = [(23, c.length, c.alignment, texts.as_is, True) for c in columns if c.length != -2]
     with contextlib.suppress(DataCorrupted):
         layout.deform(row(data, len(columns)) if as_row else data)
-    assert encode is not None
-    with suppress(DataCorrupted, struct.error, IndexError):  # the caller says where
-        encode(row(data, len(columns)), 0)
+    for make in (compiled_encoder, interpreted_encoder):
+        with suppress(DataCorrupted, struct.error, IndexError):  # the caller says where
+            make(described, len(described))(b"", row(data, len(described)), 0)
 
 
 @settings(max_examples=300)

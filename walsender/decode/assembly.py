@@ -13,10 +13,9 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.reorderbuffer.transaction import Transaction
 from walsender.decode.changes import HEAD
+from walsender.hot.walk import FRAME_OVERHEAD
 
 HANDOVER_BYTES: Final = 256 << 10
-FRAME_OVERHEAD: Final = 48
-"""Bytes of a bytes object, and its place in a list."""
 _CHUNK_BYTES: Final = 4 << 20
 
 

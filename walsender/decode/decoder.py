@@ -18,14 +18,15 @@ from typing import Any, Final
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
-from walsender.decode.accounting import CHANGE, INVALIDATION, ROW, XID, MemoryAccounting, snapshot_bytes
-from walsender.decode.assembly import FRAME_OVERHEAD, HANDOVER_BYTES, Assembly, Txn
-from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
+from walsender.decode.accounting import CHANGE, INVALIDATION, XID, MemoryAccounting, snapshot_bytes
+from walsender.decode.assembly import HANDOVER_BYTES, Assembly, Txn
+from walsender.decode.heap import HeapDecoder
+from walsender.decode.relations import Registry
 from walsender.decode.replay import Replay
 from walsender.decode.snapbuild import SnapshotBuilder
 from walsender.decode.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.tracker import CatalogTracker
-from walsender.historic.tuples import changes_tuples
+from walsender.hot.walk import Walk
 from walsender.output.plugin import OutputPlugin, SentTransaction
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -36,25 +37,15 @@ from walsender.xlog.record import Record, parse_record
 _HEAP: Final = int(Rmgr.HEAP)
 _HEAP2: Final = int(Rmgr.HEAP2)
 _XACT: Final = int(Rmgr.XACT)
-_LOOKED_AT: Final = frozenset({Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG})
-_BORING: Final = frozenset(range(256)) - _LOOKED_AT - {Rmgr.HEAP, Rmgr.HEAP2}
+_LOOKED_AT: Final = frozenset(
+    {Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG, Rmgr.HEAP, Rmgr.HEAP2}
+)
+# Of those some kinds do not matter, either; the first three do where every change is counted.
+_NOT_COUNTED: Final = frozenset(
+    {(Rmgr.XACT, f.XLOG_XACT_INVALIDATIONS), (Rmgr.HEAP2, f.XLOG_HEAP2_NEW_CID), (Rmgr.HEAP, f.XLOG_HEAP_LOCK)}
+)
+_NEVER: Final = frozenset({(Rmgr.SMGR, f.XLOG_SMGR_CREATE), (Rmgr.STANDBY, f.XLOG_STANDBY_LOCK)})
 
-# A record with one block that has data and no image, and main data of less than 256 bytes: id, flags, length of the data,
-# locator, block, id of the main data, its length.
-_ONE_BLOCK: Final = Struct("<BBHIIIIBB")
-_DATA_AT: Final = f.RECORD_HEADER_BYTES + _ONE_BLOCK.size
-_MAIN_ID_AT: Final = _DATA_AT - 2
-_IMAGE_OR_SAME: Final = f.BKPBLOCK_HAS_IMAGE | f.BKPBLOCK_SAME_REL
-
-_ROWS: Final = frozenset({f.XLOG_HEAP_INSERT, f.XLOG_HEAP_DELETE, f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE})
-
-_U16: Final = Struct("<H")
-_INSERT: Final = Struct("<HB")
-_UPDATE: Final = Struct("<IHBBIH")
-_DELETE: Final = Struct("<IHBB")
-_TRUNCATE: Final = Struct("<IIB")
-_MULTI: Final = Struct("<BxH")
-_MULTI_TUPLE: Final = Struct("<HHHB")
 _MESSAGE: Final = Struct("<I?xxxQQ")
 
 
@@ -104,6 +95,21 @@ class Decoder:
             else None
         )
 
+        self._heap = HeapDecoder(database, tracker, registry, assembly, plugin, self._memory)
+        self._boring = _boring(counted=self._memory is not None)
+        self._walk = Walk(
+            database,
+            self._boring,
+            assembly.by_xid,
+            registry.by_file,
+            registry.ignored_files,
+            assembly.begin,
+            assembly.hand_over,
+            HANDOVER_BYTES,
+            # Where every change is counted all of them take the general way.
+            self._memory is None,
+        )
+
     def run(self, reader: WalReader, end: int = 0) -> bool:
         """Decode the records that `reader` has, those that start at `end` (0: no end) or later left out.
 
@@ -113,50 +119,41 @@ class Decoder:
         by_xid = self.assembly.by_xid
         lsn = self.position
         self._reader = reader
-        reader.boring, reader.known = _BORING, by_xid
+        reader.walk = self._walk
+        self._walk.stop = end
         stop = end or 1 << 64
         try:
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
                 if lsn >= stop:
                     return True
-                if rmgr == _HEAP:
-                    txn = by_xid.get(xid)
-                    if txn is None and xid and data[offset + _MAIN_ID_AT] == f.BLOCK_ID_DATA_SHORT:
-                        flags = data[offset + f.RECORD_HEADER_BYTES + 1]
-                        if data[offset + f.RECORD_HEADER_BYTES] == 0 and not flags & _IMAGE_OR_SAME:
-                            # Nothing stands between the block and the main data: it names no transaction above it.
-                            txn = self.assembly.begin(xid, lsn)
-                    if txn is not None:
-                        self._heap(data, offset, length, lsn, xid, info, txn)
-                        continue
-                elif rmgr == _HEAP2:
-                    txn = by_xid.get(xid)
-                    if txn is not None or not xid:
-                        self._heap2(data, offset, length, lsn, xid, info, txn)
-                        continue
-                self._record(data, offset, length, lsn, xid, info, rmgr)
+                if self._boring[rmgr << 4 | info >> 4] and (not xid or xid in by_xid):
+                    continue
+                self._record(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr))
         except struct.error as error:
             raise WalCorrupted("a record is too short", lsn) from error
         finally:
             self.position = lsn
+            self.assembly.held += self._walk.held
+            self._walk.held = 0
         return False
 
     # The rare records, and the first one of every transaction
 
-    def _record(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, rmgr: int) -> None:
+    def _record(self, record: Record) -> None:
+        lsn, xid, info, rmgr = record.lsn, record.xid, record.info, record.rmgr
         self._lsn = lsn
-        record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
-        if xid and xid not in self.assembly.by_xid:
-            if record.top_xid:
-                self.assembly.assign(record.top_xid, xid, lsn)
-            else:
-                ended = rmgr == _XACT and info & f.XLOG_XACT_OPMASK in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_ABORT}
-                if not ended:
-                    self.assembly.begin(xid, lsn)
+        txn = None
+        if xid:
+            txn = self.assembly.by_xid.get(xid)
+            if txn is None:
+                if record.top_xid:
+                    txn = self.assembly.assign(record.top_xid, xid, lsn)
+                elif rmgr != _XACT or info & f.XLOG_XACT_OPMASK not in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_ABORT}:
+                    txn = self.assembly.begin(xid, lsn)
         if rmgr == _HEAP:
-            self._heap(data, offset, length, lsn, xid, info, self.assembly.by_xid[xid] if xid else None)
+            self._heap.heap(record, txn)
         elif rmgr == _HEAP2:
-            self._heap2(data, offset, length, lsn, xid, info, self.assembly.by_xid.get(xid))
+            self._heap.heap2(record, txn)
         elif rmgr == _XACT:
             record.end_lsn = self._reader.position
             self._xact(record)
@@ -382,11 +379,12 @@ class Decoder:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
-        if self._memory is not None and txn is not None and txn.streamed and not txn.prepared:
-            streamed = self._memory.account(txn).streamed
+        if self._memory is not None:
+            # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
             for one in (*end.subxids, xid):
-                if one in streamed:
-                    self._plugin.stream_abort(txn.sent, one, record.end_lsn, end.origin_time or end.time)
+                its = self.assembly.by_xid.get(one)
+                if its is not None and its.streamed and not its.prepared and one in self._memory.account(its).streamed:
+                    self._plugin.stream_abort(its.sent, one, record.end_lsn, end.origin_time or end.time)
         if txn is not None and txn.xid == xid:
             if txn.prepared and self._plugin.two_phase:
                 skip = (
@@ -397,7 +395,6 @@ class Decoder:
                 self._finish_prepared(txn, self._sent(txn, record, end), end, skip=skip, commit=False)
             self._end(txn, record.lsn)
         for subxid in (xid, *end.subxids):
-            # Of a subtransaction that wrote nothing itself those that it contained may be all that is known.
             txn = self.assembly.by_xid.get(subxid)
             if txn is not None:
                 self.assembly.abort_subtransaction(txn, subxid)
@@ -430,246 +427,6 @@ class Decoder:
                 self._registry.retire(txn.cache, lsn)
                 txn.cache = {}
 
-    # Heap records
-
-    def _heap(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
-        """decode.c: heap_decode."""
-        self._lsn = lsn
-        operation = info & f.XLOG_HEAP_OPMASK
-        if operation == f.XLOG_HEAP_LOCK or txn is None:
-            if txn is None and operation == f.XLOG_HEAP_INPLACE:
-                record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
-                self._catalog(record, None)
-            return
-        if self._memory is None and operation in _ROWS:
-            block_id, flags, size, _, database, number, _, main_id, main_size = _ONE_BLOCK.unpack_from(
-                data, offset + 24
-            )
-            # One block, whose data is not replaced by an image, and short main data: all but a few records.
-            if main_id == f.BLOCK_ID_DATA_SHORT and block_id == 0 and not flags & _IMAGE_OR_SAME:
-                txn.has_base = True
-                if database != self._database and database != 0:
-                    return
-                found = (self._registry.by_file if txn.cache is None else txn.cache).get(number)
-                if found is IGNORED:
-                    return
-                if found.__class__ is Decoded:
-                    at = offset + _DATA_AT
-                    self._row(operation, data, at, at + size, main_size, txn, xid, lsn, found)
-                    return
-        record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP)
-        txn.has_base = True
-        if operation == f.XLOG_HEAP_INPLACE:
-            self._catalog(record, txn)
-            return
-        if operation == f.XLOG_HEAP_TRUNCATE:
-            self._truncate(record, txn)
-            return
-        if not record.blocks:
-            return
-        locator = record.blocks[0].locator
-        if locator[1] != self._database and locator[1] != 0:
-            return
-        if self.tracker.is_file(locator):
-            if self._memory is not None and operation != f.XLOG_HEAP_INSERT:
-                self._memory.queue(txn, xid, lsn, CHANGE)
-            self._catalog(record, txn)
-            return
-        if self._plugin.skips_origin(record.origin):
-            return
-        found = self._find(txn, locator[2])
-        if found is not IGNORED:
-            txn.origin = txn.origin or record.origin
-            self._change(record, txn, found)
-        if self._memory is not None:
-            self._account(record, txn)
-
-    def _change(self, record: Record, txn: Txn, found: Any) -> None:
-        operation = record.info & f.XLOG_HEAP_OPMASK
-        if not self._usable(txn, found, record.lsn):
-            return
-        if operation == f.XLOG_HEAP_CONFIRM:
-            self.assembly.append(txn, c.HEAD.pack(c.SPEC_CONFIRM, record.xid, found.number, record.lsn))
-            return
-        new = record.blocks[0].data or b""
-        data = new + record.main
-        self._row(operation, data, 0, len(new), len(record.main), txn, record.xid, record.lsn, found)
-
-    def _row(
-        self,
-        operation: int,
-        data: bytes,
-        new: int,
-        main: int,
-        main_size: int,
-        txn: Txn,
-        xid: int,
-        lsn: int,
-        found: Decoded[Any],
-    ) -> None:
-        """An insert, update or delete of a relation that is sent (decode.c: DecodeInsert, DecodeUpdate, DecodeDelete).
-
-        `data` has the new row from `new` to `main`, and from there `main_size` bytes of main data.
-        """
-        if operation == f.XLOG_HEAP_INSERT:
-            flags = data[main + 2]
-            if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
-                return
-            if found.is_toast:
-                kind = c.TOAST_CHUNK
-            elif flags & f.XLH_INSERT_IS_SPECULATIVE:
-                kind = c.SPEC_INSERT
-            else:
-                kind = c.INSERT
-            frame = c.HEAD.pack(kind, xid, found.number, lsn) + data[new:main]
-        elif operation == f.XLOG_HEAP_DELETE:
-            flags = data[main + 7]
-            if flags & f.XLH_DELETE_IS_SUPER:
-                frame = c.HEAD.pack(c.SPEC_ABORT, xid, found.number, lsn)
-            elif found.is_toast:
-                return
-            else:
-                old = data[main + _DELETE.size : main + main_size] if flags & f.XLH_DELETE_CONTAINS_OLD else b""
-                frame = c.HEAD_OLD.pack(c.DELETE, xid, found.number, lsn, len(old)) + old
-        else:
-            flags = data[main + 7]
-            if not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE or new == main or found.is_toast:
-                return
-            if flags & (f.XLH_UPDATE_PREFIX_FROM_OLD | f.XLH_UPDATE_SUFFIX_FROM_OLD):
-                raise WalCorrupted("an update of a logged relation leaves bytes out", lsn)
-            old = data[main + _UPDATE.size : main + main_size] if flags & f.XLH_UPDATE_CONTAINS_OLD else b""
-            frame = c.HEAD_OLD.pack(c.UPDATE, xid, found.number, lsn, len(old)) + old + data[new:main]
-        assembly = self.assembly
-        txn.frames.append(frame)
-        size = len(frame) + FRAME_OVERHEAD
-        txn.held += size
-        assembly.held += size
-        if txn.held >= HANDOVER_BYTES:
-            assembly.hand_over(txn)
-
-    def _account(self, record: Record, txn: Txn) -> None:
-        """What the record would have the server hold; the transaction may have to be sent."""
-        assert self._memory is not None
-        operation = record.info & f.XLOG_HEAP_OPMASK
-        size = CHANGE
-        begins = ends = False
-        streamable = True
-        if operation == f.XLOG_HEAP_INSERT:
-            flags = _INSERT.unpack_from(record.main)[1]
-            if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
-                return
-            size += ROW + len(record.blocks[0].data or b"")
-            begins = bool(flags & (f.XLH_INSERT_ON_TOAST_RELATION | f.XLH_INSERT_IS_SPECULATIVE))
-            ends = not begins
-        elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
-            flags = _UPDATE.unpack_from(record.main)[3]
-            ends = True
-            if flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE:
-                size += ROW + len(record.blocks[0].data or b"")
-            if flags & f.XLH_UPDATE_CONTAINS_OLD:
-                size += ROW + len(record.main) - _UPDATE.size
-        elif operation == f.XLOG_HEAP_DELETE:
-            flags = _DELETE.unpack_from(record.main)[3]
-            ends = bool(flags & f.XLH_DELETE_IS_SUPER)
-            streamable = not ends
-            if flags & f.XLH_DELETE_CONTAINS_OLD:
-                size += ROW + len(record.main) - _DELETE.size
-        else:
-            ends, streamable = True, False  # a confirmation
-        self._memory.queue(
-            txn, record.xid, record.lsn, size, streamable=streamable, begins_partial=begins, ends_partial=ends
-        )
-
-    def _find(self, txn: Txn, number: int) -> Any:
-        """The relation whose file it is, as the transaction sees it now."""
-        cache = txn.cache
-        found = (self._registry.by_file if cache is None else cache).get(number)
-        if found is None:
-            found = self._registry.file(number, txn.xids, cache)
-        return found
-
-    def _usable(self, txn: Txn, found: Any, lsn: int) -> bool:
-        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent."""
-        if isinstance(found, Unknown):
-            if txn.error is None:
-                txn.error, txn.error_lsn = found.error, lsn
-            return False
-        return found is not IGNORED
-
-    def _heap2(self, data: bytes, offset: int, length: int, lsn: int, xid: int, info: int, txn: Txn | None) -> None:
-        """decode.c: heap2_decode."""
-        self._lsn = lsn
-        operation = info & f.XLOG_HEAP_OPMASK
-        if operation != f.XLOG_HEAP2_MULTI_INSERT:
-            if self._memory is not None and operation == f.XLOG_HEAP2_NEW_CID and txn is not None:
-                txn.catalog_xids.add(xid)
-                self._memory.queue(txn, xid, lsn, CHANGE, streamable=False)
-            if data[offset + f.RECORD_HEADER_BYTES + 1] & f.BKPBLOCK_HAS_IMAGE and operation != f.XLOG_HEAP2_NEW_CID:
-                # The image of a catalog's page is compared with what is known of it.
-                record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP2)
-                if any(self.tracker.is_file(block.locator) for block in record.blocks):
-                    self.tracker.apply(record)
-            return
-        if txn is None:
-            return
-        txn.has_base = True
-        record = parse_record(data, offset, length, lsn, lsn, xid, info, _HEAP2)
-        if not record.blocks:
-            return
-        locator = record.blocks[0].locator
-        if locator[1] != self._database and locator[1] != 0:
-            return
-        if self.tracker.is_file(locator):
-            self._catalog(record, txn)
-            return
-        if self._plugin.skips_origin(record.origin):
-            return
-        flags, count = _MULTI.unpack_from(record.main)
-        rows = record.blocks[0].data
-        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
-            return
-        found = self._find(txn, locator[2])
-        wanted = self._usable(txn, found, lsn)
-        if not wanted and self._memory is None:
-            return
-        position = 0
-        last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
-        more = final = b""
-        if wanted:
-            txn.origin = txn.origin or record.origin
-            more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
-            final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
-        for index in range(count):
-            position = (position + 1) & ~1
-            (size,) = _U16.unpack_from(rows, position)
-            end = position + _MULTI_TUPLE.size + size
-            if end > len(rows):
-                raise WalCorrupted("a tuple reaches past its record", lsn)
-            if wanted:
-                self.assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
-            if self._memory is not None:
-                toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
-                size = CHANGE + ROW + end - position - 2
-                self._memory.queue(txn, xid, lsn, size, begins_partial=toast, ends_partial=not toast and index == last)
-            position = end
-
-    def _truncate(self, record: Record, txn: Txn) -> None:
-        """decode.c: DecodeTruncate."""
-        database, count, flags = _TRUNCATE.unpack_from(record.main)
-        if database != self._database or self._plugin.skips_origin(record.origin):
-            return
-        relids = struct.unpack_from(f"<{count}I", record.main, 12)
-        numbers: list[int] = []
-        for relid in relids:
-            found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
-            if self._usable(txn, found, record.lsn) and not found.is_toast:
-                numbers.append(found.number)
-        if numbers:
-            head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
-            self.assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
-        if self._memory is not None:
-            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count)
-
     def _logical_message(self, record: Record) -> None:
         """decode.c: logicalmsg_decode."""
         database, transactional, prefix_size, size = _MESSAGE.unpack_from(record.main)
@@ -693,15 +450,13 @@ class Decoder:
             sent = SentTransaction(known.xid, known.first_lsn, 0, 0, 0) if known is not None else None
             self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
 
-    def _catalog(self, record: Record, txn: Txn | None) -> None:
-        """A change of a catalog: the transaction sees it from here on."""
-        if not changes_tuples(record):
-            return
-        changed = self.tracker.apply(record)
-        if changed and txn is not None:
-            self._registry.outdate(changed)
-            if txn.cache is None:
-                txn.cache = {}
-            elif txn.cache:
-                self._registry.retire(txn.cache, record.lsn)
-                txn.cache = {}
+
+def _boring(*, counted: bool) -> bytes:
+    """The kinds of records that do not matter (walk.py); `counted`: whether what a server would hold is counted."""
+    kinds = bytearray(4096)
+    for rmgr in range(256):
+        for upper in range(16):
+            kind = (rmgr, upper << 4)
+            if rmgr not in _LOOKED_AT or kind in _NEVER or (kind in _NOT_COUNTED and not counted):
+                kinds[rmgr << 4 | upper] = 1
+    return bytes(kinds)

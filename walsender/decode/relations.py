@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, Generic, TypeVar
 
 from pubsub.errors import PubsubError
-from walsender.historic.relation import RelationInfo, RelationResolver
+from walsender.historic.relation import FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
+from walsender.hot import walk
 
 Entry = TypeVar("Entry")
 
@@ -29,6 +30,11 @@ class Decoded(Generic[Entry]):
     relation: RelationInfo
     entry: Entry | None
     is_toast: bool
+    code: int = field(init=False)
+    """For the walk over records (walk.py)."""
+
+    def __post_init__(self) -> None:
+        self.code = self.number * 2 + (walk.TOAST if self.is_toast else 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -36,10 +42,13 @@ class Unknown:
     """A file that belongs to no relation, or one that can not be described: an error if it has to be sent."""
 
     error: PubsubError
+    code: ClassVar[int] = -1
 
 
 class _Ignored:
     """A relation whose changes are not sent."""
+
+    code: ClassVar[int] = walk.IGNORED
 
 
 IGNORED: Final = _Ignored()
@@ -62,22 +71,25 @@ class Registry(Generic[Entry]):
         self._describe = describe
         self._encoding = encoding
         self.by_file: dict[int, Found[Entry]] = {}
+        self.ignored_files: set[int] = set()
+        """Files of the system's own relations."""
         self._by_oid: dict[int, Found[Entry]] = {}
         self._dependents: dict[ChangedKey, set[int]] = {}
-        self._numbered: dict[int, Decoded[Entry]] = {}
+        self.numbered: dict[int, Decoded[Entry]] = {}
+        """What changes refer to, by number."""
         self._retired: deque[tuple[int, int]] = deque()
         self._next = 1
         self._generation = 0
         self._generations: dict[int, int] = {}
 
-    def number(self, number: int) -> Decoded[Entry]:
-        """What a change refers to."""
-        return self._numbered[number]
-
     def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
         """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
         resolver = RelationResolver(self._tracker, own, self._encoding)
         oid = resolver.oid_of_file(number)
+        if 0 < oid < FIRST_UNPINNED_OID:
+            # A file belongs to one relation for good; this one's is a catalog's, whose changes nobody is sent.
+            self.ignored_files.add(number)
+            return IGNORED
         if not oid:
             return Unknown(PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"))
         found = self._resolve(oid, resolver)
@@ -126,7 +138,7 @@ class Registry(Generic[Entry]):
     def release(self, oldest: int) -> None:
         """No transaction in progress has changes from before `oldest`."""
         while self._retired and self._retired[0][0] < oldest:
-            self._numbered.pop(self._retired.popleft()[1], None)
+            self.numbered.pop(self._retired.popleft()[1], None)
 
     def retire(self, cache: dict[int, Found[Entry]], lsn: int) -> None:
         """A transaction's own relations are not used for further changes."""
@@ -171,5 +183,5 @@ class Registry(Generic[Entry]):
     def _decoded(self, relation: RelationInfo, entry: Entry | None, *, is_toast: bool) -> Decoded[Entry]:
         found = Decoded(self._next, relation, entry, is_toast)
         self._next += 1
-        self._numbered[found.number] = found
+        self.numbered[found.number] = found
         return found

@@ -42,7 +42,7 @@ class Replay:
     def run(self, frames: Iterable[bytes]) -> None:
         """Send `frames`.  Raises what the plugin raises; DataCorrupted; each with the change's position."""
         unpack = c.HEAD.unpack_from
-        number_of = self._registry.number
+        numbered = self._registry.numbered
         row = self._plugin.row
         txn = self._txn
         for frame in frames:
@@ -50,28 +50,28 @@ class Replay:
             try:
                 # The short ways first: most changes are of these two kinds.
                 if kind == c.INSERT:
-                    if not self._chunks and row(txn, number_of(number).entry, lsn, "insert", frame, c.HEAD_BYTES):
+                    if not self._chunks and row(txn, numbered[number].entry, lsn, "insert", frame, c.HEAD_BYTES):
                         continue
-                    self._row(kind, xid, number_of(number), lsn, frame)
+                    self._row(kind, xid, numbered[number], lsn, frame)
                 elif (
                     kind == c.UPDATE
                     and not self._chunks
                     and frame[c.HEAD_BYTES : c.PAYLOAD] == _NO_OLD
-                    and row(txn, number_of(number).entry, lsn, "update", frame, c.PAYLOAD)
+                    and row(txn, numbered[number].entry, lsn, "update", frame, c.PAYLOAD)
                 ):
                     continue
                 elif kind in _KINDS:
                     if kind == c.SPEC_INSERT:
                         self._speculative = frame
                         continue
-                    self._row(kind, xid, self._registry.number(number), lsn, frame)
+                    self._row(kind, xid, self._registry.numbered[number], lsn, frame)
                 elif kind == c.TOAST_CHUNK:
                     self._chunk(frame)
                 elif kind == c.SPEC_CONFIRM:
                     confirmed, self._speculative = self._speculative, None
                     if confirmed is not None:
                         _, xid, number, lsn = unpack(confirmed)
-                        self._row(c.SPEC_INSERT, xid, self._registry.number(number), lsn, confirmed)
+                        self._row(c.SPEC_INSERT, xid, self._registry.numbered[number], lsn, confirmed)
                 elif kind == c.SPEC_ABORT:
                     self._speculative = None
                     self._chunks.clear()
@@ -130,7 +130,7 @@ class Replay:
         flags = frame[c.HEAD_BYTES]
         count = (len(frame) - c.HEAD_BYTES - 1) // 4
         numbers = struct.unpack_from(f"<{count}I", frame, c.HEAD_BYTES + 1)
-        found = [self._registry.number(number) for number in numbers]
+        found = [self._registry.numbered[number] for number in numbers]
         self._plugin.truncate(
             self._txn, lsn, xid, [(f.relation, f.entry) for f in found], bool(flags & 1), bool(flags & 2)
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Literal
 
-from walsender.types.layout import ColumnLayout, RowLayout
+from walsender.types.layout import ROW_IN_TUPLE, ColumnLayout, Raw, RowLayout
 
 CatalogName = Literal[
     "pg_class",
@@ -38,12 +38,14 @@ _BOOL, _CHAR, _NAME, _TEXT, _NODE_TREE = 16, 18, 19, 25, 194
 
 @dataclass(frozen=True, slots=True)
 class CatalogDefinition:
-    """`keys`: the sets of columns that rows are looked up by; `columns`: those that are read."""
+    """`keys`: the sets of columns that rows are looked up by; `columns`: those that are read; `fixed`: oids of these that
+    can be read by themselves."""
 
     name: CatalogName
     keys: tuple[tuple[str, ...], ...]
     columns: tuple[str, ...]
     shared: bool = False
+    fixed: tuple[str, ...] = ()
 
 
 DEFINITIONS: Final = (
@@ -63,6 +65,7 @@ DEFINITIONS: Final = (
             "relispartition",
             "relrewrite",
         ),
+        fixed=("relrewrite", "oid", "relfilenode"),
     ),
     CatalogDefinition(
         "pg_attribute",
@@ -154,36 +157,44 @@ class CatalogAttribute:
 
 
 class Row:
-    """A row's values by column name, as attributes are too many to name: `row["relname"]`."""
+    """A row's values by column name, as attributes are too many to name: `row["relname"]`.
 
-    __slots__ = ("_values",)
+    They are made when they are asked for: of most rows few ever are.
+    """
 
-    def __init__(self, values: dict[str, Value]) -> None:
-        self._values = values
+    __slots__ = ("_layout", "_raw", "_values")
+
+    def __init__(self, layout: CatalogLayout, raw: Sequence[Raw]) -> None:
+        self._layout = layout
+        self._raw = raw
+        self._values: dict[str, Value] = {}
 
     def __getitem__(self, name: str) -> Value:
-        return self._values[name]
+        values = self._values
+        if name not in values:
+            values[name] = self._layout.value(self._raw, name)
+        return values[name]
 
     def number(self, name: str) -> int:
         """An oid or integer; NULL and columns that the version has not are 0."""
-        value = self._values[name]
+        value = self[name]
         return value if isinstance(value, int) else 0
 
     def text(self, name: str) -> str:
         """A name, text or "char"; NULL is empty."""
-        value = self._values[name]
+        value = self[name]
         return value if isinstance(value, str) else ""
 
     def flag(self, name: str) -> bool:
-        return self._values[name] is True
+        return self[name] is True
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
         """An int2vector or oidvector."""
-        value = self._values[name]
+        value = self[name]
         return value if isinstance(value, tuple) else None
 
     def raw(self, name: str) -> bytes | None:
-        value = self._values[name]
+        value = self[name]
         return value if isinstance(value, bytes) else None
 
 
@@ -194,15 +205,15 @@ class CatalogLayout:
         self.definition = definition
         self._encoding = encoding
         self._rows = RowLayout([ColumnLayout(a.length, a.alignment) for a in attributes])
-        self._columns = [
-            (number, a.name, a.type_oid) for number, a in enumerate(attributes) if a.name in definition.columns
-        ]
-        self._absent = {name: None for name in definition.columns if name not in {a.name for a in attributes}}
+        self._columns = {
+            a.name: (number, a.type_oid) for number, a in enumerate(attributes) if a.name in definition.columns
+        }
+        self._fixed = {name: _key_reader((name,), attributes) for name in definition.fixed}
         self._keys = [_key_reader(key, attributes) for key in definition.keys]
 
     def keys(self, row: bytes) -> list[int | bytes]:
         """The row's key in each index of the definition: an oid, or a name's bytes.  Raises IndexError, struct.error."""
-        base = row[4] - 18
+        base = row[4] - ROW_IN_TUPLE
         found: list[int | bytes] = []
         for layout, offset in self._keys:
             if layout is None:
@@ -214,14 +225,24 @@ class CatalogLayout:
 
     def read(self, row: bytes) -> Row:
         """The row's values.  Raises DataCorrupted."""
-        raw = self._rows.deform(row)
-        values: dict[str, Value] = dict(self._absent)
-        for number, name, type_oid in self._columns:
-            value = raw[number]
-            values[name] = None if not isinstance(value, bytes) else self._convert(type_oid, value)
-            if value is not None and not isinstance(value, bytes):
-                values[name] = _TOASTED
-        return Row(values)
+        return Row(self, self._rows.deform(row))
+
+    def fixed(self, row: bytes, name: str) -> int:
+        """An oid of the definition's `fixed` columns, without reading the row.  Raises IndexError, struct.error."""
+        layout, offset = self._fixed[name]
+        assert layout is not None
+        number: int = layout.unpack_from(row, row[4] - ROW_IN_TUPLE + offset)[0]
+        return number
+
+    def value(self, raw: Sequence[Raw], name: str) -> Value:
+        """A column of the definition; one that this version has not is NULL."""
+        if name not in self._columns:
+            return None
+        number, type_oid = self._columns[name]
+        value = raw[number]
+        if value is None:
+            return None
+        return self._convert(type_oid, value) if isinstance(value, bytes) else _TOASTED
 
     def _convert(self, type_oid: int, value: bytes) -> Value:
         code = _INTEGERS.get(type_oid)

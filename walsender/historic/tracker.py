@@ -47,18 +47,20 @@ _FIRST_NORMAL_XID: Final = 3
 _REMEMBERED: Final = 200_000
 _MAX_TUPLES: Final = 291  # of a page (htup_details.h: MaxHeapTuplesPerPage)
 
-# By which oid what is made from a row is known.
-_OWNER: Final[dict[CatalogName, str]] = {
-    "pg_class": "oid",
-    "pg_attribute": "attrelid",
-    "pg_index": "indrelid",
-    "pg_inherits": "inhrelid",
-    "pg_publication_rel": "prrelid",
-    "pg_type": "oid",
-    "pg_enum": "enumtypid",
-    "pg_range": "rngtypid",
-    "pg_namespace": "oid",
-}
+# Catalogs of which what is made from a row is known by the oid that is the row's first key.
+_OWNED: Final[frozenset[CatalogName]] = frozenset(
+    {
+        "pg_class",
+        "pg_attribute",
+        "pg_index",
+        "pg_inherits",
+        "pg_publication_rel",
+        "pg_type",
+        "pg_enum",
+        "pg_range",
+        "pg_namespace",
+    }
+)
 
 
 class CatalogDiverged(DataCorrupted):
@@ -178,8 +180,8 @@ class CatalogTracker:
 
     def _key(self, table: CatalogTable, found: CatalogTuple) -> ChangedKey:
         """What a row belongs to."""
-        owner = _OWNER.get(table.name)
-        return (table.name, 0 if owner is None else table.read(found).number(owner))
+        key = found.keys[0] if table.name in _OWNED else 0
+        return (table.name, key if isinstance(key, int) else 0)
 
     def _old_row(self, locator: RelFileLocator, block: int, offset: int) -> bytes | None:
         found = self._files[locator[2]].tuples.get(block << 16 | offset)
@@ -187,11 +189,13 @@ class CatalogTracker:
 
     def _follow_rewrite(self, row: bytes) -> None:
         """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
-        values = self._active["pg_class"].layout.read(row)
-        name = self._by_oid.get(values.number("relrewrite"))
+        layout = self._active["pg_class"].layout
+        name = self._by_oid.get(layout.fixed(row, "relrewrite"))
+        if name is None:
+            return
         # The stand-in of a mapped catalog is mapped itself; the file of a new relation has its oid for a number.
-        number = values.number("relfilenode") or values.number("oid")
-        if name is not None and number not in self._files:
+        number = layout.fixed(row, "relfilenode") or layout.fixed(row, "oid")
+        if number not in self._files:
             self._files[number] = CatalogTable(self._active[name].layout)
 
     def _check_image(self, record: Record, block: BlockRef) -> None:
@@ -293,14 +297,16 @@ class CatalogTracker:
                 found = table.tuples.get(tid)
                 if found is None:
                     continue
-                row = table.read(found)
                 changed[self._key(table, found)] = None
                 if inserted and found.xmin == xid:
                     found.xmin = 0
                     if table.name == "pg_class":
-                        name = self._by_oid.get(row.number("oid"))
-                        if name is not None and row.number("relfilenode") and found.xmax == 0:
-                            for key in self._activate(name, row.number("relfilenode"), lsn):
+                        oid, number, _ = found.keys
+                        assert isinstance(oid, int)
+                        assert isinstance(number, int)
+                        name = self._by_oid.get(oid)
+                        if name is not None and number and found.xmax == 0:
+                            for key in self._activate(name, number, lsn):
                                 changed[key] = None
                 elif not inserted and found.xmax == xid:
                     table.remove(tid)

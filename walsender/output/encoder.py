@@ -1,8 +1,9 @@
 """Rows to pgoutput's tuples in one go: for relations whose rows are sent as they are, in text, and rows without
 values that lie in a TOAST table.  What an encoder can not do it says, and the general way is taken.
 
-An encoder is made of one step for each run of columns: runs of fixed length are unpacked together, and integers are written
-without a `bytes` in between.  Everything here is also in layout.py and pgoutput.py, slower; tests hold both against each other.
+Where the hot modules are compiled it is rows.py that does it.  Else an encoder is made of one step for each run of columns:
+runs of fixed length are unpacked together, and integers are written without a `bytes` in between.  Everything here is also in
+layout.py and pgoutput.py, slower; tests hold them against each other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from typing import Any, Final
 
 from pubsub.protocol.output import times
 from pubsub.protocol.output.texts import as_is
+from walsender import hot
+from walsender.hot.rows import RowEncoder
 from walsender.types.layout import HEAP_HASNULL, HEAP_NATTS_MASK, ROW_HEADER, ROW_IN_TUPLE, read_varlena
 
-Encoder = Callable[[bytes, int], "bytes | None"]
-"""From (data, offset of the row, which reaches to the end of the data) to the tuple; None: take the general way."""
+Encoder = Callable[[bytes, bytes, int], "bytes | None"]
+"""From (head, data, offset of the row, which reaches to the end of the data) to head and tuple; None: take the general way.
+
+Raises IndexError or struct.error where the row is too short, and what output functions raise.
+"""
+
+_Variant = Callable[[bytes, bytes, int], "bytes | None"]
 
 Text = Callable[[bytes], bytes]
 
@@ -41,26 +49,35 @@ _MAX_VARIANTS: Final = 64
 
 
 def make_encoder(columns: Sequence[Column], count: int) -> Encoder | None:
-    """For rows of all of `columns`, of which `count` are sent; None where there is one that no encoder can pass over.
-
-    Which columns are NULL decides where the others lie: there is one encoder for each such set, made when it is met.
-    """
+    """For rows of all of `columns`, of which `count` are sent; None where there is one that no encoder can pass over."""
     if any(length == -2 for _, length, _, _, _ in columns):
         return None
+    return (compiled_encoder if hot.COMPILED else interpreted_encoder)(columns, count)
+
+
+def compiled_encoder(columns: Sequence[Column], count: int) -> Encoder:
+    """Quick only where the hot modules are compiled."""
+    return RowEncoder(
+        [(oid, length, alignment, out, out is as_is, sent) for oid, length, alignment, out, sent in columns], count
+    ).encode
+
+
+def interpreted_encoder(columns: Sequence[Column], count: int) -> Encoder:
+    """Which columns are NULL decides where the others lie: there is one encoder for each such set, made when it is met."""
     natts = len(columns)
     bitmap = (natts + 7) >> 3
     start = ROW_HEADER.size
     plain = _variant(columns, frozenset(), count)
-    variants: dict[bytes, Encoder] = {}
+    variants: dict[bytes, _Variant] = {}
     unpack_header = ROW_HEADER.unpack_from
 
-    def encode(data: bytes, at: int) -> bytes | None:
+    def encode(head: bytes, data: bytes, at: int) -> bytes | None:
         infomask2, infomask, hoff = unpack_header(data, at)
         if infomask2 & HEAP_NATTS_MASK != natts:
             return None
         base = at + hoff - ROW_IN_TUPLE
         if not infomask & HEAP_HASNULL:
-            return plain(data, base)
+            return plain(head, data, base)
         bits = data[at + start : at + start + bitmap]
         variant = variants.get(bits)
         if variant is None:
@@ -68,7 +85,7 @@ def make_encoder(columns: Sequence[Column], count: int) -> Encoder | None:
                 return None
             nulls = frozenset(number for number in range(natts) if not bits[number >> 3] >> (number & 7) & 1)
             variant = variants[bits] = _variant(columns, nulls, count)
-        return variant(data, base)
+        return variant(head, data, base)
 
     return encode
 
@@ -109,15 +126,15 @@ def _steps(columns: Sequence[Column], nulls: frozenset[int]) -> list[tuple[int, 
     return steps
 
 
-def _variant(columns: Sequence[Column], nulls: frozenset[int], count: int) -> Encoder:
-    """From (data, offset of the first column)."""
-    head = b"N" + count.to_bytes(2, "big")
+def _variant(columns: Sequence[Column], nulls: frozenset[int], count: int) -> _Variant:
+    """From (head, data, offset of the first column)."""
+    mark = b"N" + count.to_bytes(2, "big")
     steps = tuple(_steps(columns, nulls))
     short = _SHORT
 
-    def encode(data: bytes, base: int) -> bytes | None:
+    def encode(head: bytes, data: bytes, base: int) -> bytes | None:
         position = base
-        parts = [head]
+        parts = [head, mark]
         for kind, what, more in steps:
             if kind == 0:  # _RUN
                 values = what.unpack_from(data, position)

@@ -102,6 +102,9 @@ class PgoutputEntry:
     generation: tuple[int, int]
     encode: Encoder | None
     """For rows that are sent as they are."""
+    insert_head: bytes
+    update_head: bytes
+    """What such a row's message begins with, outside of streams."""
 
 
 @dataclass(eq=False, slots=True)
@@ -151,7 +154,14 @@ class PgoutputPlugin:
                 len(sent),
             )
         return PgoutputEntry(
-            relation.oid, published, U32.pack(target.oid), tuple(definitions), relation.generation, encode
+            relation.oid,
+            published,
+            U32.pack(target.oid),
+            tuple(definitions),
+            relation.generation,
+            encode,
+            b"I" + U32.pack(target.oid),
+            b"U" + U32.pack(target.oid),
         )
 
     def _definition(self, relation: RelationInfo, columns: Sequence[int]) -> tuple[bytes, ...]:
@@ -206,11 +216,11 @@ class PgoutputPlugin:
         """Send an insert, or an update without an old row, straight from its bytes; False: `change` is to do it."""
         if entry.encode is None or self._in_stream:
             return False
-        published = entry.published
-        if not (published.insert if kind == "insert" else published.update):
+        insert = kind == "insert"
+        if not (entry.published.insert if insert else entry.published.update):
             return True
         try:
-            written = entry.encode(data, at)
+            written = entry.encode(entry.insert_head if insert else entry.update_head, data, at)
         except UnsupportedType:
             return False  # the general way says of which table
         if written is None:
@@ -219,7 +229,7 @@ class PgoutputPlugin:
             self._begin_sent(txn, lsn)
         if self._known.generations.get(entry.relation) != entry.generation:
             self._send_definitions(txn, lsn, 0, entry)
-        self._write(lsn, txn.xid, (b"I" if kind == "insert" else b"U") + entry.relation_id + written)
+        self._write(lsn, txn.xid, written)
         return True
 
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: PgoutputEntry, change: RowChange) -> None:

@@ -14,13 +14,14 @@ they will not change any more (they came from a server); else the reader waits t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from google_crc32c import extend as crc32c_extend
 
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.lsn import Lsn
+from walsender.hot.walk import Walk
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import (
     FORMATS,
@@ -82,9 +83,8 @@ class WalReader:
         self._skip_to = self._start_page  # bytes before are not looked at
         self._previous = 0  # LSN of the last record, 0: not known
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
-        self.boring: frozenset[int] = frozenset()
-        """Resource managers whose records `records` leaves out when they have no transaction, or one of `known`."""
-        self.known: Container[int] = ()
+        self.walk: Walk | None = None
+        """What deals with most records at once: `records` gives those that it leaves."""
         self.position: int = start
         """LSN of the end of the last record: where the next one is expected (EndRecPtr)."""
 
@@ -166,7 +166,7 @@ class WalReader:
     def records(self) -> Iterator[RawRecord]:
         """The records that are complete, in order.  Raises WalCorrupted; see the module's text."""
         unpack = RECORD_HEADER.unpack_from
-        boring, known = self.boring, self.known
+        walk = self.walk
         while True:
             self._join()
             if self._wanted:
@@ -188,6 +188,20 @@ class WalReader:
             delta = pages[page][1]
             restart = skipped = False
             while True:
+                if walk is not None:
+                    while offset >= next_page:
+                        page += 1
+                        next_page = pages[page + 1][0] if page + 1 < len(pages) else _MAX_INT
+                        delta = pages[page][1]
+                    walk.previous = self._previous
+                    walked = walk.run(buffer, offset, min(next_page, size), delta)
+                    if walked != offset:
+                        self._previous = walk.previous
+                        self.torn = None
+                        skipped = True
+                        offset = walked
+                        if offset >= next_page:
+                            continue
                 if offset + RECORD_HEADER_BYTES > size:
                     self._leave(offset, page, skipped)
                     self._incomplete(offset, RECORD_HEADER_BYTES)
@@ -230,10 +244,6 @@ class WalReader:
                     self._no_record(WalCorrupted("incorrect resource manager data checksum in record", lsn), lsn)
                     return
                 self._previous = lsn
-                if rmgr in boring and (not xid or xid in known):
-                    offset = (end + 7) & ~7
-                    skipped = True
-                    continue
                 self.torn = None
                 record = (buffer, offset, total, lsn, xid, info, rmgr)
                 offset = (end + 7) & ~7

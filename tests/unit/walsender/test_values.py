@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.output import numbers, texts, times
 from tests.unit.walsender.wal import row
-from walsender.output.encoder import make_encoder
+from walsender.output.encoder import Encoder, compiled_encoder, interpreted_encoder
 from walsender.output.functions import find
 from walsender.output.nodetree import Node, read_nodes, walk
 from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
@@ -95,7 +96,8 @@ def test_deform() -> None:
     assert LAYOUT.deform(row(pointer, 3))[1] == ToastPointer(104, 100, 0, 7, 8)
 
 
-def test_encoder_writes_what_the_general_way_does() -> None:
+@pytest.mark.parametrize("make", [interpreted_encoder, compiled_encoder])
+def test_encoder_writes_what_the_general_way_does(make: Callable[..., Encoder]) -> None:
     columns = [
         (23, 4, 4, numbers.int4out, True),
         (25, -1, 4, texts.as_is, True),
@@ -103,17 +105,16 @@ def test_encoder_writes_what_the_general_way_does() -> None:
         (1700, -1, 4, numbers.numeric_out, False),
         (16, 1, 1, numbers.boolout, True),
     ]
-    encode = make_encoder(columns, 4)
-    assert encode is not None
+    encode = make(columns, 4)
     numeric = bytes(((4 + 1) << 1 | 1,)) + struct.pack("<HH", 0x8000, 5)
     values = struct.pack("<i", -5) + b"\x07ab" + bytes(1) + struct.pack("<q", 2**40) + numeric + b"\x01"
     expected = b"N\0\4t\0\0\0\2-5t\0\0\0\2abt\0\0\0\x0d1099511627776t\0\0\0\1t"
-    assert encode(b"head" + row(values, 5), 4) == expected
+    assert encode(b"I", b"head" + row(values, 5), 4) == b"I" + expected
     some_null = row(struct.pack("<q", 3) + b"\x00", 5, bitmap=b"\x14")
-    assert encode(some_null, 0) == b"N\0\4nnt\0\0\0\x013t\0\0\0\1f"
-    assert encode(row(values, 4), 0) is None  # older than a column
+    assert encode(b"", some_null, 0) == b"N\0\4nnt\0\0\0\x013t\0\0\0\1f"
+    assert encode(b"", row(values, 4), 0) is None  # older than a column
     external = struct.pack("<i", 1) + b"\x01\x12" + bytes(16)
-    assert encode(row(external, 5), 0) is None
+    assert encode(b"", row(external, 5), 0) is None
 
 
 def test_node_tree() -> None:

@@ -1,0 +1,36 @@
+"""The hot modules, compiled and interpreted: the same tests for both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from walsender import hot
+
+_HERE = Path(__file__).parent
+
+
+def run(*arguments: str, interpreted: bool) -> str:
+    environment = {**os.environ, "WALSENDER_INTERPRETED": "1" if interpreted else "0"}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_was_compiled_from_these_sources_is_used() -> None:
+    program = "from walsender import hot; from walsender.hot import walk; print(hot.COMPILED, walk.__file__)"
+    compiled, file = run("-c", program, interpreted=False).split()
+    assert compiled == str(hot.compiled_directory().is_dir())
+    assert (Path(file).suffix == ".so") is hot.compiled_directory().is_dir()
+    assert run("-c", program, interpreted=True).split()[0] == "False"
+
+
+def test_the_other_kind_passes_the_same_tests() -> None:
+    """This run has one of them, compiled if there is a compiler; the readers' tests are run with the other as well."""
+    tests = [str(_HERE / "test_reader.py"), str(_HERE / "test_values.py")]
+    tests.append(
+        f"{_HERE.parent.parent / 'property' / 'test_wal_fuzz.py'}::test_the_walk_does_what_the_general_way_does"
+    )
+    run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, interpreted=hot.COMPILED)

@@ -1,0 +1,268 @@
+"""Heap records become changes of their transactions, or changes of the catalogs (decode.c: heap_decode, heap2_decode).
+
+Most rows never come here: the walk over records makes frames of them (walk.py).  Here is the general way, for every record.
+"""
+
+from __future__ import annotations
+
+import struct
+from struct import Struct
+from typing import Any, Final
+
+from walsender.decode import changes as c
+from walsender.decode.accounting import CHANGE, ROW, MemoryAccounting
+from walsender.decode.assembly import Assembly, Txn
+from walsender.decode.relations import IGNORED, Registry, Unknown
+from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tuples import changes_tuples
+from walsender.output.plugin import OutputPlugin
+from walsender.xlog import formats as f
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.record import Record
+
+_U16: Final = Struct("<H")
+_INSERT: Final = Struct("<HB")
+_UPDATE: Final = Struct("<IHBBIH")
+_DELETE: Final = Struct("<IHBB")
+_TRUNCATE: Final = Struct("<IIB")
+_MULTI: Final = Struct("<BxH")
+_MULTI_TUPLE: Final = Struct("<HHHB")
+
+
+class HeapDecoder:
+    """`memory` counts what a server would hold, where transactions may be sent before they end.
+
+    Raises WalCorrupted, CatalogDiverged, struct.error where a record is too short.
+    """
+
+    def __init__(
+        self,
+        database: int,
+        tracker: CatalogTracker,
+        registry: Registry[Any],
+        assembly: Assembly,
+        plugin: OutputPlugin[Any],
+        memory: MemoryAccounting | None,
+    ) -> None:
+        self._database = database
+        self._tracker = tracker
+        self._registry = registry
+        self._assembly = assembly
+        self._plugin = plugin
+        self._memory = memory
+
+    def heap(self, record: Record, txn: Txn | None) -> None:
+        """decode.c: heap_decode."""
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        if txn is None:
+            if operation == f.XLOG_HEAP_INPLACE:
+                self._catalog(record, None)
+            return
+        if operation == f.XLOG_HEAP_LOCK:
+            return
+        txn.has_base = True
+        if operation == f.XLOG_HEAP_INPLACE:
+            self._catalog(record, txn)
+            return
+        if operation == f.XLOG_HEAP_TRUNCATE:
+            self._truncate(record, txn)
+            return
+        if not record.blocks:
+            return
+        locator = record.blocks[0].locator
+        if locator[1] != self._database and locator[1] != 0:
+            return
+        if self._tracker.is_file(locator):
+            if self._memory is not None and operation != f.XLOG_HEAP_INSERT:
+                self._memory.queue(txn, record.xid, record.lsn, CHANGE)
+            self._catalog(record, txn)
+            return
+        if self._plugin.skips_origin(record.origin):
+            return
+        found = self._find(txn, locator[2])
+        if found is not IGNORED:
+            txn.origin = txn.origin or record.origin
+            if self._usable(txn, found, record.lsn):
+                frame = heap_frame(record, found.number, is_toast=found.is_toast)
+                if frame is not None:
+                    self._assembly.append(txn, frame)
+        if self._memory is not None:
+            self._account(record, txn)
+
+    def heap2(self, record: Record, txn: Txn | None) -> None:
+        """decode.c: heap2_decode."""
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        if operation == f.XLOG_HEAP2_MULTI_INSERT:
+            if txn is not None:
+                txn.has_base = True
+                self._multi_insert(record, txn)
+        elif operation == f.XLOG_HEAP2_NEW_CID:
+            if self._memory is not None and txn is not None:
+                txn.catalog_xids.add(record.xid)
+                self._memory.queue(txn, record.xid, record.lsn, CHANGE, streamable=False)
+        elif any(block.image is not None and self._tracker.is_file(block.locator) for block in record.blocks):
+            # The image of a catalog's page is compared with what is known of it.
+            self._tracker.apply(record)
+
+    # Rows
+
+    def _multi_insert(self, record: Record, txn: Txn) -> None:
+        """decode.c: DecodeMultiInsert."""
+        if not record.blocks:
+            return
+        xid, lsn = record.xid, record.lsn
+        locator = record.blocks[0].locator
+        if locator[1] != self._database and locator[1] != 0:
+            return
+        if self._tracker.is_file(locator):
+            self._catalog(record, txn)
+            return
+        if self._plugin.skips_origin(record.origin):
+            return
+        flags, count = _MULTI.unpack_from(record.main)
+        rows = record.blocks[0].data
+        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
+            return
+        found = self._find(txn, locator[2])
+        wanted = self._usable(txn, found, lsn)
+        if not wanted and self._memory is None:
+            return
+        position = 0
+        last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
+        more = final = b""
+        if wanted:
+            txn.origin = txn.origin or record.origin
+            more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
+            final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
+        for index in range(count):
+            position = (position + 1) & ~1
+            (size,) = _U16.unpack_from(rows, position)
+            end = position + _MULTI_TUPLE.size + size
+            if end > len(rows):
+                raise WalCorrupted("a tuple reaches past its record", lsn)
+            if wanted:
+                self._assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
+            if self._memory is not None:
+                toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
+                size = CHANGE + ROW + end - position - 2
+                self._memory.queue(txn, xid, lsn, size, begins_partial=toast, ends_partial=not toast and index == last)
+            position = end
+
+    def _truncate(self, record: Record, txn: Txn) -> None:
+        """decode.c: DecodeTruncate."""
+        database, count, flags = _TRUNCATE.unpack_from(record.main)
+        if database != self._database or self._plugin.skips_origin(record.origin):
+            return
+        relids = struct.unpack_from(f"<{count}I", record.main, 12)
+        numbers: list[int] = []
+        for relid in relids:
+            found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
+            if self._usable(txn, found, record.lsn) and not found.is_toast:
+                numbers.append(found.number)
+        if numbers:
+            head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
+            self._assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
+        if self._memory is not None:
+            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count)
+
+    def _account(self, record: Record, txn: Txn) -> None:
+        """What the record would have the server hold; the transaction may have to be sent."""
+        assert self._memory is not None
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        size = CHANGE
+        begins = ends = False
+        streamable = True
+        if operation == f.XLOG_HEAP_INSERT:
+            flags = _INSERT.unpack_from(record.main)[1]
+            if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
+                return
+            size += ROW + len(record.blocks[0].data or b"")
+            begins = bool(flags & (f.XLH_INSERT_ON_TOAST_RELATION | f.XLH_INSERT_IS_SPECULATIVE))
+            ends = not begins
+        elif operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
+            flags = _UPDATE.unpack_from(record.main)[3]
+            ends = True
+            if flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE:
+                size += ROW + len(record.blocks[0].data or b"")
+            if flags & f.XLH_UPDATE_CONTAINS_OLD:
+                size += ROW + len(record.main) - _UPDATE.size
+        elif operation == f.XLOG_HEAP_DELETE:
+            flags = _DELETE.unpack_from(record.main)[3]
+            ends = bool(flags & f.XLH_DELETE_IS_SUPER)
+            streamable = not ends
+            if flags & f.XLH_DELETE_CONTAINS_OLD:
+                size += ROW + len(record.main) - _DELETE.size
+        else:
+            ends, streamable = True, False  # a confirmation
+        self._memory.queue(
+            txn, record.xid, record.lsn, size, streamable=streamable, begins_partial=begins, ends_partial=ends
+        )
+
+    # Relations
+
+    def _find(self, txn: Txn, number: int) -> Any:
+        """The relation whose file it is, as the transaction sees it now."""
+        if number in self._registry.ignored_files:
+            return IGNORED
+        cache = txn.cache
+        found = (self._registry.by_file if cache is None else cache).get(number)
+        if found is None:
+            found = self._registry.file(number, txn.xids, cache)
+        return found
+
+    def _usable(self, txn: Txn, found: Any, lsn: int) -> bool:
+        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent."""
+        if isinstance(found, Unknown):
+            if txn.error is None:
+                txn.error, txn.error_lsn = found.error, lsn
+            return False
+        return found is not IGNORED
+
+    def _catalog(self, record: Record, txn: Txn | None) -> None:
+        """A change of a catalog: the transaction sees it from here on."""
+        if not changes_tuples(record):
+            return
+        changed = self._tracker.apply(record)
+        if changed and txn is not None:
+            self._registry.outdate(changed)
+            if txn.cache is None:
+                txn.cache = {}
+            elif txn.cache:
+                self._registry.retire(txn.cache, record.lsn)
+                txn.cache = {}
+
+
+def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:
+    """An insert, update, delete or confirmation of a relation that is sent (decode.c: DecodeInsert, DecodeUpdate,
+    DecodeDelete); None where it logs no row."""
+    operation = record.info & f.XLOG_HEAP_OPMASK
+    xid, lsn, main = record.xid, record.lsn, record.main
+    new = record.blocks[0].data or b""
+    if operation == f.XLOG_HEAP_INSERT:
+        _, flags = _INSERT.unpack_from(main)
+        if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE:
+            return None
+        if is_toast:
+            kind = c.TOAST_CHUNK
+        elif flags & f.XLH_INSERT_IS_SPECULATIVE:
+            kind = c.SPEC_INSERT
+        else:
+            kind = c.INSERT
+        return c.HEAD.pack(kind, xid, number, lsn) + new
+    if operation == f.XLOG_HEAP_DELETE:
+        _, _, _, flags = _DELETE.unpack_from(main)
+        if flags & f.XLH_DELETE_IS_SUPER:
+            return c.HEAD.pack(c.SPEC_ABORT, xid, number, lsn)
+        if is_toast:
+            return None
+        old = main[_DELETE.size :] if flags & f.XLH_DELETE_CONTAINS_OLD else b""
+        return c.HEAD_OLD.pack(c.DELETE, xid, number, lsn, len(old)) + old
+    if operation == f.XLOG_HEAP_CONFIRM:
+        return c.HEAD.pack(c.SPEC_CONFIRM, xid, number, lsn)
+    _, _, _, flags, _, _ = _UPDATE.unpack_from(main)
+    if not flags & f.XLH_UPDATE_CONTAINS_NEW_TUPLE or not new or is_toast:
+        return None
+    if flags & (f.XLH_UPDATE_PREFIX_FROM_OLD | f.XLH_UPDATE_SUFFIX_FROM_OLD):
+        raise WalCorrupted("an update of a logged relation leaves bytes out", lsn)
+    old = main[_UPDATE.size :] if flags & f.XLH_UPDATE_CONTAINS_OLD else b""
+    return c.HEAD_OLD.pack(c.UPDATE, xid, number, lsn, len(old)) + old + new

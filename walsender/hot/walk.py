@@ -1,0 +1,248 @@
+"""The walk over records: from header to header, and the rows of most records cut out on the way.
+
+What nearly every record of a busy server is, is dealt with here in one go: records that do not matter are passed over, and
+a change of one row of a relation that is known becomes a frame of its transaction (changes.py).  The walk stops in front of
+everything else: the first record of a transaction that may be a subtransaction's, commits, catalogs, images, records over
+pages, and whatever is broken.  Those are for reader.py and decoder.py, which look at the record anew.
+
+Follows xlogreader.c (ValidXLogRecordHeader, ValidXLogRecord) and decode.c (DecodeInsert, DecodeUpdate, DecodeDelete).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from google_crc32c import extend
+from librt.strings import BytesWriter, read_i64_le, write_i32_le, write_i64_le
+from mypy_extensions import i32, i64
+
+FRAME_OVERHEAD: Final = 48
+"""Bytes of a bytes object, and its place in a list."""
+
+# xlogrecord.h, heapam_xlog.h and changes.py, as numbers that a compiler sees.
+_HEADER: Final = 24
+_HEAP2: Final = 9
+_HEAP: Final = 10
+_RM_MAX_BUILTIN: Final = 22
+_DATA_SHORT: Final = 255
+_IMAGE_OR_SAME: Final = 0x90
+_HAS_DATA: Final = 0x20
+# id, flags, length of the data, locator, block, id and length of the main data
+_ONE_BLOCK: Final = 22
+_OPERATIONS: Final = 0x70
+_INSERT: Final = 0x00
+_DELETE: Final = 0x10
+_UPDATE: Final = 0x20
+_HOT_UPDATE: Final = 0x40
+_MULTI_INSERT: Final = 0x50
+_KIND_INSERT: Final = 1
+_KIND_UPDATE: Final = 2
+_KIND_DELETE: Final = 3
+_KIND_TOAST_CHUNK: Final = 6
+
+IGNORED: Final = 0
+"""`code` of a relation whose changes are not sent."""
+TOAST: Final = 1
+"""Added to twice a relation's number, for its TOAST table."""
+
+
+class Walk:
+    """What the walk must know, of what the decoder keeps.
+
+    `boring`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 where such
+    records do not matter but for their transactions' ids.
+    `by_xid`: the transactions in progress; `begin` makes one, from its id and the LSN of its first record.
+    `by_file`: relations by file number: `code` says what is done with their changes.  `ignored_files`: those of which
+    nothing is sent, whatever a transaction does to the catalogs.
+    `rows`: whether rows may be taken here at all; `held` and `hand_over`: where a transaction has `enough` bytes.
+    """
+
+    def __init__(
+        self,
+        database: int,
+        boring: bytes,
+        by_xid: dict[int, Any],
+        by_file: dict[int, Any],
+        ignored_files: set[int],
+        begin: Callable[[int, int], Any],
+        hand_over: Callable[[Any], None],
+        enough: int,
+        rows: bool,
+    ) -> None:
+        self.database: i64 = database
+        self.boring = boring
+        self.by_xid = by_xid
+        self.by_file = by_file
+        self.ignored_files = ignored_files
+        self.begin = begin
+        self.hand_over = hand_over
+        self.enough: i64 = enough
+        self.rows = rows
+        self.stop: i64 = 0
+        """Where the decoding is to end; 0: nowhere."""
+        self.held: i64 = 0
+        """Bytes added to transactions, since it was last set to 0."""
+        self.previous: i64 = 0
+        """LSN of the last record, 0 if it is not known."""
+        self.taken: i64 = 0
+        """How many records have been dealt with."""
+
+    def run(self, buffer: bytes, begin: int, end: int, delta: int) -> int:
+        """Go on from `begin`, where a record is to start, over those that end in front of `end`; `delta`: a byte's LSN
+        less its place in the buffer.  Returns where the first record starts that is not dealt with."""
+        offset: i64 = begin
+        limit: i64 = end
+        shift: i64 = delta
+        previous: i64 = self.previous
+        boring = self.boring
+        by_xid = self.by_xid
+        stop: i64 = self.stop
+        while offset + _HEADER <= limit:
+            word: i64 = read_i64_le(buffer, offset)
+            total: i64 = word & 0xFFFFFFFF
+            after: i64 = offset + total
+            if total < _HEADER or after > limit:
+                break
+            if previous != 0 and read_i64_le(buffer, offset + 8) != previous:
+                break
+            lsn: i64 = offset + shift
+            if stop != 0 and lsn >= stop:
+                break
+            xid: i64 = (word >> 32) & 0xFFFFFFFF
+            word = read_i64_le(buffer, offset + 16)
+            rmgr: i64 = (word >> 8) & 0xFF
+            if boring[(rmgr << 4) | ((word >> 4) & 15)] != 0:
+                if xid != 0 and xid not in by_xid:
+                    break
+                if rmgr > _RM_MAX_BUILTIN and rmgr < 128:
+                    break
+                if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+                    break
+            elif not self.rows:
+                break
+            elif rmgr == _HEAP:
+                if not self._row(buffer, offset, after, lsn, xid, word):
+                    break
+            elif rmgr == _HEAP2:
+                # Prunings and the like; but an image may be one of a catalog's page.
+                if total < _HEADER + _ONE_BLOCK or buffer[offset + _HEADER] != 0:
+                    break
+                if buffer[offset + _HEADER + 1] & _IMAGE_OR_SAME != 0:
+                    break
+                if xid != 0 and xid not in by_xid:
+                    break
+                if word & _OPERATIONS == _MULTI_INSERT:
+                    if xid == 0:
+                        break
+                    if read_i64_le(buffer, offset + _HEADER + 8) >> 32 & 0xFFFFFFFF not in self.ignored_files:
+                        break
+                    by_xid[xid].has_base = True
+                if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+                    break
+            else:
+                break
+            previous = lsn
+            self.taken += 1
+            offset = (after + 7) & ~7
+        self.previous = previous
+        return offset
+
+    def _row(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
+        """A heap record; whether it is dealt with."""
+        operation: i64 = word & _OPERATIONS
+        data: i64 = offset + _HEADER + _ONE_BLOCK
+        if xid == 0 or data > after:
+            return False
+        if operation != _INSERT and operation != _UPDATE and operation != _HOT_UPDATE and operation != _DELETE:
+            return False
+        # One block, whose data is not replaced by an image, and short main data: all but a few records.
+        block: i64 = read_i64_le(buffer, offset + _HEADER)
+        if block & 0xFF != 0 or (block >> 8) & _IMAGE_OR_SAME != 0 or buffer[data - 2] != _DATA_SHORT:
+            return False
+        size: i64 = (block >> 16) & 0xFFFF
+        if ((block >> 8) & _HAS_DATA != 0) != (size != 0):
+            return False
+        main: i64 = data + size
+        main_size: i64 = buffer[data - 1]
+        if main + main_size != after or main_size < 3:
+            return False
+        locator: i64 = read_i64_le(buffer, offset + _HEADER + 8)
+        database: i64 = locator & 0xFFFFFFFF
+        txn = self.by_xid.get(xid)
+        code: i64 = IGNORED
+        if (locator >> 32) & 0xFFFFFFFF in self.ignored_files:
+            pass
+        elif database == self.database or database == 0:
+            if txn is not None and txn.cache is not None:
+                return False
+            found = self.by_file.get((locator >> 32) & 0xFFFFFFFF)
+            if found is None:
+                return False
+            code = found.code
+            if code < 0:
+                return False
+        flags: i64 = buffer[main + 2]
+        kind: i64 = _KIND_INSERT
+        old = b""
+        if operation == _INSERT:
+            # Speculative ones are for others; a row that is not logged is none.
+            if flags & 0x04 != 0:
+                return False
+            if flags & 0x08 == 0:
+                code = IGNORED
+            if code & TOAST != 0:
+                kind = _KIND_TOAST_CHUNK
+        else:
+            if main_size < 8:
+                return False
+            flags = buffer[main + 7]
+            if operation == _DELETE:
+                kind = _KIND_DELETE
+                if flags & 0x08 != 0:
+                    return False
+                if flags & 0x06 != 0:
+                    old = buffer[main + 8 : after]
+            else:
+                kind = _KIND_UPDATE
+                if flags & 0x60 != 0 or main_size < 14:
+                    return False
+                if flags & 0x10 == 0 or main == data:
+                    code = IGNORED
+                elif flags & 0x0C != 0:
+                    old = buffer[main + 14 : after]
+            if code & TOAST != 0:
+                code = IGNORED
+        if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+            return False
+        if txn is None:
+            # No block of a transaction above this one is in the record: it is one of its own.
+            txn = self.begin(xid, lsn)
+        txn.has_base = True
+        if code == IGNORED:
+            return True
+        number: i64 = code >> 1
+        writer = BytesWriter()
+        writer.append(kind)
+        write_i64_le(writer, xid | number << 32)
+        write_i64_le(writer, lsn)
+        if kind in (_KIND_UPDATE, _KIND_DELETE):
+            write_i32_le(writer, i32(len(old)))
+            writer.write(old)
+        if kind != _KIND_DELETE:
+            writer.write(buffer[data:main])
+        frame = writer.getvalue()
+        txn.frames.append(frame)
+        size = len(frame) + FRAME_OVERHEAD
+        self.held += size
+        size += txn.held
+        txn.held = size
+        if size >= self.enough:
+            self.hand_over(txn)
+        return True
+
+
+def _right(buffer: bytes, offset: i64, after: i64, crc: i64) -> bool:
+    """Whether the record's checksum is that of its bytes."""
+    found: i64 = extend(extend(0, buffer[offset + _HEADER : after]), buffer[offset : offset + 20])
+    return found == crc
