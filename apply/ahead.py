@@ -12,7 +12,7 @@ prepared from its parts like any other, when
     - a subtransaction with changes in a part, or that told of a definition, is aborted;
     - the transaction truncates, or changes rows of a table without a key;
     - two parts touch the same key (told by hashes), unless all of the table's changes are inserts;
-    - a table is another at the end: its definition, its copy, whose it is;
+    - a table is another at the end (its definition, its copy), or has rows of others, or stops alone;
     - anything fails: the failure comes again, and counts, if the transaction commits.
 
 One part is prepared at a time, in a thread.
@@ -32,10 +32,9 @@ import numpy.typing as npt
 import structlog
 
 from apply.batch import Batch
-from apply.decode import Destination, decode, wanted_by
+from apply.decode import Destination, WrittenByOthers, decode, look_for_others, wanted_by
 from apply.delta.parts import StagedParts
 from apply.delta.stage import Stage, discard
-from apply.delta.table import Commit
 from apply.fold import fold
 from apply.keyhash import key_words
 from apply.prepared import PreparedTable
@@ -253,11 +252,11 @@ class Ahead:
             if not table.key and not inserts_only:
                 return "rows of a table without a key change"
             work = streamed.works.get(name)
+            if not _same(work.destination if work is not None else destination, destination):
+                return "a table has changed, or is written by others"
             if work is None:
                 sink = self._stage.parts(table, rewrites=bool(table.key), replace_all=False)
                 work = streamed.works[name] = _Work(destination, sink)
-            elif not _same(work.destination, destination):
-                return "a table has changed"
             work.inserts_only &= inserts_only
             if table.key and not _note_keys(work, changes):
                 return "a key is touched again"
@@ -287,10 +286,16 @@ class Ahead:
             if not _same(work.destination, now) or not await in_thread(partial(_keys_differ, work)):
                 return None
             wanted[name] = now
-        return await in_thread(partial(_finish, streamed, wanted, batch.first_lsn, end))
+        try:
+            return await in_thread(partial(_finish, streamed, wanted, batch, self._stage))
+        except WrittenByOthers:
+            return None
 
 
 def _same(before: Destination, now: Destination) -> bool:
+    """Whether it gets the whole transaction, as was thought."""
+    if now.contested or now.before is not None:
+        return False
     return (before.relid, before.app_id, before.table) == (now.relid, now.app_id, now.table)
 
 
@@ -319,15 +324,18 @@ def _keys_differ(work: _Work) -> bool:
 
 
 def _finish(
-    streamed: _Streamed, wanted: Mapping[tuple[str, str], Destination], first: Lsn, last: Lsn
+    streamed: _Streamed, wanted: Mapping[tuple[str, str], Destination], batch: Batch, stage: Stage
 ) -> list[PreparedTable]:
+    for destination in wanted.values():
+        look_for_others(stage, destination)
     prepared: list[PreparedTable] = []
     try:
         for name, destination in wanted.items():
             work = streamed.works.pop(name)
-            staged = work.sink.finish()
-            commit = Commit(destination.app_id, first, last)
-            prepared.append(PreparedTable(destination, staged, commit, work.inserts, work.updates, work.deletes))
+            commit = destination.commit(batch)
+            prepared.append(
+                PreparedTable(destination, work.sink.finish(), commit, work.inserts, work.updates, work.deletes)
+            )
     except BaseException:
         for one in prepared:
             discard(one.staged)
