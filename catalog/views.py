@@ -22,7 +22,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from catalog.records import State
 from catalog.store import Catalog
 from catalog.system_views import VIEWS, Row, Type, Value, View
-from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedTable
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.dialect import parse_query, tables_of
 from pubsub.sql.identifiers import QualifiedName
@@ -55,7 +55,14 @@ async def select(catalog: Catalog, sql: str) -> Result:
     """Run one query on the views.  Raises SqlSyntaxError, UndefinedTable and others, in PostgreSQL's words."""
     tree = parse_query(sql)
     views = [_view(name) for name in tables_of(tree)]
-    return run(tree, views, await catalog.state())
+    state = await catalog.state()
+    resets: list[int | None] = []
+    result = run(tree, views, state, resets)
+    for oid in resets:
+        if oid is not None and all(one.oid != oid for one in state.subscriptions):
+            raise UndefinedObject(f"subscription with OID {oid} does not exist")
+        await catalog.reset_statistics(oid)
+    return result
 
 
 def is_on_views(tables: tuple[QualifiedName, ...]) -> bool:
@@ -63,12 +70,18 @@ def is_on_views(tables: tuple[QualifiedName, ...]) -> bool:
     return all(name.name in VIEWS and name.schema in (None, "pg_catalog") for name in tables)
 
 
-def run(tree: exp.Query, views: list[View], state: State) -> Result:
-    """Run a parsed query on these views of a state."""
+def run(tree: exp.Query, views: list[View], state: State, resets: list[int | None] | None = None) -> Result:
+    """Run a parsed query on these views of a state.
+
+    `resets` gets the oids that pg_stat_reset_subscription_stats was called with (None: all subscriptions).
+    """
     connection = sqlite3.connect(":memory:", detect_types=sqlite3.PARSE_DECLTYPES)
     failures: list[PubsubError] = []
     try:
         _functions(connection, failures)
+        connection.create_function(
+            "pg_stat_reset_subscription_stats", 1, lambda oid: _note(oid, resets if resets is not None else [])
+        )
         for view in views:
             _load(connection, view, state)
         truths = _truths(tree)
@@ -132,6 +145,12 @@ def _functions(connection: sqlite3.Connection, failures: list[PubsubError]) -> N
     }
     for name, (arguments, function) in functions.items():
         connection.create_function(name, arguments, function)
+
+
+def _note(oid: int | None, into: list[int | None]) -> str:
+    """A function's call; its result is void, as text."""
+    into.append(oid)
+    return ""
 
 
 def _any(value: Any, values: str | None) -> bool | None:

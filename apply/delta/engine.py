@@ -86,6 +86,8 @@ class Engine:
                     await asyncio.wait({future})
                 except asyncio.CancelledError:
                     continue
+            if not future.cancelled():
+                future.exception()  # that it was cancelled is no news
             raise
 
     async def stop(self) -> None:

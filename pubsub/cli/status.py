@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pubsub.cli.app import Common
 
 _INTERVAL: Final = 1.0
+_WIDE: Final = 250
 _STATES: Final = {
     "i": "waiting to be copied",
     "d": "being copied",
@@ -42,7 +43,8 @@ async def show(common: Common, *, watch: bool, as_json: bool) -> None:
 async def _show(common: Common, node: Node, *, watch: bool) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    # A pipe has no width: lines are not broken there.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     if not watch:
         console.print(picture(await node.status(), str(common.home)))
         return
