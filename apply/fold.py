@@ -14,6 +14,9 @@ doubled until all rest.  A chain that ends at a row of the table leaves the valu
 stood (masked).  A U or D whose key was deleted earlier in the batch is skipped, as a subscriber skips it (worker.c:
 update_missing, delete_missing).
 
+In a table that others write too, `present` says which rows are there: then a U or D of a row that is not is left out as well, and
+what arrives where a row stands is a collision.  The caller decides what becomes of them (conflicts).
+
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and takes one copy of
 its old one, and the sums are what remains (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
 """
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +41,36 @@ UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
 BASE_PREFIX: Final = "__base_".ljust(64, "_")
 COUNT_COLUMN: Final = "__count".ljust(64, "_")
 
+# Changes that are shown with their values.
+SHOWN: Final = 10
+
 _CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
 
 Indices = npt.NDArray[np.int64]
+
+
+class Present(Protocol):
+    """Which rows a table holds."""
+
+    def keys(self, keys: Any) -> Mask:
+        """For each of these distinct keys (a table of the key's columns) whether a row stands under it."""
+
+    def copies(self, rows: Any) -> Indices:
+        """For each of these distinct rows (a table of all columns) how many are equal to it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmet:
+    """Changes that did not find the table as they expected it, in order of arrival.
+
+    `seq` and `op` are as in Changes.  Of the first SHOWN, `keys` are the keys (without a key: the rows) that they looked for, and
+    `rows` the new rows, both as tables.
+    """
+
+    seq: Indices
+    op: npt.NDArray[np.uint8]
+    keys: Any
+    rows: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +85,9 @@ class Folded:
 
     `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
     `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
+
+    `missing`: updates and deletes that were left out, since there is no row for them; `collisions`: inserts and updates of keys
+    that came where a row stands.  None where there are none, or nobody looked.
     """
 
     images: Any
@@ -66,22 +99,36 @@ class Folded:
     inserts: int
     updates: int
     deletes: int
+    missing: Unmet | None = None
+    collisions: Unmet | None = None
 
 
-def fold(changes: Changes, key: Sequence[str] | None, *, full: bool, truncate_before: int | None = None) -> Folded:
+def fold(
+    changes: Changes,
+    key: Sequence[str] | None,
+    *,
+    full: bool,
+    truncate_before: int | None = None,
+    present: Present | None = None,
+) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
     `key`: names of the columns that identify a row, or None; `full`: without a key, the old rows are whole (REPLICA IDENTITY
-    FULL).  `truncate_before`: the number in the batch of the table's last TRUNCATE; changes before it are void.
+    FULL).  `truncate_before`: the number in the batch of the table's last TRUNCATE; changes before it are void.  `present`: what
+    the table holds; None: what the publisher's held.
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that says not which row it changes.
     """
     counts = np.bincount(changes.op, minlength=DELETE + UPDATE)
     truncated = truncate_before is not None
     if truncate_before is not None:
         changes = _since(changes, truncate_before)
+    missing = collisions = None
     if key:
-        images, masked, deleted, removed = *_fold_keyed(changes, key, truncated), _no_rows(changes)
+        (images, masked, deleted), missing, collisions = _fold_keyed(changes, key, truncated, present)
+        removed = _no_rows(changes)
     else:
+        if present is not None:
+            changes, missing = _without_missing(changes, truncated, present)
         images, removed = _fold_multiset(changes, full, truncated)
         masked, deleted = pa.table(changes.new).slice(0, 0), pa.table({})
     return Folded(
@@ -94,6 +141,8 @@ def fold(changes: Changes, key: Sequence[str] | None, *, full: bool, truncate_be
         inserts=int(counts[INSERT]),
         updates=int(counts[UPDATE]),
         deletes=int(counts[DELETE]),
+        missing=missing,
+        collisions=collisions,
     )
 
 
@@ -155,7 +204,8 @@ class _Touches:
     """Touches ordered by key, then by arrival.
 
     `arrives`: a row stands under the key afterwards; `leaves`: its event's row goes to another key; `from_here`: its event
-    changes or deletes the row that stood here.
+    changes or deletes the row that stood here; `stands`: before the batch a row of the table stands under the key, as far as
+    nobody knows better.
     """
 
     code: Indices
@@ -163,10 +213,16 @@ class _Touches:
     arrives: Mask
     leaves: Mask
     from_here: Mask
+    stands: Mask
 
     def only(self, chosen: Mask) -> _Touches:
         return _Touches(
-            self.code[chosen], self.event[chosen], self.arrives[chosen], self.leaves[chosen], self.from_here[chosen]
+            self.code[chosen],
+            self.event[chosen],
+            self.arrives[chosen],
+            self.leaves[chosen],
+            self.from_here[chosen],
+            self.stands[chosen],
         )
 
     def first(self) -> Mask:
@@ -181,21 +237,55 @@ class _Touches:
         """Before which a row of the batch stands under the key."""
         return np.roll(self.arrives, 1) & ~self.first()
 
+    def occupied(self) -> Mask:
+        """Before which a row stands under the key, of the batch or of the table."""
+        return self.after_arrival() | (self.first() & self.stands)
 
-def _fold_keyed(changes: Changes, key: Sequence[str], truncated: bool) -> tuple[Any, Any, Any]:
-    """Images, masked images and deleted keys."""
+
+def _fold_keyed(
+    changes: Changes, key: Sequence[str], truncated: bool, present: Present | None
+) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None]:
+    """Images, masked images and deleted keys; changes without a row, and those that met one."""
     values = changes.new
     if not changes.count:
         images = pa.table(values)
-        return images, _masked(images, {}, list(values), images.select(key)), images.select(key)
+        return (images, _masked(images, {}, list(values), images.select(key)), images.select(key)), None, None
     missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
     keys = _event_keys(changes, key)
-    touches = _without_skipped(_touches(changes, keys), truncated)
+    every = _touches(changes, keys, _standing(keys, truncated, present))
+    touches = _without_skipped(every)
+    lost = met = None
+    if present is not None:
+        lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
+        met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
     final = np.sort(touches.event[touches.last() & touches.arrives])
     deleted = touches.only(touches.first() & (changes.op[touches.event] != INSERT))
     deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
-    return *_images(values, missing, keys, touches, final), deleted_keys
+    return (*_images(values, missing, keys, touches, final), deleted_keys), lost, met
+
+
+def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Mask:
+    """For each key of `keys` whether a row of the table stands under it, before the batch or after the TRUNCATE."""
+    if truncated or present is None:
+        return np.full(len(keys.codes), not truncated)
+    _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
+    there: Mask = present.keys(pa.table(_take(keys.columns, first)))[place]
+    return there
+
+
+def _unmet(changes: Changes, keys: _EventKeys, events: Indices) -> Unmet | None:
+    if not events.size:
+        return None
+    events = np.sort(events)
+    shown = events[:SHOWN]
+    looked_for = np.where((changes.op[shown] == UPDATE) & (keys.left[shown] > 0), keys.left[shown], shown)
+    return Unmet(
+        changes.seq[events],
+        changes.op[events],
+        pa.table(_take(keys.columns, looked_for)),
+        pa.table(_take(changes.new, shown)),
+    )
 
 
 def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
@@ -224,7 +314,7 @@ def _event_bits(events: int) -> int:
     return (2 * events).bit_length()
 
 
-def _touches(changes: Changes, keys: _EventKeys) -> _Touches:
+def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
     """Every touch, from one sort of numbers made of key and event."""
     bits = _event_bits(changes.count)
     moved = np.flatnonzero(keys.left)
@@ -237,19 +327,18 @@ def _touches(changes: Changes, keys: _EventKeys) -> _Touches:
     leaves = (numbers & 1).astype(np.bool_)
     op = changes.op[event]
     stays = (op != INSERT) & (keys.left[event] == 0)
-    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, leaves | stays)
+    stands = standing[np.where(leaves, keys.left[event], event)]
+    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, leaves | stays, stands)
 
 
-def _without_skipped(touches: _Touches, truncated: bool) -> _Touches:
-    """Leave out events whose row is gone: deleted or moved before in the batch, or with the table's TRUNCATE.
+def _without_skipped(touches: _Touches) -> _Touches:
+    """Leave out events whose row is gone: deleted or moved before in the batch, or not in the table.
 
     A skipped event may have been another's predecessor, so this is repeated until nothing changes: a publisher sends no such
     events, and then once is enough.  What is skipped once stays so, since its key stays without a row.
     """
     while True:
-        gone = touches.from_here & ~touches.after_arrival()
-        if not truncated:
-            gone &= ~touches.first()
+        gone = touches.from_here & ~touches.occupied()
         if not gone.any():
             return touches
         touches = touches.only(~np.isin(touches.event, touches.event[gone], kind="table"))
@@ -309,6 +398,71 @@ def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: 
 
 
 # Without a key
+
+
+def _without_missing(changes: Changes, truncated: bool, present: Present) -> tuple[Changes, Unmet | None]:
+    """The changes without updates and deletes of rows that are not there, which are given apart.
+
+    Only where some may be is the story told change by change: rows are counted by their codes.
+    """
+    minus = np.flatnonzero(changes.op != INSERT)
+    if not minus.size:
+        return changes, None
+    if (changes.old_kind[minus] != OLD_ROW).any():
+        raise _identity_missing(next(iter(changes.new)))
+    rows = {
+        name: pa.concat_arrays([column, _old(changes, name).take(pa.array(minus))])
+        for name, column in changes.new.items()
+    }
+    codes = _codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0]
+    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    new, old = place[: changes.count], np.full(changes.count, -1)
+    old[minus] = place[changes.count :]
+    taken = np.unique(old[minus])
+    have = np.zeros(len(first), np.int64)
+    if not truncated:
+        have[taken] = present.copies(pa.table(_take(rows, first[taken])))
+    if (have[taken] >= np.bincount(old[minus], minlength=len(first))[taken]).all():
+        return changes, None
+    counts = have.tolist()
+    found = np.ones(changes.count, np.bool_)
+    for event, (op, arriving, leaving) in enumerate(zip(changes.op.tolist(), new.tolist(), old.tolist(), strict=True)):
+        if op != INSERT:
+            if not counts[leaving]:
+                found[event] = False
+                continue
+            counts[leaving] -= 1
+        if op != DELETE:
+            counts[arriving] += 1
+    events = np.flatnonzero(~found)
+    if not events.size:
+        return changes, None
+    shown = events[:SHOWN]
+    lost = Unmet(
+        changes.seq[events],
+        changes.op[events],
+        pa.table({name: _old(changes, name).take(pa.array(shown)) for name in changes.new}),
+        pa.table(_take(changes.new, shown)),
+    )
+    return _chosen(changes, found), lost
+
+
+def _old(changes: Changes, name: str) -> Any:
+    """A column of the old rows; one that the publisher has not is NULL there."""
+    column = changes.old.get(name)
+    return pa.nulls(changes.count, changes.new[name].type) if column is None else column
+
+
+def _chosen(changes: Changes, chosen: Mask) -> Changes:
+    mask = pa.array(chosen)
+    return Changes(
+        changes.seq[chosen],
+        changes.op[chosen],
+        {name: column.filter(mask) for name, column in changes.new.items()},
+        {name: unchanged[chosen] for name, unchanged in changes.unchanged.items()},
+        changes.old_kind[chosen],
+        {name: column.filter(mask) for name, column in changes.old.items()},
+    )
 
 
 def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, Any]:

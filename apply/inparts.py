@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from apply.batch import Batch
+from apply.conflicts import Conflicts, judge
 from apply.decode import (
     Destination,
     Wanted,
@@ -34,7 +35,9 @@ from apply.decode import (
     under_messages,
     wanted_by,
 )
+from apply.delta.direct import DirectStaged
 from apply.delta.parts import StagedParts
+from apply.delta.present import TablePresent
 from apply.delta.stage import Stage, discard
 from apply.fold import fold
 from apply.keyhash import key_hashes
@@ -59,6 +62,8 @@ class _Work:
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
+    present: TablePresent | None = None
+    conflicts: Conflicts = field(default_factory=Conflicts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ def prepare(
             truncated = work.wanted.truncate_before is not None
             with blaming(work.wanted.destination):
                 look_for_others(stage, work.wanted.destination)
+                if work.wanted.destination.contested:
+                    work.present = stage.present(work.wanted.destination.table)
                 work.sink = stage.parts(work.wanted.destination.table, rewrites=work.rewrites, replace_all=truncated)
             undo.callback(work.sink.abort)
         for picks in _passes(works, part_bytes):
@@ -99,8 +106,18 @@ def prepare(
             destination = work.wanted.destination
             staged = work.sink.finish()
             undo.callback(discard, staged)
+            if work.present is not None and isinstance(staged, DirectStaged):
+                staged.still_holds = work.present.still_holds
             prepared.append(
-                PreparedTable(destination, staged, destination.commit(batch), work.inserts, work.updates, work.deletes)
+                PreparedTable(
+                    destination,
+                    staged,
+                    destination.commit(batch),
+                    work.inserts,
+                    work.updates,
+                    work.deletes,
+                    work.conflicts,
+                )
             )
         undo.pop_all()
     return prepared
@@ -197,10 +214,10 @@ def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: s
                 if pick.work.rewrites:
                     held[index] += parts
                 elif parts:
-                    _fold(pick.work, parts, full=full)
+                    _fold(batch, pick.work, parts, origin, full=full)
     for index, pick in enumerate(picks):
         if held[index]:
-            _fold(pick.work, held[index], full=whole[index])
+            _fold(batch, pick.work, held[index], origin, full=whole[index])
             held[index].clear()
 
 
@@ -221,15 +238,18 @@ def _picked(
     return found
 
 
-def _fold(work: _Work, parts: list[rows.Changes], *, full: bool) -> None:
+def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, full: bool) -> None:
     assert work.sink is not None
-    with blaming(work.wanted.destination):
+    destination = work.wanted.destination
+    with blaming(destination):
         folded = fold(
             rows.concat_changes(parts),
-            work.wanted.destination.table.key or None,
+            destination.table.key or None,
             full=full,
             truncate_before=work.wanted.truncate_before,
+            present=work.present,
         )
+        work.conflicts.add(judge(folded, batch, destination.table.relation, origin))
     work.sink.add(folded)
     work.inserts += folded.inserts
     work.updates += folded.updates

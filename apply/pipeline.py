@@ -31,6 +31,7 @@ from apply import memory
 from apply.ahead import Ahead
 from apply.batch import Batch
 from apply.commit import commit_table
+from apply.conflicts import Conflicts
 from apply.decode import WrittenByOthers
 from apply.delta.engine import Engine
 from apply.delta.log import OtherCommit
@@ -125,6 +126,9 @@ class Tables(Protocol):
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         """Others have changed rows of the table: store it, durably, and give it out as such from now on."""
 
+    async def met(self, relation: str, conflicts: Conflicts) -> None:
+        """These conflicts were met in what is committed to the table now: log and count them."""
+
     def version(self, relid: int) -> Lsn:
         """The end LSN of the last transaction in the table (0: none)."""
 
@@ -186,6 +190,8 @@ class Pipeline:
         self._staged: asyncio.Queue[_Ready | None] = asyncio.Queue(1)
         self._staging = asyncio.Semaphore(1)
         self._committing = False
+        self._not_committing = asyncio.Event()
+        self._not_committing.set()
         self._in_flight = 0
         self._draining = False
         self._stored = start
@@ -402,6 +408,9 @@ class Pipeline:
         batch, tables = ready.batch, self._tables
         while True:
             destinations = await self._destinations(ready)
+            if any(destination.contested for destination in destinations.values()):
+                # What the table holds is looked up: the batch before must be in it.
+                await self._not_committing.wait()
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
                 if tables.isolates:
@@ -479,6 +488,7 @@ class Pipeline:
             if item is None:
                 return
             self._committing = True
+            self._not_committing.clear()
             self._staging.release()
             batch, prepared, failures = item.batch, item.prepared, list(item.failures)
             try:
@@ -509,6 +519,7 @@ class Pipeline:
             await self._store()
             await self._send_status()
             self._committing = False
+            self._not_committing.set()
             self._changed.set()
 
     async def _commit(self, prepared: PreparedTable) -> None:
@@ -523,6 +534,8 @@ class Pipeline:
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination.relid, prepared.commit.last)
+        if prepared.conflicts.counts:
+            await self._tables.met(destination.table.relation, prepared.conflicts)
 
     def _count(self, batch: Batch, prepared: Sequence[PreparedTable]) -> None:
         figures = self.figures

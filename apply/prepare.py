@@ -12,7 +12,9 @@ from typing import Final
 
 from apply import inparts
 from apply.batch import Batch
+from apply.conflicts import judge
 from apply.decode import Destination, Wanted, blaming, decode, look_for_others, no_changes, wanted_by
+from apply.delta.direct import DirectStaged
 from apply.delta.stage import Stage, discard
 from apply.fold import fold
 from apply.prepared import PreparedTable
@@ -66,8 +68,18 @@ def _prepare_table(
         return None
     look_for_others(stage, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
-    folded = fold(changes, table.key or None, full=full, truncate_before=truncate_before)
+    present = stage.present(table) if wanted.destination.contested else None
+    folded = fold(changes, table.key or None, full=full, truncate_before=truncate_before, present=present)
+    conflicts = judge(folded, batch, table.relation, origin)
     staged = stage.write(table, folded, replace_all=truncate_before is not None)
+    if present is not None and isinstance(staged, DirectStaged):
+        staged.still_holds = present.still_holds
     return PreparedTable(
-        wanted.destination, staged, wanted.destination.commit(batch), folded.inserts, folded.updates, folded.deletes
+        wanted.destination,
+        staged,
+        wanted.destination.commit(batch),
+        folded.inserts,
+        folded.updates,
+        folded.deletes,
+        conflicts,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from apply.conflicts import Conflicts
 from apply.decode import Destination
 from apply.delta.stage import AnyStaged
 from apply.delta.table import Commit
@@ -19,3 +20,4 @@ class PreparedTable:
     inserts: int
     updates: int
     deletes: int
+    conflicts: Conflicts = field(default_factory=Conflicts)

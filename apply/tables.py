@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import structlog
 
 from apply.batch import Batch
 from apply.changes import CopyAgain
+from apply.conflicts import Conflicts, UniqueViolation
 from apply.delta import table as delta
 from apply.delta.log import OtherCommit
 from apply.dispatch import PassedSkip
@@ -23,7 +25,7 @@ from apply.handover import Handover
 from apply.isolation import Failure
 from apply.pipeline import StartAgain
 from apply.prepare import Destination
-from catalog.records import ForeignCommit, Subscription, SubscriptionRel
+from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
@@ -76,6 +78,19 @@ async def note_others(catalog: Catalog, subid: int, destination: Destination, co
         )
     last = commits[-1]
     await catalog.set_foreign_commit(subid, destination.relid, ForeignCommit(last.version, last.operation, last.engine))
+
+
+async def count_conflicts(catalog: Catalog, subid: int, relation: str, conflicts: Conflicts) -> None:
+    """At once, and not with the other statistics: a worker that ends within the second must not lose them."""
+    conflicts.report(relation)
+    counts = {f"confl_{conflict.value}": count for conflict, count in conflicts.counts.items()}
+    await catalog.add_counters(subid, **cast(Counters, counts))
+
+
+async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) -> None:
+    """The conflict that ended a worker or stopped a table, if that is what it was."""
+    if isinstance(error, UniqueViolation):
+        await catalog.add_counters(subid, **cast(Counters, {f"confl_{error.conflict.value}": 1}))
 
 
 class ApplyTables:
@@ -229,7 +244,8 @@ class ApplyTables:
             entry = self._by_name.get(name)
             if entry is None or entry.after is None:
                 continue
-            if entry.relation.definition is None:
+            if entry.relation.definition is None or (entry.contested and not entry.own):
+                # Its Delta table is still to be made, or what it holds must be known.
                 await self._until_synced(entry)
                 await self.load()
                 if self._by_name.get(name) is not entry or entry.stopped:
@@ -326,6 +342,7 @@ class ApplyTables:
             )
             hint = bring_back(error, self._name, relation)
             await self._catalog.stop_relation(self._subid, one.relid, error.message, hint, one.lsn, count="apply")
+            await count_conflict_of(self._catalog, self._subid, error)
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         """See pipeline.Tables."""
@@ -333,6 +350,10 @@ class ApplyTables:
         entry = self._entries.get(destination.relid)
         if entry is not None:
             entry.contested = True
+
+    async def met(self, relation: str, conflicts: Conflicts) -> None:
+        """See pipeline.Tables."""
+        await count_conflicts(self._catalog, self._subid, relation, conflicts)
 
     def drain(self) -> None:
         """The worker ends: whoever waits for a sync worker, which ends too, waits no more."""

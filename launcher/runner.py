@@ -19,7 +19,7 @@ from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.handover import Handover
 from apply.pipeline import StartAgain
-from apply.tables import bring_back
+from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
@@ -211,6 +211,7 @@ class Runner:
         await self._around.catalog.stop_relation(
             self.subscription.oid, relation.relid, known.message, hint, lsn, count="sync"
         )
+        await count_conflict_of(self._around.catalog, self.subscription.oid, known)
         if self.apply is not None:
             self.apply.tables_changed()
         return True
@@ -234,6 +235,7 @@ class Runner:
             exc_info=error if unexpected else None,
         )
         self.error_cleared = False
+        await count_conflict_of(catalog, subscription.oid, known)
         counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
         await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
         relid = relation.relid if relation is not None else known.relid

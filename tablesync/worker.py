@@ -19,6 +19,7 @@ import structlog
 
 from apply.batch import Batch
 from apply.changes import CopyAgain
+from apply.conflicts import Conflicts
 from apply.delta import table as delta
 from apply.delta.engine import Engine
 from apply.delta.log import OtherCommit
@@ -32,7 +33,7 @@ from apply.isolation import Failure
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
 from apply.publisher import check_system
-from apply.tables import note_others
+from apply.tables import count_conflicts, note_others
 from apply.target import described_json, target_table
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from catalog.records import Subscription, SubscriptionRel
@@ -381,6 +382,9 @@ class _OneTable:
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         await note_others(self._catalog, self._subid, destination, commits)
         self._contested = True
+
+    async def met(self, relation: str, conflicts: Conflicts) -> None:
+        await count_conflicts(self._catalog, self._subid, relation, conflicts)
 
     def version(self, relid: int) -> Lsn:
         return self._version

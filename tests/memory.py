@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -70,6 +71,9 @@ class MemoryDelta:
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         return []
 
+    def present(self, table: TargetTable) -> Holding:
+        return Holding(self.tables[table.path].rows, [table.schema.names.index(name) for name in table.key])
+
     def discard(self, staged: Staged) -> None:
         self.staged.pop(staged.directory, None)
 
@@ -109,6 +113,21 @@ class MemoryDelta:
             patch.setattr(apply.prepare, "discard", self.discard)
             patch.setattr(apply.inparts, "discard", self.discard)
             yield self
+
+
+class Holding:
+    """fold.Present of rows in memory; `key` are the places of the key's columns."""
+
+    def __init__(self, rows: Counter[Any], key: Sequence[int]) -> None:
+        self._rows = rows
+        self._key = key
+
+    def keys(self, keys: Any) -> Any:
+        there = {tuple(row[place] for place in self._key) for row in +self._rows}
+        return np.array([tuple(key.values()) in there for key in keys.to_pylist()], np.bool_)
+
+    def copies(self, rows: Any) -> Any:
+        return np.array([self._rows[tuple(row.values())] for row in rows.to_pylist()], np.int64)
 
 
 class MemoryParts:

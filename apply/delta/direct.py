@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +59,8 @@ class DirectStaged:
     replace_all: bool
     rows: int
     removed: Any = None
+    still_holds: Callable[[], bool] | None = None
+    """For a table that others write too: whether what the batch was worked out for still holds."""
 
 
 @dataclass(slots=True)
@@ -134,12 +136,12 @@ def commit(staged: DirectStaged, record: Commit) -> None:
                 discard(staged)
                 return
             others = log.written_by_others(record.app_id)
-            if others:
+            if others and (staged.still_holds is None or not staged.still_holds()):
                 raise OthersWereFirst(others)
             changes = _changes(staged)
             if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
                 staged.added = []
-                staged.deleted_keys = staged.masked = staged.removed = None
+                staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
                 return
     raise _no_room(staged.table)
 
@@ -295,6 +297,25 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
             at, which = at[living], which[living]
         if len(at):
             yield _Found(file, at, which, vector)
+
+
+def living(log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None) -> Iterator[Any]:
+    """The named columns of the table's rows; files and row groups without any of the keys `wanted` are left out."""
+    for file in log.files.values():
+        if wanted is not None and wanted.outside(file.bounds.get(table.stored_name(names[0]))):
+            continue
+        gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
+        size = _WIDE_BATCH_ROWS if wanted is None and _is_wide(log, file) else _BATCH_ROWS
+        for start, batch in _read_columns(log, file, table, names, size, wanted):
+            yield batch if gone is None else _without(batch, start, gone)
+
+
+def _without(batch: Any, start: int, gone: Indices) -> Any:
+    """The rows of a piece of a file that begins at position `start`, without those at the positions `gone`."""
+    there = np.ones(batch.num_rows, np.bool_)
+    first, last = np.searchsorted(gone, (start, start + batch.num_rows))
+    there[gone[first:last] - start] = False
+    return batch.filter(pa.array(there))
 
 
 def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
@@ -519,10 +540,4 @@ def living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) ->
         gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
         size = _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS
         for start, batch in _read_columns(log, file, table, table.schema.names, size):
-            rows = pa.Table.from_batches([batch])
-            if gone is not None:
-                living = np.ones(batch.num_rows, np.bool_)
-                first, last = np.searchsorted(gone, (start, start + batch.num_rows))
-                living[gone[first:last] - start] = False
-                rows = rows.filter(pa.array(living))
-            yield rows
+            yield pa.Table.from_batches([batch if gone is None else _without(batch, start, gone)])

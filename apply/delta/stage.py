@@ -6,10 +6,11 @@ import shutil
 import uuid
 from pathlib import Path
 
-from apply.delta import direct, writer
+from apply.delta import direct, keys, writer
 from apply.delta.direct import DirectStaged
 from apply.delta.log import OtherCommit, TableLog, is_local
 from apply.delta.parts import DirectParts, SparkParts, StagedParts
+from apply.delta.present import TablePresent
 from apply.delta.table import TargetTable
 from apply.delta.writer import Staged
 from apply.fold import Folded
@@ -55,6 +56,16 @@ class Stage:
             return []
         log = self._log(table)
         return log.written_by_others(app_id) if not log.writing.locked() else []
+
+    def present(self, table: TargetTable) -> TablePresent | None:
+        """What the table holds now; None where its rows can not be told apart.  No commit of ours to it is under way."""
+        if not table.key and not keys.can_match_whole(table.schema):
+            return None
+        if is_local(table.path):
+            log = self._log(table)
+            if log.unsupported() is None:
+                return TablePresent(table, log)
+        return TablePresent(table, None)
 
     def forget_others(self, path: str) -> None:
         """What `written_by_others` gave is known, durably."""

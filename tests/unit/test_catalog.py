@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog.records import CopyProgress, NewRelation, NewSubscription, Request, Subscription
+from catalog.records import CopyProgress, ForeignCommit, NewRelation, NewSubscription, Request, Subscription
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -190,6 +190,36 @@ async def test_a_table_s_error_goes_with_its_next_state(catalog: Catalog) -> Non
     await catalog.begin_copy(sub.oid, 1)
     (rel,) = await catalog.relations(sub.oid)
     assert (rel.error, rel.error_hint) == (None, None)
+
+
+async def test_what_befell_a_table_stands_until_its_next_copy(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    await catalog.add_relations(sub.oid, [table(2, "u")])
+    await catalog.set_relation_error(sub.oid, 2, "it broke")
+    foreign = ForeignCommit(7, "UPDATE", "an engine")
+    await catalog.set_foreign_commit(sub.oid, 1, foreign)
+    await catalog.stop_relation(sub.oid, 1, "no", "copy it", Lsn(500), count="apply")
+    for relation in (await catalog.relation(sub.oid, 1), (await catalog.state()).relations[0]):
+        assert relation is not None
+        assert (relation.stopped, relation.error_lsn, relation.foreign) == (True, Lsn(500), foreign)
+        assert (relation.error, relation.error_hint) == ("no", "copy it")
+    assert (await catalog.subscription_stats())[0].apply_error_count == 1
+    # The others' failures are overcome; this one is not.
+    await catalog.clear_subscription_error(sub.oid)
+    assert [relation.error for relation in await catalog.relations(sub.oid)] == ["no", None]
+    await catalog.set_relation_state(sub.oid, 1, RelState.INIT)
+    relation = await catalog.relation(sub.oid, 1)
+    assert relation is not None
+    assert (relation.stopped, relation.error_lsn, relation.foreign, relation.error) == (False, None, None, None)
+    # A worker may report of a table that has left.
+    await catalog.remove_relation(sub.oid, 1)
+    await catalog.stop_relation(sub.oid, 1, "no", None, None, count="sync")
+    await catalog.set_foreign_commit(sub.oid, 1, foreign)
+    await catalog.add_relations(sub.oid, [table(1, "t")])
+    relation = await catalog.relation(sub.oid, 1)
+    assert relation is not None
+    assert (relation.stopped, relation.foreign) == (False, None)
+    assert (await catalog.subscription_stats())[0].sync_error_count == 0
 
 
 async def test_tables_join_and_leave(catalog: Catalog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import apply.pipeline
 from apply.batch import Batch
+from apply.conflicts import Conflicts, UniqueViolation
 from apply.delta.log import OtherCommit
 from apply.delta.table import TargetTable
 from apply.figures import Figures
@@ -18,7 +20,7 @@ from apply.pipeline import Limits, Pipeline
 from apply.prepare import Destination
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from tests.frames import insert, keepalive, relation, transaction
+from tests.frames import delete, insert, keepalive, relation, transaction, update
 from tests.memory import (
     MemoryDelta,
     MemoryEngine,
@@ -43,6 +45,8 @@ class OneTables:
     def __init__(self, delta: MemoryDelta) -> None:
         self.delta = delta
         self.isolates = False
+        self.contested: set[int] = set()
+        self.conflicts: Counter[str] = Counter()
         self.failures: dict[int, Failure] = {}
         self.stopped: dict[int, Lsn] = {}
         self.after: dict[str, Lsn] = {}
@@ -55,7 +59,9 @@ class OneTables:
 
     async def destinations(self, batch: Batch, quiet: Any) -> Mapping[tuple[str, str], Destination]:
         return {
-            ("public", t.path): Destination(relid, t, "app", self.after.get(t.path, INVALID_LSN))
+            ("public", t.path): Destination(
+                relid, t, "app", self.after.get(t.path, INVALID_LSN), contested=relid in self.contested
+            )
             for relid, t in self._targets.items()
             if relid not in self.failures
         }
@@ -68,6 +74,9 @@ class OneTables:
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         raise AssertionError
+
+    async def met(self, relation: str, conflicts: Conflicts) -> None:
+        self.conflicts += conflicts.counts
 
     async def may_write(self, relid: int) -> bool:
         if relid in self.gates:
@@ -559,6 +568,53 @@ async def test_a_table_that_stops_in_its_first_transaction_is_left_as_it_was() -
     assert (b.rows("a"), b.rows("b"), b.tables.stopped) == ([(1, "x")], [], {B.oid: 50})
     b.pipeline.drain()
     await task
+
+
+@virtual
+async def test_conflicts_are_left_out_and_counted_once_committed() -> None:
+    b = Bench(transaction(100, A, insert(A.oid, 1, "x"), update(A.oid, 2, "y"), delete(A.oid, 3, None)))
+    b.tables.contested = {A.oid}
+    gate = b.tables.gates[A.oid] = asyncio.Event()
+    task = asyncio.create_task(b.run())
+    await asyncio.sleep(5)
+    # What is staged while this commits is staged for the table as it will be.
+    b.stream.send(transaction(200, update(A.oid, 1, "z"), delete(A.oid, 2, None), insert(A.oid, 4, "w")))
+    await asyncio.sleep(5)
+    assert not b.tables.conflicts
+    gate.set()
+    await until(lambda: b.pipeline.flushed == 200)
+    assert b.rows("a") == [(1, "z"), (4, "w")]
+    assert b.tables.conflicts == {"update_missing": 1, "delete_missing": 2}
+    b.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_a_row_in_the_way_stops_all_or_its_table() -> None:
+    frames = [
+        *transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x"), final=50),
+        *transaction(200, insert(A.oid, 1, "again"), insert(B.oid, 2, "x"), final=150),
+    ]
+    for isolates in (False, True):
+        b = Bench(list(frames))
+        b.tables.contested, b.tables.isolates = {A.oid}, isolates
+        if isolates:
+            task = asyncio.create_task(b.run())
+            await until(lambda b=b: b.pipeline.flushed == 200)  # type: ignore[misc]
+            assert (b.rows("a"), b.rows("b")) == ([(1, "x")], [(1, "x"), (2, "x")])
+            assert b.tables.stopped == {A.oid: 150}
+            b.pipeline.drain()
+            await task
+            continue
+        with pytest.raises(BaseExceptionGroup) as raised:
+            await b.run()
+        error = cause(raised.value)
+        assert isinstance(error, UniqueViolation)
+        assert error.message == 'conflict detected on relation "a": conflict=insert_exists'
+        assert error.detail == "Key already exists in the Delta table.\nKey (id)=(1); remote row (1, again)."
+        assert error.context is not None
+        assert 'during message type "INSERT"' in error.context
+        assert "finished at 0/96" in error.context
 
 
 @virtual

@@ -1,0 +1,88 @@
+"""kill -9 while a table stops alone, and around commits of others: what is known is known afterwards too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from apply.delta import direct, table
+from apply.delta.direct import DirectStaged
+from apply.delta.log import TableLog
+from apply.delta.table import Commit
+from pubsub.protocol.lsn import Lsn
+from tests.fault.daemon import Daemon, Subscribed
+from tests.replica import Faults
+
+
+def keys(path: str, name: str = "id") -> set[Any]:
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(f"SELECT {name} FROM t").read_all()
+    return set(pa.table(result).column(0).to_pylist())
+
+
+def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+    subscribed.database.execute(
+        "CREATE TABLE c (id int PRIMARY KEY, at timestamptz); INSERT INTO c VALUES (1, now()); ALTER PUBLICATION p ADD TABLE c"
+    )
+    subscribed.subscribe()
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} SET (on_table_error = isolate)")
+    subscribed.assert_equal(("a", "keyless", "c"))
+    fault.arm("batch committed", "kill")
+    subscribed.database.execute(
+        "INSERT INTO c VALUES (2, now()), (3, 'infinity'); UPDATE a SET n = n + 1; INSERT INTO keyless VALUES (77)"
+    )
+    daemon.killed_by_fault()
+    # The other tables hold the transaction; that c has stopped is not stored, and it is found again.
+    assert not subscribed.relations()["c"].stopped
+    fault.clear()
+    fault.arm("tables stopped", "kill")
+    daemon.start()
+    daemon.killed_by_fault()
+    stopped = subscribed.relations()["c"]
+    assert stopped.stopped
+    assert stopped.error_lsn is not None
+    subscribed.database.execute("INSERT INTO c VALUES (4, now())")
+    subscribed.write(2)
+    fault.clear()
+    daemon.start()
+    subscribed.assert_equal()
+    assert subscribed.relations()["c"] == stopped
+    assert keys(stopped.path) == {1}
+    subscribed.database.execute("DELETE FROM c WHERE id = 3")
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE c")
+    subscribed.assert_equal(("a", "keyless", "c"))
+
+
+def test_what_others_commit_while_no_daemon_runs(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+    subscribed.subscribe()
+    subscribed.assert_equal()
+    relation = subscribed.relations()["a"]
+    daemon.kill()
+    target = table.load(relation.path, "public.a", relation.definition)
+    deleted = pa.table({"id": pa.array([10], target.schema.field("id").type)})
+    direct.commit(
+        DirectStaged(target, TableLog(target.path), [], deleted, None, False, 1), Commit("others", Lsn(1), Lsn(1))
+    )
+    subscribed.database.execute("UPDATE a SET n = 5 WHERE id IN (10, 11)")
+    # It is known before the batch that met it is in Delta, and stays so.
+    fault.arm("commit public.a", "kill")
+    daemon.start()
+    daemon.killed_by_fault()
+    noticed = subscribed.relations()["a"].foreign
+    assert noticed is not None
+    fault.clear()
+    daemon.start()
+    subscribed.caught_up()
+    assert keys(relation.path) == set(range(1, 2001)) - {10}, "the update of a row that is missing must not insert it"
+    assert subscribed.relations()["a"].foreign == noticed
+    fault.arm("batch committed", "kill")
+    subscribed.database.execute("DELETE FROM a WHERE id IN (10, 12)")
+    daemon.killed_by_fault()
+    fault.clear()
+    daemon.start()
+    subscribed.caught_up()
+    assert keys(relation.path) == set(range(1, 2001)) - {10, 12}
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE a")
+    subscribed.assert_equal()
+    assert subscribed.relations()["a"].foreign is None

@@ -1,0 +1,103 @@
+"""What is said of conflicts: PostgreSQL 18's words, with the LSN and the key."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from structlog.testing import capture_logs
+
+from apply.batch import Batch, OpenTransaction
+from apply.conflicts import Conflicts, ConflictType, UniqueViolation, judge
+from apply.fold import SHOWN, fold
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
+from tests.memory import Holding
+
+COLUMNS = {"a": pa.int64(), "b": pa.string(), "v": pa.string()}
+
+
+def changes(
+    *sent: tuple[str, tuple[object, ...] | None, tuple[object, ...] | None], old_kind: int = OLD_KEY
+) -> Changes:
+    """(op, old key or row, new row) of a table with the key (a, b)."""
+    return Changes(
+        np.arange(len(sent)),
+        np.frombuffer("".join(op for op, _, _ in sent).encode(), np.uint8),
+        {
+            name: pa.array([new[i] if new else None for _, _, new in sent], kind)
+            for i, (name, kind) in enumerate(COLUMNS.items())
+        },
+        {},
+        np.array([old_kind if old else 0 for _, old, _ in sent], np.uint8),
+        {
+            name: pa.array([old[i] if old else None for _, old, _ in sent], kind)
+            for i, (name, kind) in enumerate(COLUMNS.items())
+            if i < 2 or old_kind == OLD_ROW
+        },
+    )
+
+
+def batch(rows: int) -> Batch:
+    found = Batch({})
+    found.add(OpenTransaction(7, Lsn(0x50), 0, rows=[b""] * rows), Lsn(0x60), 0.0)
+    return found
+
+
+def judged(sent: Changes, key: list[str] | None, rows: int) -> Conflicts:
+    nothing = Holding(Counter(), [0, 1])
+    return judge(fold(sent, key, full=True, present=nothing), batch(rows), "public.t", "pg_5")
+
+
+def test_what_is_missing() -> None:
+    sent = changes(("U", None, (1, "x", None)), ("U", (2, "y"), (3, "y", "v")), ("D", (4, "z"), None))
+    found = judged(sent, ["a", "b"], 3)
+    assert found.counts == {ConflictType.UPDATE_MISSING: 2, ConflictType.DELETE_MISSING: 1}
+    with capture_logs() as logs:
+        found.report("public.t")
+    assert [entry["event"] for entry in logs] == [
+        'conflict detected on relation "public.t": conflict=update_missing',
+        'conflict detected on relation "public.t": conflict=update_missing',
+        'conflict detected on relation "public.t": conflict=delete_missing',
+    ]
+    assert [entry["detail"] for entry in logs] == [
+        "Could not find the row to be updated.\nRemote row (1, x, null); replica identity (a, b)=(1, x).",
+        "Could not find the row to be updated.\nRemote row (3, y, v); replica identity (a, b)=(2, y).",
+        "Could not find the row to be deleted.\nReplica identity (a, b)=(4, z).",
+    ]
+    assert {entry["lsn"] for entry in logs} == {"0/50"}
+    assert logs[2]["context"] == (
+        'processing remote data for replication origin "pg_5" during message type "DELETE" for replication target relation '
+        '"public.t" in transaction 7, finished at 0/50'
+    )
+
+
+def test_of_many_the_first_are_shown() -> None:
+    found = judged(changes(*(("D", (number, "x"), None) for number in range(100))), ["a", "b"], 100)
+    assert found.counts[ConflictType.DELETE_MISSING] == 100
+    with capture_logs() as logs:
+        found.report("public.t")
+    assert len(logs) == SHOWN + 1
+    assert logs[-1]["count"] == 100 - SHOWN
+
+
+def test_without_a_key_the_whole_row_is_the_identity() -> None:
+    found = judged(changes(("U", (1, "x", None), (2, "x", None)), old_kind=OLD_ROW), None, 1)
+    (text,) = found.texts
+    assert text["detail"] == (
+        "Could not find the row to be updated.\nRemote row (2, x, null); replica identity full (1, x, null)."
+    )
+
+
+def test_what_is_in_the_way() -> None:
+    sent = changes(("I", None, (1, "x", "new")), ("I", None, (2, "x", "w")), ("U", (2, "x"), (1, "x", "moved")))
+    with pytest.raises(UniqueViolation) as raised:
+        judged(sent, ["a", "b"], 3)
+    error = raised.value
+    assert error.message == 'conflict detected on relation "public.t": conflict=update_exists'
+    assert error.detail == (
+        "Key already exists in the Delta table.\nKey (a, b)=(1, x); remote row (1, x, moved); replica identity (a, b)=(2, x)."
+    )
+    assert (error.sqlstate, error.conflict, error.finish_lsn) == ("23505", ConflictType.UPDATE_EXISTS, 0x50)
