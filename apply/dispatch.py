@@ -65,6 +65,8 @@ class Dispatcher:
     `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own: `closing` says
     that the open batch must be taken before any more frames are.
 
+    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks and the bytes of those.
+
     `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
     transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
     `skip`: the finish LSN of a transaction that is left out; `passed_skip` says when it was there, or was not.
@@ -100,6 +102,7 @@ class Dispatcher:
         self._open: OpenTransaction | None = None
         # The transaction of the stream block that is being received, and the block's frames since the last move.
         self._stream: int | None = None
+        self.stream_txns = self.stream_count = self.stream_bytes = 0
         self._block: list[bytes] = []
         # By streamed transaction: its Relation messages with their (sub)transactions.
         self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
@@ -174,8 +177,10 @@ class Dispatcher:
                 self._open.clear_rows()
         elif self._stream is not None and self._block:
             self._streams().append_tagged(self._stream, self._block)
+            nbytes = sum(map(len, self._block))
+            self.stream_bytes += nbytes
             if self._ahead is not None:
-                self._since_part[self._stream] += sum(map(len, self._block))
+                self._since_part[self._stream] += nbytes
                 self._take_part(self._stream, self._ahead)
             self._block.clear()
 
@@ -269,6 +274,8 @@ class Dispatcher:
         if message.first_segment == (message.xid in self._streamed):
             raise ProtocolViolation(f"transaction {message.xid} streams from its middle, or from its start again")
         self._streams().begin(message.xid)
+        self.stream_txns += message.first_segment
+        self.stream_count += 1
         self._streamed.setdefault(message.xid, [])
         self._since_part.setdefault(message.xid, 0)
         self._stream = message.xid

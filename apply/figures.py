@@ -63,6 +63,14 @@ class Figures:
     deletes: int = 0
     truncates: int = 0
     bytes_received: int = 0
+    spill_txns: int = 0
+    spill_count: int = 0
+    spill_bytes: int = 0
+    """As in pg_stat_replication_slots, of what moved to disk here."""
+    stream_txns: int = 0
+    stream_count: int = 0
+    stream_bytes: int = 0
+    """Transactions received while in progress, the blocks and bytes that they came in."""
     caught_up: bool = False
     lag: LagHistogram = field(default_factory=LagHistogram)
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)

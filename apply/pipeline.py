@@ -285,6 +285,9 @@ class Pipeline:
         if buffer.exceeded:
             async with self._using_buffer:
                 await in_thread(buffer.spill)
+            spilled, figures = buffer.statistics, self.figures
+            figures.spill_txns, figures.spill_count = spilled.spill_txns, spilled.spill_count
+            figures.spill_bytes = spilled.spill_bytes
 
     async def _settle_prepared(self) -> None:
         """A transaction was prepared, or the outcome of one has come: keep it, find it or forget it, before anything else."""
@@ -337,6 +340,9 @@ class Pipeline:
         figures.last_msg_send_time = pg_time_to_datetime(sent)
         figures.last_msg_receipt_time = datetime.now(UTC)
         figures.bytes_received += sum(map(len, frames))
+        figures.stream_txns = dispatcher.stream_txns
+        figures.stream_count = dispatcher.stream_count
+        figures.stream_bytes = dispatcher.stream_bytes
         figures.caught_up = self._caught_up()
 
     def _check_sizes(self, frames: Sequence[bytes]) -> None:

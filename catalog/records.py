@@ -274,6 +274,12 @@ class Counters(TypedDict, total=False):
     rows_deleted: int
     truncates: int
     bytes_received: int
+    spill_txns: int
+    spill_count: int
+    spill_bytes: int
+    stream_txns: int
+    stream_count: int
+    stream_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +304,12 @@ class SubscriptionStats:
     rows_deleted: int = 0
     truncates: int = 0
     bytes_received: int = 0
+    spill_txns: int = 0
+    spill_count: int = 0
+    spill_bytes: int = 0
+    stream_txns: int = 0
+    stream_count: int = 0
+    stream_bytes: int = 0
     error: str | None = None
     error_detail: str | None = None
     error_hint: str | None = None

@@ -234,6 +234,12 @@ COUNTERS: Final = (
     "rows_deleted",
     "truncates",
     "bytes_received",
+    "spill_txns",
+    "spill_count",
+    "spill_bytes",
+    "stream_txns",
+    "stream_count",
+    "stream_bytes",
 )
 
 statistics: Final = Table(

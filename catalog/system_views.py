@@ -114,7 +114,8 @@ def _stat_subscription_stats(state: State) -> Iterator[Row]:
             s.confl_update_origin_differs, s.confl_update_exists, s.confl_update_missing,
             s.confl_delete_origin_differs, s.confl_delete_missing, s.confl_multiple_unique_conflicts, s.stats_reset,
             s.transactions, s.batches, s.commits, s.rows_inserted, s.rows_updated, s.rows_deleted, s.truncates,
-            s.bytes_received, s.error, s.error_detail, s.error_hint, s.error_sqlstate, s.error_time,
+            s.bytes_received, s.spill_txns, s.spill_count, s.spill_bytes, s.stream_txns, s.stream_count, s.stream_bytes,
+            s.error, s.error_detail, s.error_hint, s.error_sqlstate, s.error_time,
         )  # fmt: skip
 
 
@@ -231,6 +232,7 @@ VIEWS: Final = {
                 BIGINT confl_multiple_unique_conflicts
                 TIME stats_reset
                 BIGINT transactions batches commits rows_inserted rows_updated rows_deleted truncates bytes_received
+                BIGINT spill_txns spill_count spill_bytes stream_txns stream_count stream_bytes
                 TEXT error error_detail error_hint error_sqlstate
                 TIME error_time"""
             ),

@@ -209,6 +209,12 @@ class Launcher:
             "rows_deleted": figures.deletes,
             "truncates": figures.truncates,
             "bytes_received": figures.bytes_received,
+            "spill_txns": figures.spill_txns,
+            "spill_count": figures.spill_count,
+            "spill_bytes": figures.spill_bytes,
+            "stream_txns": figures.stream_txns,
+            "stream_count": figures.stream_count,
+            "stream_bytes": figures.stream_bytes,
         }
         known, before = self._counted.get(oid, (None, now))
         self._counted[oid] = (figures, now)

@@ -15,6 +15,7 @@ import pytest
 import apply.prepare
 from apply.delta.session import Spark
 from pubsub.testing.fixtures import Database, Servers
+from tests.disk import room_for
 from tests.replica import Replica, RunningNode, Stock, wait_until
 
 DDL = """
@@ -142,6 +143,12 @@ def streamed(replica: Replica) -> int:
     return int(wait_until(lambda: replica.query(query)[0][0], "blocks to be streamed"))
 
 
+def counters(replica: Replica) -> dict[str, int] | None:
+    """What the subscriber has counted, once it has told of all streams."""
+    (row,) = replica.node.fetch("SELECT * FROM pg_stat_subscription_stats")
+    return row if row["stream_txns"] >= len(ALL) - 1 else None
+
+
 @pytest.fixture
 def any_replica(request: pytest.FixtureRequest, servers: Servers, spark: Spark, tmp_path: Path) -> Iterator[Replica]:
     """A node of its own with 64 kB for changes, and an empty database of each version."""
@@ -174,6 +181,11 @@ def test_streamed_transactions(any_replica: Replica, streaming: str) -> None:
         replica.database.execute(statements)
         replica.assert_equal(*TABLES)
     assert streamed(replica) > 20
+    counted = wait_until(lambda: counters(replica), "the counters to be written")
+    assert counted["stream_count"] > 20
+    assert counted["stream_bytes"] > counted["stream_txns"] * 65536
+    assert counted["spill_count"] >= counted["spill_txns"] > 0
+    assert counted["spill_bytes"] > 65536
     spill = replica.node.home / "spill"
     assert [path for path in spill.rglob("*") if path.suffix == ".arrows"] == []
 
@@ -226,6 +238,22 @@ def test_interleaved_transactions(any_replica: Replica) -> None:
             connection.close()
     replica.assert_equal(*TABLES)
     assert streamed(replica) > 5
+
+
+@on("18")
+def test_the_disk_is_full(any_replica: Replica) -> None:
+    """It is said, and tried again; once there is room, nothing is missing."""
+    replica = any_replica
+    replica.subscribe("p, q")
+    replica.assert_equal(*TABLES)
+    with room_for(100_000):
+        replica.database.execute(SIMPLE)
+        assert "No space left on device" in replica.error()
+        (row,) = replica.node.fetch("SELECT error_sqlstate, error_hint FROM pg_stat_subscription_stats")
+        assert row["error_sqlstate"] == "53100"
+        assert "tried again" in row["error_hint"]
+    replica.assert_equal(*TABLES)
+    assert not list((replica.node.home / "spill").rglob("*.arrows"))
 
 
 @on("17")
