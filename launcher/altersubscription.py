@@ -18,7 +18,7 @@ from catalog.states import RelState
 from launcher import optioneffects, targets
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
-from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.publisher import definitions
@@ -67,6 +67,8 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
         case sql.SetOptions(options):
             await _set_options(session, subscription, options)
         case sql.Rename(new_name):
+            if new_name == subscription.name:
+                raise DuplicateObject(f'subscription "{new_name}" already exists')
             await catalog.alter_subscription(oid, name=new_name)
         case sql.Owner():
             session.notice(

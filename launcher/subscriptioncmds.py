@@ -20,9 +20,9 @@ from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions
-from pubsub.publisher.connection import SERVER_17, Connection
+from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
-from pubsub.publisher.replication import SystemIdentity, alter_slot, create_slot, drop_slot, identify_system
+from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
 from pubsub.sql.typechoices import TypeChoices
 
@@ -102,11 +102,16 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         if at_once:
             row = replace(row, options=replace(row.options, two_phase_state="e"))
     elif row.slot_name is not None:
-        if options.failover or connection.server_version >= SERVER_17:
-            # A slot that was made beforehand gets what the subscription says.
-            await alter_slot(connection, row.slot_name, failover=options.failover)
         found = await definitions.slot_info(connection, row.slot_name)
-        lsn = found.confirmed_flush_lsn if found is not None else None
+        if found is not None:
+            lsn = found.confirmed_flush_lsn
+            if found.failover != options.failover:
+                session.notice(
+                    f'option "failover" of replication slot "{found.name}" is {_word(found.failover)}, '
+                    f"the subscription's {_word(options.failover)}",
+                    "WARNING",
+                    hint="The slot is used as it is; ALTER SUBSCRIPTION ... SET (failover = ...) alters both.",
+                )
     relations = [one.relation(copy_data=options.copy_data, lsn=lsn) for one in plans]
     storing = asyncio.ensure_future(session.catalog.create_subscription(row, relations))
     try:
@@ -249,3 +254,7 @@ def _row(statement: CreateSubscription, identity: SystemIdentity | None, databas
         publisher_timeline=None if identity is None else identity.timeline,
         publisher_database=database,
     )
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"

@@ -114,7 +114,8 @@ CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "crea
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
 SET_OPTIONS: Final = (*STORED_OPTIONS, "create_tables")
 SET_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
-DROP_PUBLICATION_OPTIONS: Final = ("refresh",)
+#: `copy_data` is taken and means nothing, as in PostgreSQL: no table is added.
+DROP_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
 REFRESH_OPTIONS: Final = ("copy_data",)
 SKIP_OPTIONS: Final = ("lsn",)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from pubsub.errors import DuplicateObject, PubsubError, UndefinedObject
+from pubsub.errors import DuplicateObject, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import QualifiedName, quote_identifier, quote_literal
@@ -80,10 +80,10 @@ class DropPublication:
         """The publications after it (subscriptioncmds.c: merge_publications).  Raises PubsubError."""
         for name in self.publications:
             if name not in current:
-                raise UndefinedObject(f'publication "{name}" is not in subscription "{subscription}"')
+                raise PubsubError(f'publication "{name}" is not in subscription "{subscription}"', sqlstate="42P17")
         left = tuple(name for name in current if name not in self.publications)
         if not left:
-            raise PubsubError("cannot drop all the publications from a subscription", sqlstate="42601")
+            raise PubsubError("cannot drop all the publications from a subscription", sqlstate="42P17")
         return left
 
 
