@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import FeatureNotSupported, UndefinedTable
-from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection, Row
+
+if TYPE_CHECKING:
+    from pubsub.protocol.binary.values import BinaryTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,9 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
 
 async def binary_types(connection: Connection) -> BinaryTypes:
     """How values of each type are read from binary transfer, as the publisher's types are now."""
+    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow  # Arrow: commands do without
+
+    rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
     return BinaryTypes(
         TypeRow(
             oid=_int(oid),
@@ -303,7 +308,7 @@ async def binary_types(connection: Connection) -> BinaryTypes:
             subtype=_int(subtype),
             attributes=tuple(int(number) for number in (attributes or "").split()),
         )
-        for oid, name, kind, base, element, delimiter, send, subtype, attributes in await connection.query(_TYPES)
+        for oid, name, kind, base, element, delimiter, send, subtype, attributes in rows
     )
 
 
@@ -483,7 +488,7 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
  ORDER BY a.attrelid, a.attnum
 """
 
-_TYPES: Final = f"""
+_TYPES: Final = """
 SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
        CASE WHEN p.proname = 'array_send' THEN t.typelem ELSE 0 END, t.typdelim, coalesce(p.proname, '-'),
        coalesce((SELECT r.rngsubtype FROM pg_range r WHERE r.rngtypid = t.oid),
@@ -492,7 +497,7 @@ SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
          WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_type t
   LEFT JOIN pg_proc p ON p.oid = t.typsend
- WHERE t.oid >= {FIRST_LISTED_OID}
+ WHERE t.oid >= $1::oid
 """
 
 # reltuples is -1 before the first VACUUM or ANALYZE: then ten rows to a page is as good a guess as any.
