@@ -309,8 +309,9 @@ def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, ori
     located = InvalidValue(
         f'column "{error.column}" of table "{qualified}": {error.message}',
         sqlstate=error.sqlstate,
-        detail=f"The transaction finished at {transaction.final_lsn}; nothing of its batch has been applied.",
-        hint="Take the column out by a column list, or the table out of the publication, and copy the table anew.",
+        detail=f"Key {error.key}. The transaction finished at {transaction.final_lsn}; nothing of its batch has been applied.",
+        hint=f"Copy the table anew with (types = '{relation.namespace}.{relation.name}.{error.column} text'), or leave the "
+        "column out by a column list.",
         context=where,
     )
     located.finish_lsn = transaction.final_lsn

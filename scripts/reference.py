@@ -48,7 +48,7 @@ A key may have any type. PostgreSQL names the row that an UPDATE or DELETE chang
 jsonb, interval) an UPDATE from one to the other is sent as a change of the key, and Delta's row follows. Floats: 0 and -0 are one
 key, NaN equals NaN. Refused is a key with a nondeterministic collation: readers of the Delta table would take its equal values for
 different ones. Keys of several columns, `REPLICA IDENTITY USING INDEX` and `FULL` (equal rows counted, NULLs equal to NULLs) work as
-in PostgreSQL.
+in PostgreSQL. A deferrable primary key is none, as for a replica identity: within a transaction two rows may have it.
 """
 
 _TYPES_BINARY = """\

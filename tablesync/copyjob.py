@@ -55,6 +55,8 @@ class CopySource:
     row_filter: str | None
     blocks: int | None
     only: bool
+    lsn: str = ""
+    """Of the snapshot."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.schema}.{self.name})"
@@ -198,7 +200,8 @@ def read_range(
                 faults.point(f"copying {source.schema}.{source.name}")
         except InvalidCopiedField as error:
             raise InvalidValue(
-                f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message}',
+                f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message} '
+                f"(key {error.key}, copied at {source.lsn})",
                 sqlstate=error.sqlstate,
             ) from error
         connection.execute("COMMIT")

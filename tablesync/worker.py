@@ -178,7 +178,7 @@ class SyncWorker:
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
-            source, target, definition = await self._source(created.snapshot_name)
+            source, target, definition = await self._source(created.snapshot_name, created.consistent_point)
             rows = definition.estimated_rows
             with self._blaming():
                 await self._prepare_target(target)
@@ -198,7 +198,7 @@ class SyncWorker:
         await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(created.consistent_point))
 
-    async def _source(self, snapshot: str) -> tuple[copyjob.CopySource, TargetTable, TableDefinition]:
+    async def _source(self, snapshot: str, lsn: Lsn) -> tuple[copyjob.CopySource, TargetTable, TableDefinition]:
         """What to copy and into what, as the snapshot sees the table."""
         subscription = self._subscription
         async with await self._connect(replication=False) as connection:
@@ -217,6 +217,7 @@ class SyncWorker:
             row_filter=found.row_filter,
             blocks=definition.pages if plain else None,
             only=plain,
+            lsn=str(lsn),
         )
         return source, target, definition
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
-from pubsub.protocol.types import InvalidText, from_text
+from pubsub.protocol.types import InvalidText, from_text, printable
 
 MAX_COPY_BYTES: Final = (1 << 31) - 2
 """Bytes that can be parsed at once."""
@@ -22,12 +22,16 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class InvalidCopiedField(InvalidValue):
-    """A copied value that its target column can not hold: `row` is its row in the chunk, from 0; `column` the name."""
+    """A copied value that its target column can not hold: `row` is its row in the chunk, from 0; `column` the name.
 
-    def __init__(self, column: str, row: int, cause: InvalidText) -> None:
+    `key` names the row: (a, b)=(1, x), of the columns that may not be NULL.
+    """
+
+    def __init__(self, column: str, row: int, key: str, cause: InvalidText) -> None:
         super().__init__(cause.message, sqlstate=cause.sqlstate, context=f'column "{column}"')
         self.column = column
         self.row = row
+        self.key = key
 
 
 def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: Any) -> Any:
@@ -62,15 +66,20 @@ def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: Any) -> Any:
     except pa.ArrowInvalid as error:
         raise ProtocolViolation("the copy's output is not CSV of the expected columns", detail=str(error)) from error
     return pa.RecordBatch.from_arrays(
-        [_column(field, table.column(position)) for position, field in enumerate(fields)], schema=fields
+        [_column(table, fields, position) for position in range(len(fields))], schema=fields
     )
 
 
-def _column(field: Any, chunks: Any) -> Any:
-    texts = chunks.combine_chunks()
+def _column(table: Any, fields: Any, position: int) -> Any:
+    field, texts = fields[position], table.column(position).combine_chunks()
     if isinstance(texts, pa.ChunkedArray):
         raise ProgramLimitExceeded(f'column "{field.name}" of a copy has too many bytes to be parsed at once')
     try:
         return from_text(texts, field.type)
     except InvalidText as error:
-        raise InvalidCopiedField(field.name, error.index, error) from error
+        raise InvalidCopiedField(field.name, error.index, _key(table, fields, error.index), error) from error
+
+
+def _key(table: Any, fields: Any, row: int) -> str:
+    shown = {f.name: printable(table.column(i)[row].as_py() or b"") for i, f in enumerate(fields) if not f.nullable}
+    return f"({', '.join(shown)})=({', '.join(shown.values())})"

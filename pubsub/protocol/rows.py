@@ -28,7 +28,7 @@ from pubsub.protocol.arrays import Bytes, Mask, contents, slices
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.pgoutput import Relation
-from pubsub.protocol.types import InvalidText, from_text
+from pubsub.protocol.types import InvalidText, from_text, printable
 
 INSERT: Final = ord("I")
 UPDATE: Final = ord("U")
@@ -97,9 +97,12 @@ class Changes:
 
 
 class InvalidField(InvalidValue):
-    """A value that its target column can not hold: `seq` is the number of its change in the batch, `column` its name."""
+    """A value that its target column can not hold: `seq` is the number of its change in the batch, `column` its name.
 
-    def __init__(self, relation: Relation, column: str, seq: int, cause: InvalidText) -> None:
+    `key` names the row as PostgreSQL does: (a, b)=(1, x).
+    """
+
+    def __init__(self, relation: Relation, column: str, seq: int, key: str, cause: InvalidText) -> None:
         super().__init__(
             cause.message,
             sqlstate=cause.sqlstate,
@@ -107,6 +110,7 @@ class InvalidField(InvalidValue):
         )
         self.column = column
         self.seq = seq
+        self.key = key
 
 
 def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, list[RowFrames]]:
@@ -388,4 +392,23 @@ def _converted(
             return from_binary(found, values.type_oid, target.type, values.types)
         return from_text(found, target.type)
     except InvalidText as error:
-        raise InvalidField(relation, target.name, int(frames.seq[error.index]), error) from error
+        key = _key(frames, error.index, relation, values.types)
+        raise InvalidField(relation, target.name, int(frames.seq[error.index]), key, error) from error
+
+
+def _key(frames: RowFrames, index: int, relation: Relation, types: BinaryTypes) -> str:
+    """How the row of one change is called by the relation's replica identity: its first tuple has it."""
+    message = frames.data[frames.starts[index] : frames.ends[index]].tobytes()
+    at = _RELATION_END + 3
+    shown: dict[str, str] = {}
+    for column in relation.columns:
+        kind, at = message[at], at + 1
+        value = b"null"
+        if kind in {_TEXT, _BINARY}:
+            length = int.from_bytes(message[at : at + 4], "big")
+            value, at = message[at + 4 : at + 4 + length], at + 4 + length
+            if kind == _BINARY and column.in_replica_identity:
+                value = types.out(column.type_oid)(value)
+        if column.in_replica_identity:
+            shown[column.name] = printable(value)
+    return f"({', '.join(shown)})=({', '.join(shown.values())})"

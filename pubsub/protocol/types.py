@@ -47,13 +47,19 @@ _MICROSECONDS_PER_DAY: Final = 86_400_000_000
 _SHOWN_CHARACTERS: Final = 100
 
 
+def printable(text: bytes) -> str:
+    """A value in a message: its beginning, on one line."""
+    shown = text[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[:_SHOWN_CHARACTERS] + "…"
+    return shown.replace("\n", "\\n").replace("\r", "\\r")
+
+
 class InvalidText(InvalidValue):
     """A text that the target type can not hold exactly: `index` is its place in the array, from 0; `text` the value."""
 
     def __init__(self, index: int, text: bytes, target: str, sqlstate: str) -> None:
-        shown = text[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
-        if len(shown) > _SHOWN_CHARACTERS:
-            shown = shown[:_SHOWN_CHARACTERS] + "…"
+        shown = printable(text)
         if sqlstate == "22021":
             message = f'invalid byte sequence for encoding "UTF8" in value "{shown}"'
         else:

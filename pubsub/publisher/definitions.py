@@ -500,11 +500,12 @@ SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
  WHERE t.oid >= $1::oid
 """
 
+# A deferrable key names no row: two rows may have it at a time (relcache.c: RelationGetIndexList).
 # reltuples is -1 before the first VACUUM or ANALYZE: then ten rows to a page is as good a guess as any.
 _TABLES: Final = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
-         WHERE i.indrelid = c.oid AND i.indisprimary),
+         WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate),
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
          WHERE i.indexrelid = pg_get_replica_identity_index(c.oid) AND c.relreplident IN ('d', 'i')),
        size.rows, CASE WHEN c.relkind = 'p' THEN 0 ELSE size.pages END,

@@ -69,3 +69,7 @@ def test_a_bad_value_is_named() -> None:
     with pytest.raises(InvalidCopiedField) as caught:
         parse_copy(b"1,a\n2,b\n3.5,c\n", TWO)
     assert (caught.value.column, caught.value.row) == ("id", 2)
+    keyed = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.bool_())])
+    with pytest.raises(InvalidCopiedField) as caught:
+        parse_copy(b"1,t\n22,x\n", keyed)
+    assert caught.value.key == "(id)=(22)"

@@ -169,6 +169,7 @@ def test_a_bad_value_names_its_column_and_change() -> None:
     with pytest.raises(InvalidField) as caught:
         decode([block(*messages)])
     assert caught.value.seq == 6
+    assert caught.value.key == "(id)=(3000000000)"
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,25 @@ else goes value by value (values.py), and so does a pair of types that is not th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, bitmap, contents, slices, validity
+from pubsub.protocol.binary.arraycolumns import array_texts, plain_rows
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.types import BadValue, InvalidText, first_refused, from_text, spark_ddl
 
 _UUID: Final = 2950
 _NUMERIC: Final = 1700
+_INTEGERS: Final = frozenset((20, 21, 23, 26))
+_NEVER_QUOTED: Final = frozenset((16, 20, 21, 23, 26, 700, 701, 1700, 2950))
 _VERSIONED: Final = frozenset((3802, 4072))
 
 _EPOCH_DAYS: Final = 10_957  # 2000-01-01 from 1970-01-01
@@ -44,7 +49,13 @@ def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> 
             return _uuid_texts(values)
         if oid == _NUMERIC:
             return from_text(numeric_texts(values), target)
+        if oid in _INTEGERS:
+            return _CONVERTERS[oid](values, _NATURAL[oid]).cast(target)
+        if types.is_array(oid):
+            return from_text(_array_texts(values, oid, types), target)
     elif oid == _NUMERIC:
+        if pa.types.is_decimal128(target) and (decimals := _decimals(values, target)) is not None:
+            return decimals
         try:
             return from_text(numeric_texts(values), target)
         except InvalidText as error:
@@ -69,6 +80,28 @@ def _texts_one_by_one(values: Any, oid: int, types: BinaryTypes) -> Any:
     return pa.array([None if value is None else out(value) for value in values.to_pylist()], pa.binary())
 
 
+def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
+    """Those of a common shape by columns, the others one by one."""
+    plain, element = plain_rows(values)
+    if types.delimiter(element) != b",":
+        return _texts_one_by_one(values, oid, types)
+
+    def convert(elements: Any) -> Any:
+        return from_binary(elements, element, pa.string(), types) if element else elements
+
+    try:
+        if plain.all():
+            return array_texts(values, convert, quote=element not in _NEVER_QUOTED)
+        of_plain, none = pa.array(plain), pa.scalar(None, pa.binary())
+        return pc.if_else(
+            of_plain,
+            array_texts(pc.if_else(of_plain, values, none), convert, quote=element not in _NEVER_QUOTED),
+            _texts_one_by_one(pc.if_else(of_plain, none, values), oid, types),
+        )
+    except InvalidText:  # of an element: which row it is in, is found out one by one
+        return _texts_one_by_one(values, oid, types)
+
+
 def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
     """The bytes of values of `width` bytes each, zeros for NULL, as a matrix; which are not NULL.  Raises ProtocolViolation."""
     data, offsets = contents(values)
@@ -76,7 +109,7 @@ def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
     lengths = np.diff(offsets)
     good = lengths == width
     if not (good if valid is None else good | ~valid).all():
-        raise ProtocolViolation("incorrect binary data format", sqlstate="22P03")
+        raise _malformed()
     if valid is None:
         return data.reshape(len(values), width), None
     matrix = np.zeros((len(values), width), np.uint8)
@@ -171,16 +204,18 @@ def _without_version(values: Any) -> Any:
     return slices(data, np.where(there, starts + 1, starts), np.where(there, ends, starts), pa.binary(), valid=valid)
 
 
-_HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
+_HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 _UUID_LENGTH: Final = 36
-_UUID_PLACES: Final = [place for place in range(_UUID_LENGTH) if place not in (8, 13, 18, 23)]
+_UUID_PARTS: Final = ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32))
 
 
 def _uuid_texts(values: Any) -> Any:
     matrix, valid = _fixed(values, 16)
     count = len(values)
+    digits = _HEX.take(matrix).view(np.uint8)
     texts = np.full((count, _UUID_LENGTH), ord("-"), np.uint8)
-    texts[:, _UUID_PLACES] = _HEX[matrix].reshape(count, 32)
+    for place, begin, end in _UUID_PARTS:
+        texts[:, place : place + end - begin] = digits[:, begin:end]
     return _strings(texts.reshape(-1), np.full(count, _UUID_LENGTH), valid, pa.string())
 
 
@@ -193,9 +228,74 @@ def _strings(data: Bytes, lengths: npt.NDArray[Any], valid: Mask | None, target:
 
 # numeric
 
-_DIGITS: Final = np.array([list(f"{group:04d}".encode()) for group in range(10_000)], np.uint8)
+_DIGITS: Final = np.frombuffer("".join(f"{group:04d}" for group in range(10_000)).encode(), np.uint32)
+"""The digits of each group, four bytes side by side."""
 _NEGATIVE: Final = 0x4000
 _SPECIAL: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
+
+
+class _Numerics:
+    """The parts of numerics that are not NULL: `there` are their places among the values, `digits` their groups of four.
+
+    `digits` has as many columns as the longest has groups, with 0 behind the others'.
+    """
+
+    def __init__(self, values: Any) -> None:
+        data, offsets = contents(values)
+        self.valid = validity(values)
+        self.there = np.arange(len(values)) if self.valid is None else np.flatnonzero(self.valid)
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        if self.valid is not None:
+            starts, lengths = starts[self.there], lengths[self.there]
+        if (lengths < 8).any() or (lengths & 1).any():
+            raise _malformed()
+        bytes_read = int(lengths.max(initial=8))
+        if len(starts) and int(lengths.min()) == bytes_read and data.size == len(starts) * bytes_read:
+            rows = data.reshape(len(starts), bytes_read)  # all of one length, none NULL
+        else:
+            rows = data.take(starts[:, None] + np.arange(bytes_read), mode="clip")
+        words = np.ascontiguousarray(rows).view(">u2").astype(np.int64)
+        self.count, self.weight, self.sign, self.scale = words[:, 0], words[:, 1], words[:, 2], words[:, 3]
+        self.weight = self.weight - (self.weight >> 15 << 16)  # signed
+        if (lengths != 8 + 2 * self.count).any():
+            raise _malformed()
+        self.digits = words[:, 4:]
+        if self.count.min(initial=bytes_read) * 2 + 8 < bytes_read:
+            self.digits = np.where(np.arange(self.digits.shape[1]) < self.count[:, None], self.digits, 0)
+        if self.digits.max(initial=0) > 9999:
+            raise ProtocolViolation("invalid digit in external numeric value", sqlstate="22P03")
+
+
+def _malformed() -> ProtocolViolation:
+    return ProtocolViolation("incorrect binary data format", sqlstate="22P03")
+
+
+_POWERS: Final = 10 ** np.arange(19, dtype=np.int64)
+
+
+def _decimals(values: Any, target: Any) -> Any | None:
+    """numeric as a decimal, where 18 digits hold each; None where they do not, or a value is not finite or does not fit."""
+    parts = _Numerics(values)
+    scale, weight, digits = target.scale, parts.weight, parts.digits
+    most = int(weight.max(initial=-1))
+    if (parts.sign >= 0xC000).any() or 4 * (most + 1) + scale > 18:
+        return None
+    if int(weight.min(initial=most)) == most:
+        weight = weight[:1]  # the same for all
+    exponents = 4 * (weight[:, None] - np.arange(digits.shape[1])) + scale
+    if exponents.min(initial=0) < 0:
+        divisors = _POWERS[np.clip(-exponents, 0, 4)]
+        if (digits % divisors).any():
+            return None
+        digits = digits // divisors
+    powers = _POWERS[np.clip(exponents, 0, 18)]
+    sums = digits @ powers[0] if len(powers) == 1 else (digits * powers).sum(axis=1)
+    if target.precision < 19 and sums.max(initial=0) >= 10**target.precision:
+        return None
+    words = np.zeros((len(values), 2), np.int64)
+    words[parts.there, 0] = np.where(parts.sign == _NEGATIVE, -sums, sums)
+    words[:, 1] = words[:, 0] >> 63
+    return pa.Array.from_buffers(target, len(values), [bitmap(parts.valid), pa.py_buffer(words)])
 
 
 def numeric_texts(values: Any) -> Any:
@@ -203,43 +303,30 @@ def numeric_texts(values: Any) -> Any:
 
     Values of one shape (digits, weight, sign, scale, digits before the point) are written side by side: a column has few shapes.
     """
-    data, offsets = contents(values)
-    valid = validity(values)
-    there = np.flatnonzero(np.diff(offsets) if valid is None else valid)
-    starts = offsets[:-1][there].astype(np.int64)
-    lengths = np.diff(offsets)[there]
-    if len(there) != len(values) - values.null_count or (lengths < 8).any():
-        raise ProtocolViolation("incorrect binary data format", sqlstate="22P03")
-    head = data[starts[:, None] + np.arange(8)].astype(np.int64)
-    count, weight, sign, scale = (head[:, place] << 8 | head[:, place + 1] for place in (0, 2, 4, 6))
-    weight = np.where(weight >= 1 << 15, weight - (1 << 16), weight)
-    if (lengths != 8 + 2 * count).any():
-        raise ProtocolViolation("incorrect binary data format", sqlstate="22P03")
-    first = np.zeros(len(there), np.int64)
-    some = count > 0
-    first[some] = data[starts[some] + 8].astype(np.int64) << 8 | data[starts[some] + 9]
+    parts = _Numerics(values)
+    count, weight, sign, scale, there = parts.count, parts.weight, parts.sign, parts.scale, parts.there
+    first = parts.digits[:, 0] if parts.digits.shape[1] else count
     leading = 1 + (first > 9) + (first > 99) + (first > 999)
     shape = ((((count << 16 | weight + (1 << 15)) << 16 | sign) << 14 | scale & 0x3FFF) << 2) | (leading - 1)
-    shapes, member = np.unique(shape, return_inverse=True)
-    order = np.argsort(member, kind="stable")
-    borders = np.searchsorted(member[order], np.arange(len(shapes) + 1))
+    order = np.argsort(shape, kind="stable")
+    borders = np.flatnonzero(np.diff(shape[order], prepend=-1, append=-1))
     matrices: list[tuple[npt.NDArray[np.int64], Bytes]] = []
     text_lengths = np.zeros(len(values), np.int64)
-    for index in range(len(shapes)):
-        rows = order[borders[index] : borders[index + 1]]
+    for begin, end in itertools.pairwise(borders.tolist()):
+        rows = order[begin:end]
         one = rows[0]
-        groups = data[starts[rows][:, None] + 8 + np.arange(2 * count[one])].astype(np.int64)
-        written = _numeric_group(
-            groups[:, 0::2] << 8 | groups[:, 1::2], int(weight[one]), int(sign[one]), int(scale[one]), int(leading[one])
-        )
+        digits = parts.digits[rows, : count[one]]
+        written = _numeric_group(digits, int(weight[one]), int(sign[one]), int(scale[one]), int(leading[one]))
         matrices.append((rows, written))
         text_lengths[there[rows]] = written.shape[1]
+    if len(matrices) == 1 and len(there) == len(values):
+        return _strings(matrices[0][1].reshape(-1), text_lengths, None, pa.binary())
     ends = np.cumsum(text_lengths)
     result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
     for rows, written in matrices:
         width = written.shape[1]
         result[(ends[there[rows]] - width)[:, None] + np.arange(width)] = written
-    return _strings(result, text_lengths, valid, pa.binary())
+    return _strings(result, text_lengths, parts.valid, pa.binary())
 
 
 def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale: int, leading: int) -> Bytes:
@@ -250,8 +337,6 @@ def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale:
         if text is None:
             raise ProtocolViolation("invalid sign in external numeric value", sqlstate="22P03")
         return np.tile(np.frombuffer(text, np.uint8), (rows, 1))
-    if count and (digits > 9999).any():
-        raise ProtocolViolation("invalid digit in external numeric value", sqlstate="22P03")
     parts: list[Bytes] = []
 
     def fill(text: bytes) -> None:
@@ -262,7 +347,7 @@ def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale:
         written = np.full((rows, 4 * (end - begin)), ord("0"), np.uint8)
         low, high = max(begin, 0), min(end, count)
         if high > low:
-            written[:, 4 * (low - begin) : 4 * (high - begin)] = _DIGITS[digits[:, low:high]].reshape(rows, -1)
+            written[:, 4 * (low - begin) : 4 * (high - begin)] = _DIGITS.take(digits[:, low:high]).view(np.uint8)
         return written
 
     if sign == _NEGATIVE:

@@ -81,6 +81,16 @@ class BinaryTypes:
         row = self._rows.get(oid)
         return oid in _AS_IS if row is None else row.kind == "e" or row.send in _TEXT_SENDS
 
+    def is_array(self, oid: int) -> bool:
+        """Whether its values are arrays; int2vector and oidvector are not."""
+        row = self._rows.get(oid)
+        return oid in _ARRAYS if row is None else row.send == "array_send"
+
+    def delimiter(self, element: int) -> bytes:
+        """What stands between the elements of an array of such."""
+        row = self._rows.get(self.base(element))
+        return b";" if self.base(element) == _BOX else b"," if row is None else row.delimiter.encode()
+
     def out(self, oid: int) -> Out:
         """Raises UnknownBinary."""
         if oid not in self._made:
@@ -133,8 +143,7 @@ class BinaryTypes:
         edges = struct.unpack_from(f">{2 * ndim}i", value, 12)
         elements, end = _elements(value, 12 + 8 * ndim)
         out = self.out(oid)
-        row = self._rows.get(self.base(oid))
-        delimiter = b";" if oid == _BOX else b"," if row is None else row.delimiter.encode()
+        delimiter = self.delimiter(oid)
         written = [None if element is None else out(element) for element in elements]
         count = 1 if ndim else 0
         for dim in edges[0::2]:

@@ -1,0 +1,112 @@
+"""Arrays of binary transfer as PostgreSQL's text, all rows at once.
+
+By columns go arrays that are empty or have one dimension with lower bound 1: what nearly all are.  The elements of all rows are
+walked side by side, converted as one column, and joined again.  Other shapes are the caller's to convert one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pubsub.errors import ProtocolViolation
+from pubsub.protocol.arrays import Bytes, Mask, contents, slices, validity
+
+_HEADER: Final = 12  # dimensions, flags, the element's type
+_FIRST: Final = 20  # behind the one dimension's length and lower bound
+_NEEDS_QUOTES: Final = r'^$|^(?i:null)$|["\\{} \t\n\r\v\f,]'
+_SPECIAL: Final = np.isin(np.arange(256), np.frombuffer(b'"\\{} \t\n\r\v\f,', np.uint8))
+Places = npt.NDArray[np.int64]
+
+
+def plain_rows(values: Any) -> tuple[Mask, int]:
+    """Which values can go by columns (NULLs can), and their elements' type (0: none has elements)."""
+    data, offsets = contents(values)
+    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
+    valid = validity(values)
+    if (lengths[slice(None) if valid is None else valid] < _HEADER).any():
+        raise ProtocolViolation("incorrect binary data format", sqlstate="22P03")
+    dimensions = _words(data, starts)
+    one = (dimensions == 1) & (lengths >= _FIRST)
+    one[one] = _words(data, starts[one] + 16) == 1
+    if valid is not None:
+        one &= valid
+    types = _words(data, starts[one] + 8)
+    plain = one | (dimensions == 0) if valid is None else one | (dimensions == 0) | ~valid
+    if not len(types):
+        return plain, 0
+    if (types != types[0]).any():
+        plain[one] = types == types[0]
+    return plain, int(np.uint32(types[0]))
+
+
+def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> Any:
+    """The texts (a binary array) of values that are all plain; `convert` takes the elements' bytes to their texts, which
+    may have to be quoted if `quote`."""
+    data, offsets = contents(values)
+    starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
+    valid = validity(values)
+    there = ends - starts >= _FIRST
+    if valid is not None:
+        there &= valid
+    counts = np.zeros(len(values), np.int64)
+    counts[there] = _words(data, starts[there] + 12)
+    if (counts * 4 > ends - starts).any() or (counts < 0).any():
+        raise ProtocolViolation("an array has more elements than it can hold")
+    begins, stops, present = _walk(data, starts + _FIRST, ends, counts)
+    elements = slices(data, begins, stops, pa.binary(), valid=None if present.all() else present)
+    texts = convert(elements).cast(pa.string())
+    texts = (_quoted(texts) if quote else texts).fill_null("NULL")
+    bounds = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(bounds), texts), ",")
+    result = pc.binary_join_element_wise("{", joined, "}", "")
+    if valid is not None:
+        result = pc.if_else(pa.array(valid), result, pa.scalar(None, pa.string()))
+    return result.cast(pa.binary())
+
+
+def _walk(data: Bytes, positions: Places, ends: Places, counts: Places) -> tuple[Places, Places, Mask]:
+    """Where each element lies, row after row, and which are not NULL."""
+    firsts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    begins, stops = np.zeros(total, np.int64), np.zeros(total, np.int64)
+    present = np.ones(total, np.bool_)
+    rows = np.flatnonzero(counts)
+    positions = positions.copy()
+    step = 0
+    while len(rows):
+        lengths = _words(data, positions[rows])
+        null = lengths < 0
+        begin = positions[rows] + 4
+        stop = begin + np.where(null, 0, lengths)
+        if (stop > ends[rows]).any():
+            raise ProtocolViolation("an array has not the elements that its dimensions say")
+        places = firsts[rows] + step
+        begins[places], stops[places], present[places] = begin, stop, ~null
+        positions[rows] = stop
+        step += 1
+        rows = rows[counts[rows] > step]
+    if (positions[counts > 0] != ends[counts > 0]).any():
+        raise ProtocolViolation("an array has not the elements that its dimensions say")
+    return begins, stops, present
+
+
+def _words(data: Bytes, positions: Places) -> Places:
+    """The signed numbers of four bytes there."""
+    return data.take(positions[:, None] + np.arange(4), mode="clip").view(">i4").reshape(-1).astype(np.int64)
+
+
+def _quoted(texts: Any) -> Any:
+    """Elements as they stand in an array's text (arrayfuncs.c: array_out)."""
+    data, offsets = contents(texts)
+    lengths = np.diff(offsets)
+    if not (_SPECIAL.take(data).any() or ((lengths == 0) | (lengths == 4)).any()):
+        return texts
+    special = pc.match_substring_regex(texts, _NEEDS_QUOTES)
+    escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
+    return pc.if_else(special, pc.binary_join_element_wise('"', escaped, '"', ""), texts)
