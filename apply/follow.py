@@ -110,16 +110,17 @@ class Follower:
         self._choices = TypeChoices.parse(subscription.options.types)
         self._look = look
 
-    async def follow(self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None) -> None:
+    async def follow(self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None) -> list[CopyAgain]:
         """Bring the tables to where the batch's rows need them; `tables` with the LSN up to which each holds everything.
 
         `quiet` returns once everything before the batch is committed; None: the batch may yet be rolled back, and nothing is
-        altered or found out for it.  Raises CopyAgain, NotInPrerequisiteState, what asking the publisher raises.
+        altered or found out for it.  Returns the tables that must be copied again.  Raises NotInPrerequisiteState, what asking the
+        publisher raises.
         """
         if quiet is None:
             for table, _ in tables:
                 _refuse_unknown(batch, table)
-            return
+            return []
         fresh = [
             (table, after)
             for table, after in tables
@@ -127,9 +128,10 @@ class Follower:
             or any(message not in table.looked_at for _, message in batch.relations.get(table.relid, ()))
         ]
         if not fresh:
-            return
+            return []
         described = await self._look([table.relid for table, _ in fresh])
         in_effect = await in_thread(partial(_in_effect, batch, fresh))
+        again: list[CopyAgain] = []
         for table, _ in fresh:
             effect = in_effect[table.relid]
             try:
@@ -138,7 +140,10 @@ class Follower:
                 error.relid = table.relid
                 if effect and error.finish_lsn is None:
                     error.finish_lsn = batch.transaction_of(effect[-1][1]).final_lsn
-                raise
+                if not isinstance(error, CopyAgain):
+                    raise
+                again.append(error)
+        return again
 
     async def _follow(
         self,

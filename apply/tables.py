@@ -255,10 +255,7 @@ class ApplyTables:
             found[name] = entry
         if self._follower is not None:
             tables = [(e.columns, e.after) for e in found.values() if e.columns is not None and e.after is not None]
-            try:
-                await self._follower.follow(batch, tables, quiet)
-            except CopyAgain as again:
-                await self._copy_again(again)
+            await self._copy_again(await self._follower.follow(batch, tables, quiet))
         return {
             name: Destination(
                 e.relation.relid,
@@ -273,15 +270,18 @@ class ApplyTables:
             if e.columns is not None and e.after is not None
         }
 
-    async def _copy_again(self, again: CopyAgain) -> None:
-        """The table goes back to its sync worker, as by RESYNC TABLE.  Raises StartAgain; `again` for one that was never copied."""
-        assert again.relid is not None
-        entry = self._entries[again.relid]
-        if not entry.relation.copy_generation:
-            raise again
-        log.info("table is copied again", relation=again.relation, reason=again.reason)
-        await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
-        raise StartAgain(again.message)
+    async def _copy_again(self, tables: Sequence[CopyAgain]) -> None:
+        """They go back to their sync workers, as by RESYNC TABLE.  Raises StartAgain; its own error for one that was never copied."""
+        for again in tables:
+            assert again.relid is not None
+            if not self._entries[again.relid].relation.copy_generation:
+                raise again
+        for again in tables:
+            assert again.relid is not None
+            log.info("table is copied again", relation=again.relation, reason=again.reason)
+            await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
+        if tables:
+            raise StartAgain(tables[0].message)
 
     async def _learn_types(self, batch: Batch) -> None:
         """Types that were made since the worker has started: their binary form is to be read."""

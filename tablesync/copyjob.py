@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from apply.delta import datafiles, direct
+from apply.delta.alter import for_copy
 from apply.delta.log import TableLog
-from apply.delta.schema import fields, mapping
-from apply.delta.table import Commit, TargetTable, has_files, quote
+from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
 from pubsub.errors import InvalidValue
 from pubsub.protocol import types
@@ -107,8 +107,8 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     if context.master.startswith("local"):
         log = direct.log_of(table.path)
         if log is not None:
-            table = replace(table, mapped=mapping(fields(log.metadata)))
-            _copy_directly(context, source, parts, log, table, record, done)
+            table, definition = for_copy(log, table)
+            _copy_directly(context, source, parts, log, table, record, done, definition)
             return
     else:
         _ship(context)
@@ -120,8 +120,10 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     if extra:
         frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
     # An append to a table without files is the same, and has no old files to look for.
-    mode = "overwrite" if has_files(table.path) else "append"
+    other_columns = not fits(table)
+    mode = "overwrite" if has_files(table.path) or other_columns else "append"
     frame.write.format("delta").mode(mode).options(
+        overwriteSchema=str(other_columns).lower(),
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
         userMetadata=record.user_metadata,
@@ -136,6 +138,7 @@ def _copy_directly(
     table: TargetTable,
     record: Commit,
     done: Any,
+    definition: Sequence[datafiles.Action],
 ) -> None:
     """The tasks write the data files; here they are committed.  When the job fails, what its tasks have written is removed."""
     name = str(uuid.uuid4())
@@ -157,7 +160,7 @@ def _copy_directly(
 
     try:
         added = context.parallelize(range(len(parts)), len(parts)).flatMap(write).collect()
-        direct.commit_copy(log, table, added, record)
+        direct.commit_copy(log, table, added, record, definition)
     except BaseException:
         # A commit may fail after it was made (its fsync): the files are the table's then.
         if not any(name in path for path in log.files):

@@ -138,6 +138,7 @@ class SyncWorker:
             await connection.execute("COMMIT")
         with self._blaming():
             await self._prepare_target(target)
+            await asyncio.to_thread(delta.check_columns, target)
         await self._catalog.set_relation_definition(
             self._subscription.oid,
             self._relation.relid,
@@ -255,7 +256,9 @@ class SyncWorker:
             have = await asyncio.to_thread(delta.properties, target.path)
             # Of whichever publisher: after a RESYNC it may be another.
             ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
-            if not ours and await asyncio.to_thread(delta.row_count, target.path) > 0:
+            if ours:
+                return  # the copy's commit brings the columns that it lacks
+            if await asyncio.to_thread(delta.row_count, target.path) > 0:
                 raise NotInPrerequisiteState(
                     f'the Delta table for "{target.relation}" holds rows already',
                     detail=f'It lies at "{target.path}".',
@@ -358,7 +361,8 @@ class _OneTable:
     ) -> Mapping[tuple[str, str], Destination]:
         columns = self._columns
         if self._follower is not None:
-            await self._follower.follow(batch, [(columns, self._after)], quiet)
+            for again in await self._follower.follow(batch, [(columns, self._after)], quiet):
+                raise again
         return {
             self._name: Destination(
                 columns.relid,

@@ -26,6 +26,9 @@ from apply.delta.table import STATISTICS, Commit, TargetTable, described, is_ntz
 from pubsub.errors import NotInPrerequisiteState
 
 _ATTEMPTS: Final = 10
+# The properties of `described`.
+_DESCRIBED: Final = ("pubsub.relation", "pubsub.key", STATISTICS)
+_NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +111,7 @@ def _actions(
     altered = TargetTable(
         table.path, _arrow(table, change, columns), change.key, change.relation, schema.mapping(columns)
     )
-    configuration = dict(log.properties)
-    configuration.pop(STATISTICS, None)
-    configuration |= {**described(altered), **properties}
-    if altered.mapped:
-        configuration |= {schema.MODE: "name", schema.MAX_ID: str(max(number for _, number in altered.mapped.values()))}
-        configuration[schema.MAX_ID] = str(max(int(configuration[schema.MAX_ID]), _greatest(log)))
-    metadata = {**log.metadata, "schemaString": schema.schema_string(columns), "configuration": configuration}
-    actions: list[Action] = [{"metaData": metadata}]
-    features = {"columnMapping": bool(altered.mapped), "timestampNtz": any(is_ntz(f.type) for f in altered.schema)}
-    wanted = [name for name, needed in features.items() if needed and name not in log.protocol["readerFeatures"]]
-    if wanted:
-        protocol = dict(log.protocol)
-        for kind in ("readerFeatures", "writerFeatures"):
-            protocol[kind] = [*protocol[kind], *wanted]
-        actions.append({"protocol": protocol})
+    actions = _definition(log, altered, columns, properties)
     made: list[Action] = []
     if change.rewrites:
         now = int(time.time() * 1000)
@@ -135,6 +124,55 @@ def _actions(
         actions += [remove_action(file, now) for file in log.files.values()]
         actions += made
     return actions, altered, made
+
+
+def _definition(
+    log: TableLog, table: TargetTable, columns: list[schema.Field], properties: Mapping[str, str]
+) -> list[Action]:
+    """The actions that make the table's definition this one."""
+    configuration = dict(log.properties)
+    configuration.pop(STATISTICS, None)
+    configuration |= {**described(table), **properties}
+    if table.mapped:
+        greatest = max(_greatest(log), *(number for _, number in table.mapped.values()))
+        configuration |= {schema.MODE: "name", schema.MAX_ID: str(greatest)}
+    metadata = {**log.metadata, "schemaString": schema.schema_string(columns), "configuration": configuration}
+    actions: list[Action] = [{"metaData": metadata}]
+    features = {"columnMapping": bool(table.mapped), "timestampNtz": any(is_ntz(f.type) for f in table.schema)}
+    wanted = [name for name, needed in features.items() if needed and name not in log.protocol["readerFeatures"]]
+    if wanted:
+        protocol = dict(log.protocol)
+        for kind in ("readerFeatures", "writerFeatures"):
+            protocol[kind] = [*protocol[kind], *wanted]
+        actions.append({"protocol": protocol})
+    return actions
+
+
+def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Action]]:
+    """The table as a copy that replaces all rows writes it, and what its commit must say of the columns: nothing if they are there.
+
+    Otherwise they are the publisher's alone: what the Delta table had besides goes with the rows.
+    """
+    have = schema.fields(log.metadata)
+    by_name = {column["name"]: column for column in have}
+    columns = [schema.field_of(field) for field in table.schema]
+    ours = "pubsub.key" in log.properties
+    if all(_same(column, by_name.get(column["name"]), ours) for column in columns) and (
+        not ours or {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(table)
+    ):
+        return replace(table, mapped=schema.mapping(have)), []
+    if log.properties.get(schema.MODE) == "name" or any(needs_mapping(field.name) for field in table.schema):
+        greatest = _greatest(log)
+        for column in columns:
+            greatest = schema.map_new(column, greatest)
+    table = replace(table, mapped=schema.mapping(columns))
+    return table, _definition(log, table, columns, {})
+
+
+def _same(column: schema.Field, other: schema.Field | None, ours: bool) -> bool:
+    if other is None or column["type"] != other["type"]:
+        return False
+    return not ours or bool(column["nullable"] == other["nullable"])
 
 
 def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[schema.Field]:

@@ -155,14 +155,19 @@ def log_of(path: str) -> TableLog | None:
     return log if log.unsupported() is None else None
 
 
-def commit_copy(log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit) -> None:
-    """Commit the files of an initial copy in place of whatever the table holds.  Raises as `commit` does."""
+def commit_copy(
+    log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit, definition: Sequence[Action] = ()
+) -> None:
+    """Commit the files of an initial copy in place of whatever the table holds; `definition` says what columns it has from then on.
+
+    Raises as `commit` does.
+    """
     with log.writing:
         for _ in range(_ATTEMPTS):
             if _holds(log, table, record):
                 raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
             now = int(time.time() * 1000)
-            changes = _Changes([*added, *(remove_action(file, now) for file in log.files.values())])
+            changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
             if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
                 return
     raise _no_room(table)

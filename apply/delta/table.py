@@ -251,6 +251,12 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
     return TargetTable(path, schema, tuple(key), relation, mapped)
 
 
+def fits(table: TargetTable) -> bool:
+    """Whether the Delta table that is there has all the columns, with their types."""
+    have = {field.name: field.type for field in read_schema(table.path)}
+    return all(have.get(field.name) == field.type for field in table.schema)
+
+
 def check_columns(table: TargetTable) -> None:
     """Refuse a table that is there and can not take the publisher's columns (relation.c: logicalrep_rel_open).
 
