@@ -169,13 +169,13 @@ def on(*versions: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize(
-    ("any_replica", "streaming"),
-    [("15", "on"), ("16", "parallel"), ("17", "on"), ("18", "parallel")],
+    ("any_replica", "streaming", "binary"),
+    [("15", "on", False), ("16", "parallel", True), ("17", "on", True), ("18", "parallel", False)],
     indirect=["any_replica"],
 )
-def test_streamed_transactions(any_replica: Replica, streaming: str) -> None:
+def test_streamed_transactions(any_replica: Replica, streaming: str, binary: bool) -> None:
     replica = any_replica
-    replica.subscribe("p, q", streaming=streaming)
+    replica.subscribe("p, q", streaming=streaming, binary=str(binary).lower())
     replica.assert_equal(*TABLES)
     for statements in ALL:
         replica.database.execute(statements)
