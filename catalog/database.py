@@ -91,7 +91,7 @@ class Database:
         try:
             async with self._engine.connect() as connection, connection.begin():
                 yield connection
-        except SQLAlchemyError as error:
+        except _failures(self._engine) as error:
             raise _typed(error) from error
 
     @asynccontextmanager
@@ -105,7 +105,7 @@ class Database:
                 yield connection
         except IntegrityError:
             raise
-        except SQLAlchemyError as error:
+        except _failures(self._engine) as error:
             raise _typed(error) from error
 
 
@@ -114,7 +114,7 @@ async def connect(location: str | Path) -> AsyncEngine:
     engine = _engine(location)
     try:
         await _prepare(engine)
-    except SQLAlchemyError as error:
+    except _failures(engine) as error:
         await engine.dispose()
         raise _typed(error) from error
     except BaseException:
@@ -218,7 +218,16 @@ async def _prepare(engine: AsyncEngine) -> None:
             )
 
 
-def _typed(error: SQLAlchemyError) -> PubsubError:
+def _failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
+    """What a transaction may raise; asyncpg's errors while it connects come as they are."""
+    if engine.dialect.name != "postgresql":
+        return (SQLAlchemyError,)
+    import asyncpg
+
+    return (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def _typed(error: Exception) -> PubsubError:
     """The driver's own words, without the statement and its parameters (they may hold a password)."""
     cause = getattr(error, "orig", None) or error
     message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])

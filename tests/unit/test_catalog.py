@@ -33,8 +33,14 @@ BIG = Lsn(2**64 - 1)
 
 
 @pytest.fixture
-async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
-    async with await Catalog.open(tmp_path / "catalog.db") as opened:
+def location(tmp_path: Path) -> Path | str:
+    """Where the catalog lies; scenario 065 gives the same tests a database of PostgreSQL."""
+    return tmp_path / "catalog.db"
+
+
+@pytest.fixture
+async def catalog(location: Path | str) -> AsyncIterator[Catalog]:
+    async with await Catalog.open(location) as opened:
         yield opened
 
 
@@ -356,8 +362,8 @@ async def answer_next(catalog: Catalog, error: PubsubError | None = None) -> str
     return f"{pending[0].kind} {pending[0].subid} {pending[0].payload}"
 
 
-async def test_a_request_is_answered(catalog: Catalog, tmp_path: Path) -> None:
-    async with await Catalog.open(tmp_path / "catalog.db") as command:
+async def test_a_request_is_answered(catalog: Catalog, location: Path | str) -> None:
+    async with await Catalog.open(location) as command:
         counter = await catalog.change_counter()
         daemon = asyncio.create_task(answer_next(catalog))
         await command.request("drop subscription", 16385, {"slot": "x"})
@@ -411,9 +417,9 @@ async def test_a_cancelled_task_leaves_the_catalog_usable(catalog: Catalog) -> N
         assert await catalog.advance_origin(sub.oid, Lsn(5000)) == 5000
 
 
-async def test_writers_side_by_side_all_count(catalog: Catalog, tmp_path: Path) -> None:
+async def test_writers_side_by_side_all_count(catalog: Catalog, location: Path | str) -> None:
     sub = await with_table(catalog)
-    async with await Catalog.open(tmp_path / "catalog.db") as other:
+    async with await Catalog.open(location) as other:
         await asyncio.gather(*(each.add_counters(sub.oid, commits=1) for each in [catalog, other] * 20))
     (stats,) = await catalog.subscription_stats()
     assert stats.commits == 40
@@ -427,7 +433,7 @@ from catalog.store import Catalog
 from pubsub.sql.options import SubscriptionOptions
 
 async def main(path, name):
-    async with await Catalog.open(Path(path)) as catalog:
+    async with await Catalog.open(path if "://" in path else Path(path)) as catalog:
         for place in range(10):
             new = NewSubscription(f"{name}{place}", "", (), SubscriptionOptions(), "t", None)
             await catalog.create_subscription(new)
@@ -437,16 +443,15 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_processes_that_open_a_new_catalog_at_once(tmp_path: Path) -> None:
+async def test_processes_that_open_a_new_catalog_at_once(location: Path | str) -> None:
     """One schema, one identity, and no oid twice."""
-    path = tmp_path / "catalog.db"
-    command = [sys.executable, "-c", _OTHER_PROCESS, str(path)]
+    command = [sys.executable, "-c", _OTHER_PROCESS, str(location)]
     pipe = asyncio.subprocess.PIPE
     processes = [await asyncio.create_subprocess_exec(*command, name, stdout=pipe) for name in ("a", "b", "c")]
     printed = {(await process.communicate())[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(printed) == 1
-    async with await Catalog.open(path) as catalog:
+    async with await Catalog.open(location) as catalog:
         oids = [sub.oid for sub in await catalog.subscriptions()]
         assert sorted(oids) == list(range(16384, 16384 + 30))
 
