@@ -16,6 +16,7 @@ from catalog.records import NewRelation, Subscription, SubscriptionChanges, Subs
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from launcher import optioneffects, targets
+from launcher.makingslots import make_slot
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
@@ -25,7 +26,7 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
-from pubsub.publisher.replication import alter_slot, create_slot, drop_slot, identify_system
+from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
 from pubsub.sql.options import SubscriptionOptions
@@ -315,10 +316,15 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
     if slot is None:
-        created = await create_slot(
-            connection, name, snapshot="nothing", two_phase=two_phase, failover=subscription.options.failover
+        begin = await make_slot(
+            session,
+            connection,
+            subscription.name,
+            subscription.conninfo,
+            name,
+            two_phase=two_phase,
+            failover=subscription.options.failover,
         )
-        begin = created.consistent_point
         session.notice(f'created replication slot "{name}" on publisher')
     elif two_phase:
         begin = slot.confirmed_flush_lsn or identity.xlogpos

@@ -92,11 +92,11 @@ async def look(connection: Connection, subscription: Subscription) -> PublisherS
     """One look at the publisher.  Raises what queries raise."""
     current = await definitions.current_wal_lsn(connection)
     slot = None
+    warnings = []
     if subscription.slot_name is not None:
         slot = await definitions.slot_info(connection, subscription.slot_name)
-    warnings = []
-    if slot is not None and (warned := about_slot(slot)) is not None:
-        warnings.append(warned)
+        if (warned := about_slot(subscription.slot_name, slot)) is not None:
+            warnings.append(warned)
     if missing := await definitions.missing_publications(connection, subscription.publications):
         names = ", ".join(f'"{name}"' for name in missing)
         warnings.append(

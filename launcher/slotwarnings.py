@@ -9,12 +9,21 @@ from pubsub.publisher.definitions import SlotInfo, SlotWait
 
 #: The part of what a slot may hold back from which on it is warned of.
 _NEARLY: Final = 0.8
+_NO_SLOT_HINT: Final = (
+    "A new slot lacks what was changed since: ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription makes "
+    "one and copies them anew."
+)
 
 
-def about_slot(slot: SlotInfo) -> Warned | None:
-    """A warning before max_slot_wal_keep_size loses the slot."""
+def about_slot(name: str, slot: SlotInfo | None) -> Warned | None:
+    """A warning of a slot that is not there (None) or lost, and before max_slot_wal_keep_size loses it."""
+    if slot is None:
+        return Warned(f'replication slot "{name}" does not exist on the publisher', hint=_NO_SLOT_HINT)
+    if slot.wal_status == "lost":
+        reason = slot.invalidation_reason or "wal_removed"
+        return Warned(f'replication slot "{name}" has been invalidated', f"The reason is {reason}.", _NO_SLOT_HINT)
     kept, safe = slot.retained_bytes or 0, slot.safe_wal_size
-    if safe is None or slot.wal_status == "lost":
+    if safe is None:
         return None
     if slot.wal_status != "unreserved" and kept < _NEARLY * (kept + max(safe, 0)):
         return None

@@ -9,31 +9,21 @@ from __future__ import annotations
 import asyncio
 import shutil
 from dataclasses import replace
-from typing import Final, assert_never
+from typing import assert_never
 
 from catalog.records import NewSubscription, Subscription
 from launcher import optioneffects, targets
 from launcher.altersubscription import alter
+from launcher.makingslots import make_slot
 from launcher.session import Session
-from launcher.slotwarnings import about_wait
 from launcher.syncslots import drop_slots_of, slot_names
-from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, PubsubError, UndefinedObject
-from pubsub.protocol.lsn import Lsn
+from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, UndefinedObject
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
-from pubsub.publisher.replication import SystemIdentity, create_slot, drop_slot, identify_system
+from pubsub.publisher.replication import SystemIdentity, drop_slot, identify_system
 from pubsub.sql.statements import AlterSubscription, CreateSubscription, DropSubscription, command_tag
 from pubsub.sql.typechoices import TypeChoices
-
-#: What a server says when it has no logical decoding, or no slot left, and what to do; by SQLSTATE and a part of the text.
-_SLOT_HINTS: Final = (
-    ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
-    ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
-)
-
-#: How long a slot may take before it is looked what it waits for, in seconds.
-_SLOT_PATIENCE: Final = 2.0
 
 
 async def execute(session: Session, statement: CreateSubscription | AlterSubscription | DropSubscription) -> str:
@@ -98,7 +88,15 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     if slot is not None:
         # With nothing to copy it can be enabled at once (subscriptioncmds.c: CreateSubscription).
         at_once = options.two_phase and not options.copy_data and bool(plans)
-        lsn = await _create_slot(session, statement, connection, slot, two_phase=at_once)
+        lsn = await make_slot(
+            session,
+            connection,
+            statement.name,
+            statement.connection,
+            slot,
+            two_phase=at_once,
+            failover=options.failover,
+        )
         if at_once:
             row = replace(row, options=replace(row.options, two_phase_state="e"))
     elif row.slot_name is not None:
@@ -125,49 +123,6 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     if slot is not None:
         session.notice(f'created replication slot "{slot}" on publisher')
     return created
-
-
-async def _create_slot(
-    session: Session, statement: CreateSubscription, connection: Connection, slot: str, *, two_phase: bool
-) -> Lsn:
-    """Make the subscription's slot, and return its consistent point."""
-    there = await definitions.slot_info(connection, slot) is not None
-    telling = asyncio.create_task(_tell_what_it_waits_for(session, statement, slot))
-    try:
-        return (
-            await create_slot(
-                connection, slot, snapshot="nothing", two_phase=two_phase, failover=statement.options.failover
-            )
-        ).consistent_point
-    except PubsubError as error:
-        if error.hint is None:
-            error.hint = next((hint for part, hint in _SLOT_HINTS if part in error.message), None)
-        raise
-    except asyncio.CancelledError:
-        if not there:  # it may have been finished in that moment, and the connection is closed
-            async with await session.connect(statement.name, statement.connection) as another:
-                await drop_slot(another, slot, missing_ok=True, wait=True)
-        raise
-    finally:
-        telling.cancel()
-        await asyncio.wait({telling})
-
-
-async def _tell_what_it_waits_for(session: Session, statement: CreateSubscription, slot: str) -> None:
-    """A NOTICE for each transaction on the publisher that keeps the slot from being made: the command waits for its end."""
-    told: set[str] = set()
-    try:
-        await asyncio.sleep(_SLOT_PATIENCE)
-        async with await session.connect(statement.name, statement.connection) as connection:
-            while True:
-                for wait in await definitions.slot_waits(connection, slot.replace("_", "\\_")):
-                    warned = about_wait(wait)
-                    if (who := f"{wait.xid} {wait.pid}") not in told:
-                        told.add(who)
-                        session.notice(warned.message, detail=warned.detail, hint=warned.hint)
-                await asyncio.sleep(_SLOT_PATIENCE)
-    except PubsubError as error:
-        session.notice(f"what the slot waits for is not known: {error.message}", "LOG")
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:

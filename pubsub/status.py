@@ -141,7 +141,8 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         received_lsn=apply.received_lsn,
         flush_lsn=max(apply.flush_lsn or INVALID_LSN, origin) or None,
         publisher_lsn=apply.publisher_lsn or publisher.current_lsn,
-        lag_bytes=apply.lag_bytes,
+        # Without a worker it lags behind by what the publisher has since.
+        lag_bytes=_behind(apply, publisher, origin),
         lag_seconds=apply.lag_seconds,
         retained_wal_bytes=publisher.retained_wal_bytes,
         safe_wal_bytes=publisher.safe_wal_bytes,
@@ -154,6 +155,12 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
         tables=tuple(table(r) for r in state.relations if r.subid == oid),
     )
+
+
+def _behind(apply: WorkerStats, publisher: PublisherStatus, origin: Lsn) -> int | None:
+    if apply.lag_bytes is not None or publisher.current_lsn is None or not origin:
+        return apply.lag_bytes
+    return max(0, int(publisher.current_lsn) - int(origin))
 
 
 def _table(

@@ -292,3 +292,47 @@ def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, 
     replica.assert_equal("t", "u")
     assert status(replica)["enabled"]
     assert replica.node.statistics(replica.name)["apply_error_count"] == 0
+
+
+def test_a_slot_that_waits_is_given_up(replica: Replica, server: EmbeddedPostgres) -> None:
+    """DISABLE and DROP take effect while a table's slot can not be made; nothing of it stays on the publisher."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    with psycopg.connect(server.conninfo()) as open_one:
+        open_one.execute("INSERT INTO t VALUES (60, 0)")
+        replica.execute("CREATE TABLE late (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE late")
+        replica.alter("REFRESH PUBLICATION")
+        making = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION_SLOT%' AND state = 'active'"
+        wait_until(lambda: server.query(making), "the slot to be wanted")
+        replica.alter("DISABLE")
+        wait_until(lambda: not server.query(making), "the slot to be given up")
+        assert replica.slots() == [replica.name]
+        replica.alter("ENABLE")
+        wait_until(lambda: server.query(making), "the slot to be wanted again")
+        replica.execute("UPDATE t SET n = 7 WHERE id < 5")
+        replica.assert_equal("u", caught_up=False)
+        replica.drop()
+        assert replica.slots() == []
+        open_one.rollback()
+
+
+def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPostgres) -> None:
+    """18: idle_replication_slot_timeout; a disabled subscription is warned of it."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    replica.alter("DISABLE")
+    server.execute("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+    server.query("SELECT pg_reload_conf()")
+
+    def lost() -> bool:
+        server.execute("CHECKPOINT")
+        return server.query("SELECT invalidation_reason FROM pg_replication_slots") == [("idle_timeout",)]
+
+    wait_until(lost, "the slot to be invalidated", 60)
+    replica.alter("SET (disable_on_error = false)")  # looked at anew
+    assert "idle_timeout" in warned(replica, "has been invalidated")["detail"]
+    server.execute("ALTER SYSTEM RESET idle_replication_slot_timeout")
+    server.query("SELECT pg_reload_conf()")
+    replica.alter("ENABLE")
+    assert "idle_timeout" in failure(replica, "replication slot")["detail"]
+    resync(replica)
