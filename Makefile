@@ -6,6 +6,8 @@ PYTEST := $(BIN)/python -m pytest
 
 # A demo on a database of your own: make demo PG="host=… dbname=…"
 export PUBSUB_DEMO_PG := $(PG)
+# Processes that run tests side by side, each with a Spark session and servers of its own.
+JOBS ?= 2
 # Property tests: how many times the usual number of examples.
 FUZZ ?= 20
 
@@ -24,8 +26,8 @@ base:
 demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own, DEMO="--help" for options
 	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
-test: setup ## every test, with real servers and a real Spark
-	@exec $(PYTEST)
+test: setup ## every test, with real servers and a real Spark; JOBS (2) files of tests at a time
+	@exec $(PYTEST) -n $(JOBS) --dist loadfile
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak
