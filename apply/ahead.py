@@ -279,8 +279,9 @@ class Ahead:
         if any(name in destinations and destinations[name].after < end for name in streamed.passed_over):
             return None
         wanted = {}
+        by_relid = {destination.relid: destination for destination in destinations.values()}
         for name, work in streamed.works.items():
-            now = destinations.get(name)
+            now = by_relid.get(work.destination.relid)
             if now is None or now.after >= end:
                 continue  # the table has left, or has the transaction already
             if not _same(work.destination, now) or not await in_thread(partial(_keys_differ, work)):

@@ -228,6 +228,12 @@ class Batch:
             case _:
                 return  # Type and LogicalMessage: nothing here depends on them
 
+    def rename(self, oid: int, namespace: str, name: str) -> None:
+        """The relation goes by this name in the batch, whatever its messages say."""
+        self.relations[oid] = [
+            (seq, replace(message, namespace=namespace, name=name)) for seq, message in self.relations[oid]
+        ]
+
     def chunks(self, max_bytes: int | None = None) -> Generator[tuple[int, list[Block]]]:
         """All frames in order, as many blocks together as have at most `max_bytes` (None: all): the number of the first, blocks.
 

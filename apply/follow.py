@@ -145,6 +145,17 @@ class Follower:
                 again.append(error)
         return again
 
+    async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """The schema and name that the publisher's catalog has for those of the tables that are there."""
+        found = await self._look(relids)
+        return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
+
+    async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
+        """The table has another name from now on; everything before is committed."""
+        await self._catalog.rename_relation(self._subid, relid, schema, name)
+        if table is not None:
+            table.target = await in_thread(partial(alter.rename, table.target, f"{schema}.{name}"))
+
     async def _follow(
         self,
         batch: Batch,

@@ -57,6 +57,13 @@ class _Entry:
     """It is about to stop: only what is staged for it is still committed."""
     stopped: bool = False
     """It stopped alone, and gets nothing more."""
+    named: tuple[str, str] | None = None
+    """Schema and name in the last message of it."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Schema and name as the catalog has them."""
+        return self.relation.schema, self.relation.name
 
 
 def bring_back(error: PubsubError, subscription: str, relation: SubscriptionRel) -> str:
@@ -122,6 +129,8 @@ class ApplyTables:
         self._unread: set[int] = set()
         self._durable = INVALID_LSN
         self._draining = asyncio.Event()
+        # Tables whose names others have that came after them: dropped, and made again.
+        self._told_apart: set[int] = set()
         self._subscription = subscription
         self.types = BinaryTypes()
 
@@ -239,7 +248,11 @@ class ApplyTables:
         # A table that is not known may have joined a moment ago, without a copy: its rows are not to be passed over.
         if self._unread or not names <= self._by_name.keys():
             await self.load()
-        self._refuse_renamed(batch)
+        if self._follower is None:
+            self._refuse_renamed(batch)
+        else:
+            await self._follow_names(self._follower, batch, quiet)
+            names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
         for name in names:
             entry = self._by_name.get(name)
             if entry is None or entry.after is None:
@@ -269,6 +282,50 @@ class ApplyTables:
             for name, e in found.items()
             if e.columns is not None and e.after is not None
         }
+
+    async def _follow_names(
+        self, follower: Follower, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        """Tables are known by their oids: names that have changed are changed here too, and in the batch each goes by its own."""
+        renamed: dict[int, tuple[str, str]] = {}
+        doubtful: set[int] = set()
+        for oid, messages in batch.relations.items():
+            last = messages[-1][1]
+            entry = self._entries.get(oid)
+            if entry is None:
+                other = self._by_name.get((last.namespace, last.name))
+                if other is not None and other.after is not None:
+                    # Either the table was dropped and made again, or it has another name now, and this is none of ours.
+                    doubtful.add(other.relation.relid)
+            elif entry.after is not None and entry.named != (last.namespace, last.name):
+                renamed[oid] = (last.namespace, last.name)
+        renamed = {oid: name for oid, name in renamed.items() if name != self._entries[oid].name}
+        doubtful |= {
+            other.relation.relid for name in renamed.values() if (other := self._by_name.get(name)) is not None
+        }
+        doubtful -= renamed.keys() | self._told_apart
+        if doubtful:
+            now = await follower.renamed([*doubtful])
+            renamed |= {oid: name for oid, name in now.items() if name != self._entries[oid].name}
+            self._told_apart |= doubtful - renamed.keys()
+        # A name that another table still has is another's: it will have changed when the stream comes there.
+        taken = {entry.name for oid, entry in self._entries.items() if oid not in renamed}
+        renamed = {oid: name for oid, name in renamed.items() if name not in taken}
+        if renamed:
+            if quiet is None:
+                raise NotInPrerequisiteState("a table is renamed in a transaction in progress")
+            await quiet()
+            for oid, (schema, name) in renamed.items():
+                entry = self._entries[oid]
+                log.info("table was renamed as the publisher's was", relation=entry.relation.qualified_name, name=name)
+                await follower.rename(oid, entry.columns, schema, name)
+            await self.load()
+        for oid, messages in batch.relations.items():
+            entry = self._entries.get(oid)
+            if entry is not None:
+                last = messages[-1][1]
+                entry.named = (last.namespace, last.name)
+                batch.rename(oid, *entry.name)
 
     async def _copy_again(self, tables: Sequence[CopyAgain]) -> None:
         """They go back to their sync workers, as by RESYNC TABLE.  Raises StartAgain; its own error for one that was never copied."""

@@ -117,6 +117,10 @@ class Relations(Database):
         """Remember the table as it was decided at the copy (JSON text), and how many rows the publisher expects."""
         await self._set(subid, relid, definition=definition, estimated_rows=estimated_rows)
 
+    async def rename_relation(self, subid: int, relid: int, schema_name: str, name: str) -> None:
+        """The publisher has renamed the table, or moved it to another schema; its Delta table stays where it is."""
+        await self._set(subid, relid, schema_name=schema_name, name=name)
+
     async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
         """The table's worker failed, or (None) is well again."""
         await self._set(subid, relid, error=error, error_hint=hint)

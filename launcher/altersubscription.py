@@ -153,6 +153,8 @@ async def _refresh(
             await targets.warn_of_foreign_rows(
                 session, connection, subscription.name, subscription.publications, besides=have
             )
+        if subscription.options.schema_changes == "follow":
+            relations = await _follow_names(session, subscription, relations, published)
         gone, new = _difference(relations, published)
         if subscription.options.binary:
             await targets.refuse_binary(connection, new)
@@ -180,6 +182,23 @@ async def _refresh(
             )
             for one in plans:
                 session.notice(f'table "{one.target.relation}" added to subscription "{subscription.name}"', "DEBUG1")
+
+
+async def _follow_names(
+    session: Session,
+    subscription: Subscription,
+    relations: list[SubscriptionRel],
+    published: dict[Oid, PublishedTable],
+) -> list[SubscriptionRel]:
+    """Tables that the publisher has renamed have their new names here too."""
+    found = []
+    for relation in relations:
+        now = published.get(Oid(relation.relid))
+        if now is not None and (now.schema, now.name) != (relation.schema, relation.name):
+            await session.catalog.rename_relation(subscription.oid, relation.relid, now.schema, now.name)
+            relation = replace(relation, schema=now.schema, name=now.name)
+        found.append(relation)
+    return found
 
 
 def _difference(

@@ -361,6 +361,8 @@ class _OneTable:
     ) -> Mapping[tuple[str, str], Destination]:
         columns = self._columns
         if self._follower is not None:
+            if columns.relid in batch.relations:
+                batch.rename(columns.relid, *self._name)
             for again in await self._follower.follow(batch, [(columns, self._after)], quiet):
                 raise again
         return {

@@ -88,6 +88,28 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
     )
 
 
+def rename(table: TargetTable, relation: str) -> TargetTable:
+    """The table under the publisher's new name of it; the Delta table's property follows where we may write its log."""
+    renamed = replace(table, relation=relation)
+    if is_local(table.path):
+        log = TableLog(table.path)
+        for _ in range(_ATTEMPTS):
+            log.refresh()
+            if log.unsupported() is not None or log.properties.get("pubsub.relation") == relation:
+                break
+            try:
+                log.commit(
+                    _definition(log, renamed, schema.fields(log.metadata), {}),
+                    operation="SET TBLPROPERTIES",
+                    metrics={},
+                    user_metadata=None,
+                )
+                break
+            except FileExistsError:
+                continue
+    return renamed
+
+
 def _log_of(table: TargetTable) -> TableLog:
     reason: str | None = "it lies in another file system"
     if is_local(table.path):

@@ -197,3 +197,30 @@ def test_a_snapshot_before_the_change_shows_the_old_columns(replica: Replica) ->
     shown = replica.node.run(replica.node._node.snapshot(replica.name, at=before))
     version, path = shown.tables["public.a"]
     assert [field.name for field in DeltaTable(path, version=version).schema().fields] == ["id", "t", "n"]
+
+
+def test_renamed_tables_keep_their_rows_and_their_places(replica: Replica) -> None:
+    names = many(replica, 4)
+    paths = {name: replica.path(name) for name in names}
+    replica.execute(
+        # Renamed, moved, and two that change places.
+        "ALTER TABLE a0 RENAME TO b0; UPDATE b0 SET n = 3 WHERE id < 9",
+        "CREATE SCHEMA s; ALTER TABLE a1 SET SCHEMA s; UPDATE s.a1 SET n = 3 WHERE id < 9",
+        "UPDATE a2 SET n = 4 WHERE id = 1; ALTER TABLE a2 RENAME TO x; ALTER TABLE a3 RENAME TO a2; ALTER TABLE x RENAME TO a3;"
+        "UPDATE a2 SET n = 5 WHERE id = 2; UPDATE a3 SET n = 6 WHERE id = 3",
+    )
+    replica.assert_equal("b0", "s.a1", "a2", "a3")
+    assert [replica.path(name) for name in ("b0", "s.a1", "a3", "a2")] == list(paths.values())
+    # One that is renamed away from a table that takes its name and is none of ours.
+    replica.execute(
+        "ALTER TABLE b0 RENAME TO old; CREATE TABLE b0 (id int PRIMARY KEY); ALTER PUBLICATION p ADD TABLE b0;",
+        "INSERT INTO b0 VALUES (77)",
+        "UPDATE old SET n = 8 WHERE id = 4",
+    )
+    replica.assert_equal("old")
+    replica.alter("REFRESH PUBLICATION")
+    replica.execute("INSERT INTO b0 VALUES (78)")
+    replica.execute("ALTER TABLE a2 RENAME TO later")
+    replica.alter("REFRESH PUBLICATION")
+    replica.assert_equal("old", "s.a1", "later", "a3")
+    assert replica.relation("old").path == paths["a0"]
