@@ -6,7 +6,7 @@ all versions; a column that a version does not have reads as None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Literal
@@ -38,14 +38,12 @@ _BOOL, _CHAR, _NAME, _TEXT, _NODE_TREE = 16, 18, 19, 25, 194
 
 @dataclass(frozen=True, slots=True)
 class CatalogDefinition:
-    """`keys`: the sets of columns that rows are looked up by; `columns`: those that are read; `fixed`: oids of these that
-    can be read by themselves."""
+    """`keys`: the sets of columns that rows are looked up by; `columns`: those that are read."""
 
     name: CatalogName
     keys: tuple[tuple[str, ...], ...]
     columns: tuple[str, ...]
     shared: bool = False
-    fixed: tuple[str, ...] = ()
 
 
 DEFINITIONS: Final = (
@@ -65,7 +63,6 @@ DEFINITIONS: Final = (
             "relispartition",
             "relrewrite",
         ),
-        fixed=("relrewrite", "oid", "relfilenode"),
     ),
     CatalogDefinition(
         "pg_attribute",
@@ -162,17 +159,25 @@ class Row:
     They are made when they are asked for: of most rows few ever are.
     """
 
-    __slots__ = ("_layout", "_raw", "_values")
+    __slots__ = ("_base", "_layout", "_raw", "_row", "_values")
 
-    def __init__(self, layout: CatalogLayout, raw: Sequence[Raw]) -> None:
+    def __init__(self, layout: CatalogLayout, row: bytes) -> None:
         self._layout = layout
-        self._raw = raw
+        self._row = row
+        self._base = row[4] - ROW_IN_TUPLE
+        self._raw: Sequence[Raw] | None = None
         self._values: dict[str, Value] = {}
 
     def __getitem__(self, name: str) -> Value:
         values = self._values
         if name not in values:
-            values[name] = self._layout.value(self._raw, name)
+            reader = self._layout.readers.get(name)
+            if reader is not None:
+                values[name] = reader(self._row, self._base)
+            else:
+                if self._raw is None:
+                    self._raw = self._layout.deform(self._row)
+                values[name] = self._layout.value(self._raw, name)
         return values[name]
 
     def number(self, name: str) -> int:
@@ -208,31 +213,54 @@ class CatalogLayout:
         self._columns = {
             a.name: (number, a.type_oid) for number, a in enumerate(attributes) if a.name in definition.columns
         }
-        self._fixed = {name: _key_reader((name,), attributes) for name in definition.fixed}
-        self._keys = [_key_reader(key, attributes) for key in definition.keys]
+        self.readers: dict[str, Callable[[bytes, int], Value]] = {}
+        """Of the columns of fixed place: from a row, and where its columns begin in it."""
+        self._keys: list[Callable[[bytes, int], Value]] = []
+        self._fixed_bytes = 0
+        offset = 0
+        for attribute in attributes:
+            if attribute.length < 0:
+                break
+            offset += -offset % attribute.alignment
+            if attribute.name in self._columns:
+                self.readers[attribute.name] = self._reader(attribute.type_oid, offset, attribute.length)
+                self._fixed_bytes = offset + attribute.length
+            offset += attribute.length
+        for (name,) in definition.keys:
+            kind = self._columns[name][1]
+            self._keys.append(_name_bytes(offset_of(name, attributes)) if kind == _NAME else self.readers[name])
 
     def keys(self, row: bytes) -> list[int | bytes]:
-        """The row's key in each index of the definition: an oid, or a name's bytes.  Raises IndexError, struct.error."""
+        """The row's key in each index of the definition: an oid, or a name's bytes.  Raises IndexError where the row is too
+        short to have its columns of fixed place."""
         base = row[4] - ROW_IN_TUPLE
-        found: list[int | bytes] = []
-        for layout, offset in self._keys:
-            if layout is None:
-                start = base + offset
-                found.append(row[start : row.index(b"\0", start)])
-            else:
-                found.append(layout.unpack_from(row, base + offset)[0])
-        return found
+        if base < 0 or len(row) < base + self._fixed_bytes:
+            raise IndexError
+        return [key(row, base) for key in self._keys]  # type: ignore[misc]
 
     def read(self, row: bytes) -> Row:
-        """The row's values.  Raises DataCorrupted."""
-        return Row(self, self._rows.deform(row))
+        """The row, of which `keys` has been asked."""
+        return Row(self, row)
 
-    def fixed(self, row: bytes, name: str) -> int:
-        """An oid of the definition's `fixed` columns, without reading the row.  Raises IndexError, struct.error."""
-        layout, offset = self._fixed[name]
-        assert layout is not None
-        number: int = layout.unpack_from(row, row[4] - ROW_IN_TUPLE + offset)[0]
-        return number
+    def deform(self, row: bytes) -> Sequence[Raw]:
+        """All columns' values.  Raises DataCorrupted."""
+        return self._rows.deform(row)
+
+    def _reader(self, type_oid: int, offset: int, length: int) -> Callable[[bytes, int], Value]:
+        code = _INTEGERS.get(type_oid)
+        if code is not None:
+            unpack = Struct(code).unpack_from
+
+            def integer(row: bytes, base: int) -> Value:
+                number: int = unpack(row, base + offset)[0]
+                return number
+
+            return integer
+
+        def convert(row: bytes, base: int) -> Value:
+            return self._convert(type_oid, row[base + offset : base + offset + length])
+
+        return convert
 
     def value(self, raw: Sequence[Raw], name: str) -> Value:
         """A column of the definition; one that this version has not is NULL."""
@@ -282,16 +310,22 @@ def vector(value: bytes) -> tuple[int, ...]:
     return _vector(value)
 
 
-def _key_reader(key: tuple[str, ...], attributes: Sequence[CatalogAttribute]) -> tuple[Struct | None, int]:
-    """The layout and the offset of a key of one column, which lies among those of fixed length that are never NULL."""
-    (wanted,) = key
+def offset_of(name: str, attributes: Sequence[CatalogAttribute]) -> int:
+    """Where the column lies, one of those of fixed place."""
     offset = 0
     for attribute in attributes:
-        mask = attribute.alignment - 1
-        offset = (offset + mask) & ~mask
-        if attribute.name == wanted:
-            return (None if attribute.type_oid == _NAME else Struct("<I"), offset)
-        if attribute.length < 0:
-            break
+        offset += -offset % attribute.alignment
+        if attribute.name == name:
+            return offset
         offset += attribute.length
-    raise AssertionError(f"{wanted} is no column of fixed place")
+    raise AssertionError(f"{name} is no column of fixed place")
+
+
+def _name_bytes(offset: int) -> Callable[[bytes, int], Value]:
+    """A name as it is stored, without what fills it up."""
+
+    def read(row: bytes, base: int) -> Value:
+        start = base + offset
+        return row[start : row.index(b"\0", start)]
+
+    return read

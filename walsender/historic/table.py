@@ -59,7 +59,11 @@ class CatalogTable:
         found = CatalogTuple(row, xmin, xmax, keys)
         self.tuples[tid] = found
         for index, key in zip(self._indexes, keys, strict=True):
-            index.setdefault(key, {})[tid] = None
+            tids = index.get(key)
+            if tids is None:
+                index[key] = {tid: None}
+            else:
+                tids[tid] = None
         return found
 
     def remove(self, tid: Tid) -> None:

@@ -189,12 +189,12 @@ class CatalogTracker:
 
     def _follow_rewrite(self, row: bytes) -> None:
         """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
-        layout = self._active["pg_class"].layout
-        name = self._by_oid.get(layout.fixed(row, "relrewrite"))
+        values = self._active["pg_class"].layout.read(row)
+        name = self._by_oid.get(values.number("relrewrite"))
         if name is None:
             return
         # The stand-in of a mapped catalog is mapped itself; the file of a new relation has its oid for a number.
-        number = layout.fixed(row, "relfilenode") or layout.fixed(row, "oid")
+        number = values.number("relfilenode") or values.number("oid")
         if number not in self._files:
             self._files[number] = CatalogTable(self._active[name].layout)
 

@@ -40,6 +40,8 @@ _IMAGE: Final = Struct("<HHB")
 _U16: Final = Struct("<H")
 _U32: Final = Struct("<I")
 _LOCATOR: Final = Struct("<III")
+_ONE_BLOCK: Final = Struct("<BBHIIIIBB")
+"""A block's id, flags, length of its data, locator and number; id and length of the main data."""
 
 RelFileLocator = tuple[int, int, int]
 """Tablespace, database (0: shared), file number."""
@@ -108,6 +110,30 @@ def parse_record(
     if length > RECORD_HEADER_BYTES + 2 and data[main] == BLOCK_ID_DATA_SHORT and data[main + 1] == length - 26:
         # Main data alone, as most ends of transactions have.
         return Record(lsn, end_lsn, xid, rmgr, info, [], data[main + 2 : start + length], 0, 0)
+    if length > _ONE_BLOCK.size + RECORD_HEADER_BYTES:
+        block_id, flags, size, space, database, number, block, main_id, main_size = _ONE_BLOCK.unpack_from(data, main)
+        at = main + _ONE_BLOCK.size
+        if (
+            main_id == BLOCK_ID_DATA_SHORT
+            and block_id == 0
+            and flags & (BKPBLOCK_HAS_IMAGE | BKPBLOCK_SAME_REL | BKPBLOCK_HAS_DATA)
+            == (BKPBLOCK_HAS_DATA if size else 0)
+            and at + size + main_size == start + length
+        ):
+            # One block that has no image, as most others.
+            ref = BlockRef(
+                0,
+                (space, database, number),
+                flags & BKPBLOCK_FORK_MASK,
+                block,
+                bool(flags & BKPBLOCK_WILL_INIT),
+                data[at : at + size] if size else None,
+                None,
+                0,
+                0,
+                0,
+            )
+            return Record(lsn, end_lsn, xid, rmgr, info, [ref], data[at + size : start + length], 0, 0)
     try:
         return _parse(data, start, length, lsn, end_lsn, xid, info, rmgr)
     except (struct.error, IndexError) as error:
