@@ -1,116 +1,253 @@
-"""The publisher's decoder beside pg_recvlogical: the same WAL, one core, in one run.
+"""The publisher's decoder beside pg_recvlogical: the same WAL, in one run.
 
-    python -m bench.decoding [--rows N] [--transactions N]
+    python -m bench.decoding [--rows N] [--runs N]
 
-inserts    an INSERT of N rows            pgbench    N transactions of pgbench's mix
-skip       inserts of which nothing is published           ddl        N CREATE TABLEs with a row each
+decode-inserts     an INSERT of as many rows
+decode-pgbench     a tenth as many of pgbench's transactions, by four clients
+decode-skip        the inserts, of which nothing is published
+decode-ddl         pgbench's transactions with a burst of DDL statements in their midst: how much slower than without
 
-Ours is measured in processor seconds of the decoding itself, pg_recvlogical by the clock: it waits for a walsender that decodes.
+Ours is a process that reads the WAL from the server's directory, on one core, from the moment when the catalogs have been read;
+pg_recvlogical waits for a walsender that decodes what a slot was made in front of.  Both throw away what they get.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import resource
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
+from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
+from bench.subscribers import Failed
+from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
 from walsender.session import DecodeRequest, Session
 
-_SETTINGS: dict[str, str | int] = {"max_wal_size": "8GB", "autovacuum": "off", "wal_keep_size": "4GB"}
+NAMES: Final = ("decode-inserts", "decode-pgbench", "decode-skip", "decode-ddl")
+
+_DATABASE: Final = "decoding"
+_CLIENTS: Final = ("--client=4", "--jobs=2")
+_GOAL: Final = 0.5
+_SKIPPED_BYTES: Final = 60_000_000
+"""Of WAL in a second."""
+_MEMORY_GOAL: Final = 200 << 20
+_SLOWDOWN_GOAL: Final = 2.0
 
 
-def _position(server: EmbeddedPostgres) -> int:
-    server.execute("SELECT pg_logical_emit_message(true, 'bench', '')")
-    return int(Lsn.parse(str(server.query("SELECT pg_current_wal_insert_lsn()")[0][0])))
-
-
-async def _decode(server: EmbeddedPostgres, start: int, end: int, publication: str) -> tuple[float, int]:
-    """Processor seconds, and messages."""
-    count = 0
-
-    def write(lsn: int, xid: int, data: bytes) -> None:
-        nonlocal count
-        count += 1
-
-    options = {"proto_version": "1", "publication_names": publication}
-    with tempfile.TemporaryDirectory() as spill:
-        request = DecodeRequest(server.conninfo(), "pgoutput", options, Path(spill), start, end)
-        session = await Session.open(request, write, lambda _: None)
-        began = time.process_time()
-        await session.run()
-        seconds = time.process_time() - began
-        await session.close()
-    return seconds, count
-
-
-def _load(server: EmbeddedPostgres, name: str, rows: int, transactions: int) -> None:
-    if name in {"inserts", "skip"}:
-        server.execute(
-            f"INSERT INTO bench_rows SELECT g, g % 1000, md5(g::text), now() FROM generate_series(1, {rows}) g"
+def measure(
+    server: EmbeddedPostgres, wanted: Sequence[str], rows: int, runs: int, results: Results, say: Callable[[str], None]
+) -> None:
+    """All of `wanted`, into `results`.  The server is one that does nothing else, its WAL on this machine's disk."""
+    server.create_database(_DATABASE)
+    server.execute(
+        "CREATE TABLE rows (id bigint PRIMARY KEY, a int, b text, c timestamptz); CREATE TABLE other (x int);"
+        "CREATE PUBLICATION everything FOR ALL TABLES; CREATE PUBLICATION nothing FOR TABLE other",
+        _DATABASE,
+    )
+    _pgbench(server, "--initialize", "--quiet")
+    bench = _Decoding(server, runs, say)
+    transactions = max(8, rows // 10)
+    if "decode-inserts" in wanted or "decode-skip" in wanted:
+        load = bench.load(lambda: _insert(server, rows), "everything", "nothing")
+        if "decode-inserts" in wanted:
+            found, size = bench.both(load, "everything")
+            title = f"decoding {rows:,} inserts, {size / 1e6:.0f} MB of WAL"
+            results.comparisons.append(Comparison("decode-inserts", title, rows, _GOAL, found))
+        if "decode-skip" in wanted:
+            found, size = bench.both(load, "nothing")
+            title = f"decoding {size / 1e6:.0f} MB of WAL of which nothing is published (in bytes)"
+            compared = Comparison("decode-skip", title, size, None, found)
+            results.comparisons.append(compared)
+            seconds = compared.seconds(OURS) * _SKIPPED_BYTES / size
+            theirs = compared.seconds(THEIRS) * _SKIPPED_BYTES / size
+            title = "decoding 60 MB of WAL of which nothing is published"
+            results.limits.append(Limit("decode_skip", title, "seconds", seconds, theirs, 1.0))
+        bench.drop(load)
+    if "decode-pgbench" in wanted or "decode-ddl" in wanted:
+        load = bench.load(
+            lambda: _pgbench(server, "--no-vacuum", *_CLIENTS, f"--transactions={transactions // 4}"), "everything"
         )
-    elif name == "pgbench":
-        command = [str(binaries.program("pgbench")), "-n", "-c", "2", "-t", str(transactions // 2), server.conninfo()]
-        subprocess.run(command, check=True, capture_output=True)
-    else:
-        with server.connect() as connection:
-            for number in range(transactions // 5):
-                connection.execute(f"CREATE TABLE d{number} (a int PRIMARY KEY, b text)".encode())
-                connection.execute(f"INSERT INTO d{number} VALUES (1, 'x')".encode())
+        plain, plain_size = bench.both(load, "everything")
+        bench.drop(load)
+        title = f"decoding {transactions:,} pgbench transactions, {plain_size / 1e6:.0f} MB of WAL"
+        compared = Comparison("decode-pgbench", title, transactions * 4, _GOAL, plain)
+        if "decode-pgbench" in wanted:
+            results.comparisons.append(compared)
+        if "decode-ddl" in wanted:
+            statements = max(4, rows // 20 // 4 * 4)
+            load = bench.load(lambda: _burst(server, transactions, statements), "everything")
+            found, size = bench.both(load, "everything")
+            bench.drop(load)
+            title = f"… with {statements:,} DDL statements in their midst, {size / 1e6:.0f} MB of WAL (in bytes)"
+            mixed = Comparison("decode-ddl", title, size, None, found)
+            results.comparisons.append(mixed)
+            slower = [(mixed.seconds(side) / size) / (compared.seconds(side) / plain_size) for side in (OURS, THEIRS)]
+            title = "decoding a byte of WAL with the DDL statements, as a multiple of without"
+            results.limits.append(Limit("decode_ddl", title, "times", *slower, _SLOWDOWN_GOAL))
+    results.limits.append(Limit("decode_memory", "memory of the decoder", "bytes", bench.peak, goal=_MEMORY_GOAL))
+    server.drop_database(_DATABASE)
 
 
-def measure(name: str, rows: int, transactions: int) -> str:
-    """One line of figures."""
-    with EmbeddedPostgres("18", settings=_SETTINGS) as server:
-        pgbench = [str(binaries.program("pgbench")), "-i", "-q", "-s", "1", server.conninfo()]
-        subprocess.run(pgbench, check=True, capture_output=True)
-        server.execute(
-            "CREATE TABLE bench_rows (id bigint PRIMARY KEY, a int, b text, c timestamptz); CREATE TABLE other (x int); "
-            "CREATE PUBLICATION p FOR ALL TABLES; CREATE PUBLICATION none FOR TABLE other"
+class _Load:
+    """WAL from `start` to `end`; `slots`: by publication."""
+
+    def __init__(self, start: int, end: int, slots: dict[str, str]) -> None:
+        self.start, self.end, self.slots = start, end, slots
+
+
+class _Decoding:
+    def __init__(self, server: EmbeddedPostgres, runs: int, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._runs = runs
+        self._say = say
+        self.peak = 0
+        """Bytes of memory of the largest of our processes."""
+
+    def load(self, write: Callable[[], None], *publications: str) -> _Load:
+        """Write WAL that slots were made in front of."""
+        self._server.execute("CHECKPOINT")
+        slots = {publication: f"bench_{publication}" for publication in publications}
+        for slot in slots.values():
+            self._server.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')", _DATABASE)
+        start = self._position()
+        write()
+        return _Load(start, self._position(), slots)
+
+    def drop(self, load: _Load) -> None:
+        for slot in load.slots.values():
+            self._server.drop_slot(slot)
+
+    def both(self, load: _Load, publication: str) -> tuple[list[Run], int]:
+        """Each side, in turn first and second; and how many bytes of WAL it was."""
+        found: list[Run] = []
+        for number in range(self._runs):
+            for side in (THEIRS, OURS) if number % 2 == 0 else (OURS, THEIRS):
+                run = self._theirs(load, publication) if side == THEIRS else self._ours(load, publication)
+                self._say(f"  {side}: {run.seconds:.2f} s, {(load.end - load.start) / 1e6 / run.seconds:.1f} MB/s")
+                found.append(run)
+        return found, load.end - load.start
+
+    def _position(self) -> int:
+        self._server.execute("SELECT pg_logical_emit_message(true, 'bench', '')", _DATABASE)
+        return int(Lsn.parse(str(self._server.query("SELECT pg_current_wal_insert_lsn()")[0][0])))
+
+    def _theirs(self, load: _Load, publication: str) -> Run:
+        # Whoever receives confirms, and the slot forgets: each run has a copy of its own.
+        self._server.query(
+            f"SELECT pg_copy_logical_replication_slot('{load.slots[publication]}', 'bench_decoding')", _DATABASE
         )
-        server.execute("CHECKPOINT")
-        publication = "none" if name == "skip" else "p"
-        server.query("SELECT pg_create_logical_replication_slot('bench', 'pgoutput')")
-        start = _position(server)
-        _load(server, name, rows, transactions)
-        end = _position(server)
+        options = commands.pgoutput_options(180000, [publication])
         command = [
             str(binaries.program("pg_recvlogical")),
-            "-d",
-            server.conninfo(),
-            "-S",
-            "bench",
+            f"--dbname={self._server.conninfo(_DATABASE)}",
+            "--slot=bench_decoding",
             "--start",
-            "-f",
-            "/dev/null",
+            f"--endpos={Lsn(load.end)}",
+            "--file=/dev/null",
+            *(f"--option={name}={value}" for name, value in options.items()),
         ]
-        command += ["-o", "proto_version=1", "-o", f"publication_names={publication}", "--endpos", str(Lsn(end))]
         began = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True)
-        theirs = time.monotonic() - began
-        ours, messages = asyncio.run(_decode(server, start - 1, end, publication))
-    size = (end - start) / 1e6
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return (
-        f"{name:8} {size:6.1f} MB of WAL, {messages:8} messages   ours {size / ours:6.1f} MB/s   "
-        f"pg_recvlogical {size / theirs:6.1f} MB/s   ratio {theirs / ours:4.2f}   peak memory {memory:.0f} MB"
+        _run(command)
+        seconds = time.monotonic() - began
+        self._server.drop_slot("bench_decoding")
+        return Run(THEIRS, seconds)
+
+    def _ours(self, load: _Load, publication: str) -> Run:
+        ((directory,),) = self._server.query("SHOW data_directory")
+        arguments = [
+            self._server.conninfo(_DATABASE),
+            f"{directory}/pg_wal",
+            publication,
+            str(load.start - 1),
+            str(load.end),
+        ]
+        details = json.loads(_run([sys.executable, "-m", "bench.decoding", "decode", *arguments]))
+        self.peak = max(self.peak, details["memory"])
+        return Run(OURS, details["seconds"], {"decoder": details["cpu"]}, details["memory"])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failed(f"{Path(command[0]).name}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def _insert(server: EmbeddedPostgres, rows: int) -> None:
+    server.execute(
+        f"INSERT INTO rows SELECT g, g % 1000, md5(g::text), now() FROM generate_series(1, {rows}) g", _DATABASE
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.decoding", description=__doc__)
+def _pgbench(server: EmbeddedPostgres, *arguments: str) -> None:
+    conninfo = server.conninfo(_DATABASE) + " options='-c synchronous_commit=off'"
+    _run([str(binaries.program("pgbench")), *arguments, conninfo])
+
+
+def _burst(server: EmbeddedPostgres, transactions: int, statements: int) -> None:
+    half = f"--transactions={transactions // 8}"
+    _pgbench(server, "--no-vacuum", *_CLIENTS, half)
+    with server.connect(_DATABASE) as connection:
+        connection.execute("SET synchronous_commit = off")
+        for number in range(statements // 4):
+            for statement in (
+                f"CREATE TABLE d{number} (a int PRIMARY KEY, b text)",
+                f"ALTER TABLE d{number} ADD COLUMN c int",
+                f"INSERT INTO d{number} VALUES (1, 'x', 2)",
+                f"ALTER TABLE d{number} RENAME COLUMN b TO d",
+                f"INSERT INTO d{number} VALUES (2, 'x', 2)",
+                f"DROP TABLE d{number}",
+            ):
+                connection.execute(statement.encode())
+    _pgbench(server, "--no-vacuum", *_CLIENTS, half)
+
+
+async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:
+    options = {"proto_version": "1", "publication_names": publication}
+    with tempfile.TemporaryDirectory() as spill:
+        request = DecodeRequest(conninfo, "pgoutput", options, Path(spill), start, end, Path(wal))
+        session = await Session.open(request, lambda lsn, xid, data: None, lambda lsn: None)
+        began, cpu = time.monotonic(), time.process_time()
+        await session.run()
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+        await session.close()
+    return {"seconds": seconds, "cpu": cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["decode"]:
+        conninfo, wal, publication, start, end = sys.argv[2:]
+        print(json.dumps(asyncio.run(_decode(conninfo, wal, publication, int(start), int(end)))))
+        return 0
+    from rich.console import Console
+
+    from bench import machine, report
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.decoding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=lambda text: text.split(","), default=NAMES, metavar="NAME,…")
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--transactions", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=2)
     parsed = parser.parse_args()
-    for name in ("inserts", "pgbench", "skip", "ddl"):
-        print(measure(name, parsed.rows, parsed.transactions), flush=True)
+    results = Results()
+    settings: dict[str, str | int] = {"max_wal_size": "8GB", "autovacuum": "off"}
+    with EmbeddedPostgres("18", settings=settings) as server:
+        measure(server, parsed.only, parsed.rows, parsed.runs, results, lambda text: print(text, file=sys.stderr))
+        ((version,),) = server.query("SELECT split_part(version(), ' on ', 1)")
+    report.show(Console(width=132, highlight=False), results, {**machine.facts(), "postgresql": version})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

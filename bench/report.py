@@ -71,6 +71,8 @@ def _amount(value: float | None, unit: str) -> str:
             return f"{value / (1 << 20):,.0f} MB"
         case "rate":
             return f"{value:,.0f}"
+        case "times":
+            return f"{value:.2f} times"
         case _:
             return f"{value:.2f} s"
 

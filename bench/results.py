@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure of ours, to stay below `goal` if there is one; `theirs` is the stock subscriber's.  `unit`: seconds, bytes, rate."""
+    """A figure of ours, to stay below `goal` if there is one; `theirs` is PostgreSQL's.  `unit`: seconds, bytes, rate, times."""
 
     name: str
     title: str

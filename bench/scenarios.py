@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bench import large, machine
+from bench import decoding, large, machine
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber
 from bench.workload import Dataset, Orders, Pgbench, rate_of
@@ -54,7 +54,8 @@ ORDERS: Final = ("copy", "inserts", "updates", "random", "deletes")
 PGBENCH: Final = ("pgbench", "lag")
 RECEIVE: Final = ("receive",)
 LARGE: Final = large.NAMES
-ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE)
+DECODING: Final = decoding.NAMES
+ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Bench:
             (ORDERS, self._orders_group),
             (PGBENCH, self._pgbench_group),
             (LARGE, self._large_group),
+            (DECODING, self._decoding_group),
         ]
         workers_peak = 0
         with machine.MemoryWatch(self._ours.pid) as watch:
@@ -435,6 +437,13 @@ class Bench:
         cpu = {"machine": after.busy - before.busy, "stolen": after.stolen - before.stolen}
         self._say(f"  {side}: {seconds:.2f} s")
         return Run(side, seconds, cpu, details=details)
+
+    # Decoding
+
+    def _decoding_group(self, wanted: Sequence[str]) -> None:
+        plan = self._plan
+        self._begin("decoding", "decoding: writing WAL, reading it with pg_recvlogical and with ours")
+        decoding.measure(self._publisher, wanted, max(1, plan.rows // 5), plan.runs, self.results, self._say)
 
     # What they share
 

@@ -14,7 +14,6 @@ from walsender.decode.accounting import CHANGE, ROW, MemoryAccounting
 from walsender.decode.assembly import Assembly, Txn
 from walsender.decode.relations import IGNORED, Registry, Unknown
 from walsender.historic.tracker import CatalogTracker
-from walsender.historic.tuples import changes_tuples
 from walsender.output.plugin import OutputPlugin
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -220,8 +219,6 @@ class HeapDecoder:
 
     def _catalog(self, record: Record, txn: Txn | None) -> None:
         """A change of a catalog: the transaction sees it from here on."""
-        if not changes_tuples(record):
-            return
         changed = self._tracker.apply(record)
         if changed and txn is not None:
             self._registry.outdate(changed)

@@ -151,7 +151,9 @@ class CatalogTracker:
             for operation in operations(record, self._old_row):
                 tid = operation.block << 16 | operation.offset
                 if operation.kind == "insert":
-                    changed.append(self._key(table, table.insert(tid, operation.row, xid)))
+                    key = self._key(table, table.insert(tid, operation.row, xid))
+                    if not changed or changed[-1] != key:
+                        changed.append(key)
                     touched.append((table, tid, True))
                     if table.name == "pg_class":
                         self._follow_rewrite(operation.row)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from pubsub.errors import PubsubError
 from walsender.types.layout import ROW_HEADER_BYTES, ROW_IN_TUPLE, TUPLE_FIXED_HEADER
@@ -26,13 +25,15 @@ _DELETE: Final = Struct("<IHBB")
 _UPDATE: Final = Struct("<IHBBIH")
 _MULTI: Final = Struct("<BxH")
 _MULTI_TUPLE: Final = Struct("<HHHB")
+_HEAP: Final = int(Rmgr.HEAP)
+_HEAP2: Final = int(Rmgr.HEAP2)
+_NO_TUPLES: Final = frozenset({f.XLOG_HEAP_TRUNCATE, f.XLOG_HEAP_CONFIRM, f.XLOG_HEAP_LOCK})
 
 OldRow = Callable[[RelFileLocator, int, int], bytes | None]
 """The row that lies at (locator, block, offset number), where it is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class TupleOperation:
+class TupleOperation(NamedTuple):
     """`kind`: "insert", "delete", "inplace", or "remove" (of a speculative insertion that is taken back)."""
 
     kind: str
@@ -43,9 +44,9 @@ class TupleOperation:
 
 def changes_tuples(record: Record) -> bool:
     """Whether the record inserts, deletes or changes tuples."""
-    if record.rmgr == Rmgr.HEAP:
-        return record.info & f.XLOG_HEAP_OPMASK not in {f.XLOG_HEAP_TRUNCATE, f.XLOG_HEAP_CONFIRM, f.XLOG_HEAP_LOCK}
-    return record.rmgr == Rmgr.HEAP2 and record.info & f.XLOG_HEAP_OPMASK == f.XLOG_HEAP2_MULTI_INSERT
+    if record.rmgr == _HEAP:
+        return record.info & f.XLOG_HEAP_OPMASK not in _NO_TUPLES
+    return record.rmgr == _HEAP2 and record.info & f.XLOG_HEAP_OPMASK == f.XLOG_HEAP2_MULTI_INSERT
 
 
 def operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
@@ -63,7 +64,7 @@ def places(record: Record) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
     try:
         operation = record.info & f.XLOG_HEAP_OPMASK
         block = record.blocks[0].block
-        if record.rmgr == Rmgr.HEAP2:
+        if record.rmgr == _HEAP2:
             inserted = {(block, offset) for offset in _multi_offsets(record)}
         elif operation == f.XLOG_HEAP_INSERT:
             inserted.add((block, _U16.unpack_from(record.main)[0]))
@@ -81,7 +82,7 @@ def places(record: Record) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
 def _operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
     block = record.blocks[0]
     main = record.main
-    if record.rmgr == Rmgr.HEAP2:
+    if record.rmgr == _HEAP2:
         return _multi_insert(record, block)
     operation = record.info & f.XLOG_HEAP_OPMASK
     if operation == f.XLOG_HEAP_INSERT:
