@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,20 @@ from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 
+if TYPE_CHECKING:
+    from apply.prepared import PreparedTable
+
 _NO_END: Final = np.iinfo(np.int64).max
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Frames = Mapping[int, Sequence[rows.RowFrames]]
+
+
+class Window(Protocol):
+    """What a table needs that was copied under several snapshots, until the stream has passed the newest (tablesync.window)."""
+
+    async def complete(self, prepared: PreparedTable) -> PreparedTable:
+        """Just before the commit: the batch with the values that neither it nor the table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,8 @@ class Destination:
     `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: its rows are not all this
     subscription's, so that changes may meet what they do not expect (conflicts).
     `readings`: for Relation messages whose columns are not simply the table's of the same names.
+
+    With a `window` changes are upserts, and deletes of rows that may not be there.
     """
 
     relid: int
@@ -59,6 +71,7 @@ class Destination:
     before: Lsn | None = None
     contested: bool = False
     readings: Mapping[pgoutput.Relation, Reading] = field(default_factory=dict)
+    window: Window | None = None
 
     def reading(self, relation: pgoutput.Relation) -> Reading:
         """How rows under this message are read.  Raises NotInPrerequisiteState."""

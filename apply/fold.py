@@ -40,6 +40,7 @@ from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
 BASE_PREFIX: Final = "__base_".ljust(64, "_")
 COUNT_COLUMN: Final = "__count".ljust(64, "_")
+MOVED_COLUMN: Final = "__moved".ljust(64, "_")
 
 # Changes that are shown with their values.
 SHOWN: Final = 10
@@ -83,6 +84,9 @@ class Folded:
     table before anything is inserted, those of images among them unless the batch began with their INSERT.  `removed`, without
     a key: distinct rows, and in COUNT_COLUMN how many copies of each leave.
 
+    Folded as upserts, every touched key is among `deleted_keys`, and bool MOVED_COLUMN of `masked` says of a row that it left the
+    key under which it stood before the batch.
+
     `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
     `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
 
@@ -110,12 +114,14 @@ def fold(
     full: bool,
     truncate_before: int | None = None,
     present: Present | None = None,
+    upsert: bool = False,
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
     `key`: names of the columns that identify a row, or None; `full`: without a key, the old rows are whole (REPLICA IDENTITY
     FULL).  `truncate_before`: the number in the batch of the table's last TRUNCATE; changes before it are void.  `present`: what
-    the table holds; None: what the publisher's held.
+    the table holds; None: what the publisher's held.  `upsert`, with a key: rows may be in the table
+    already that the batch inserts.
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that says not which row it changes.
     """
     counts = np.bincount(changes.op, minlength=DELETE + UPDATE)
@@ -124,7 +130,7 @@ def fold(
         changes = _since(changes, truncate_before)
     missing = collisions = None
     if key:
-        (images, masked, deleted), missing, collisions = _fold_keyed(changes, key, truncated, present)
+        (images, masked, deleted), missing, collisions = _fold_keyed(changes, key, truncated, present, upsert)
         removed = _no_rows(changes)
     else:
         if present is not None:
@@ -196,7 +202,14 @@ class _EventKeys:
 
     def base(self, events: Indices) -> dict[str, Any]:
         """The keys under which the rows of these events stood before them."""
-        return _take(self.columns, np.where(self.left[events], self.left[events], events))
+        return _take(self.columns, self._base(events))
+
+    def moved(self, events: Indices) -> Mask:
+        """Whether a row has left, in the batch, the key under which the rows of these events stood before them."""
+        return np.isin(self.codes[self._base(events)], self.codes[self.left[np.flatnonzero(self.left)]])
+
+    def _base(self, events: Indices) -> Indices:
+        return np.where(self.left[events], self.left[events], events)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +256,7 @@ class _Touches:
 
 
 def _fold_keyed(
-    changes: Changes, key: Sequence[str], truncated: bool, present: Present | None
+    changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
 ) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None]:
     """Images, masked images and deleted keys; changes without a row, and those that met one."""
     values = changes.new
@@ -259,10 +272,11 @@ def _fold_keyed(
         lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
         met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
     final = np.sort(touches.event[touches.last() & touches.arrives])
-    deleted = touches.only(touches.first() & (changes.op[touches.event] != INSERT))
+    deleted = touches.only(touches.first() & (upsert | (changes.op[touches.event] != INSERT)))
     deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
-    return (*_images(values, missing, keys, touches, final), deleted_keys), lost, met
+    images, masked = _images(values, missing, keys, touches, final, upsert)
+    return (images, masked, deleted_keys), lost, met
 
 
 def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Mask:
@@ -345,7 +359,7 @@ def _without_skipped(touches: _Touches) -> _Touches:
 
 
 def _images(
-    values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices
+    values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices, upsert: bool
 ) -> tuple[Any, Any]:
     """The images of the events `final`, complete ones and masked ones."""
     events = len(keys.left)
@@ -376,7 +390,11 @@ def _images(
     for name, mask in still_missing.items():
         chain_start[mask] = sources[name][mask]
     masks = {name: mask[masked] for name, mask in still_missing.items()}
-    return rows(~masked), _masked(rows(masked), masks, names, pa.table(keys.base(chain_start[masked])))
+    starts = chain_start[masked]
+    images = _masked(rows(masked), masks, names, pa.table(keys.base(starts)))
+    if upsert:
+        images = images.append_column(MOVED_COLUMN, pa.array(keys.moved(starts)))
+    return rows(~masked), images
 
 
 def _chase(pointers: Indices) -> Indices:

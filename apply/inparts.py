@@ -93,11 +93,12 @@ def prepare(
     with ExitStack() as undo:
         for work in works:
             truncated = work.wanted.truncate_before is not None
+            rewrites = work.rewrites or work.wanted.destination.window is not None
             with blaming(work.wanted.destination):
                 look_for_others(stage, work.wanted.destination)
                 if work.wanted.destination.contested:
                     work.present = stage.present(work.wanted.destination.table)
-                work.sink = stage.parts(work.wanted.destination.table, rewrites=work.rewrites, replace_all=truncated)
+                work.sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
             undo.callback(work.sink.abort)
         for picks in _passes(works, part_bytes):
             _run(batch, picks, partitions, origin, chunk_bytes)
@@ -248,6 +249,7 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
             full=full,
             truncate_before=work.wanted.truncate_before,
             present=work.present,
+            upsert=destination.window is not None,
         )
         work.conflicts.add(judge(folded, batch, destination.table.relation, origin))
     work.sink.add(folded)

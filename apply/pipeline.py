@@ -532,6 +532,8 @@ class Pipeline:
         destination = prepared.destination
         if not await self._tables.may_write(destination.relid):
             return
+        if destination.window is not None:
+            prepared = await destination.window.complete(prepared)
         await faults.reached(f"commit {destination.table.relation}")
         try:
             await commit_table(self._engine, prepared, self._tables.version(destination.relid))

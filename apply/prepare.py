@@ -69,7 +69,14 @@ def _prepare_table(
     look_for_others(stage, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
     present = stage.present(table) if wanted.destination.contested else None
-    folded = fold(changes, table.key or None, full=full, truncate_before=truncate_before, present=present)
+    folded = fold(
+        changes,
+        table.key or None,
+        full=full,
+        truncate_before=truncate_before,
+        present=present,
+        upsert=wanted.destination.window is not None,
+    )
     conflicts = judge(folded, batch, table.relation, origin)
     staged = stage.write(table, folded, replace_all=truncate_before is not None)
     if present is not None and isinstance(staged, DirectStaged):

@@ -122,6 +122,27 @@ class ForeignCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """How copy number `generation` of a table is made, and up to where the stream must be followed for it to be whole.
+
+    `start` is the sync slot's consistent point; `until` is past every snapshot that was copied under (tablesync.window), and
+    is `start` while that is the slot's alone.  `version` is the Delta table's when the copy began.  `edges` are the first
+    blocks of its chunks, none for a table that is copied whole.  `snapshot` is the slot's, as pg_current_snapshot() has it.
+    `fingerprint` says what must not change until the copy is resumed; None: it can not be.  `attempts` name the data
+    files that the copy's attempts have written.
+    """
+
+    generation: int
+    start: Lsn
+    until: Lsn
+    version: int
+    edges: tuple[int, ...]
+    snapshot: str
+    fingerprint: str | None
+    attempts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionRel:
     """A row of pg_subscription_rel, with ours.
 

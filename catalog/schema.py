@@ -204,6 +204,22 @@ prepared: Final = Table(
     Column("prepared", UtcTime, nullable=False),
 )
 
+#: How a table is copied: what the copy's next attempt must know (catalog.records.CopyPlan).
+copy_plan: Final = Table(
+    "pubsub_copy_plan",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("start_lsn", LsnType, nullable=False),
+    Column("until_lsn", LsnType, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("edges", JSON, nullable=False),
+    Column("snapshot", Text, nullable=False),
+    Column("fingerprint", Text),
+    Column("attempts", JSON, nullable=False),
+)
+
 copy: Final = Table(
     "pubsub_copy_progress",
     metadata,

@@ -14,6 +14,7 @@ from typing import Self
 from sqlalchemy import select, update
 
 from catalog import schema
+from catalog.copies import Copies
 from catalog.database import connect, now
 from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
@@ -25,7 +26,7 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Statistics, Prepared, Requests):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod

@@ -140,6 +140,8 @@ def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
     """What apply and tablesync write (apply.delta.writer); other programs' metadata is none of ours."""
     try:
         found = json.loads(metadata or "null")
-        return Lsn.parse(found["first"]), Lsn.parse(found["last"])
+        first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
+        # A table that was copied under several snapshots shows nothing before it is whole (tablesync.window).
+        return first, max(last, Lsn.parse(found["until"])) if "until" in found else last
     except (ValueError, TypeError, KeyError, PubsubError):
         return None

@@ -3,25 +3,26 @@
     driver                   executor's Python worker (one a task)
     ranges of blocks ──────► connect, SET TRANSACTION SNAPSHOT, COPY … TO STDOUT (FORMAT csv)
                              some megabytes of rows ─► pyarrow.csv ─► record batches ─► a data file of the table
-    one commit ◄──────────── its `add`
+    the chunk is kept ◄───── its `add`, as each task ends
+    one commit of all
 
-So where Spark is local and the table is plain (apply.delta.direct).  Elsewhere the record batches go back to Spark, which
-writes the table; what runs on a cluster's executors, this module and pubsub.protocol, is shipped with the job.  Blocks; runs
-in one of Spark's threads.
+So where Spark is local and the table is plain (apply.delta.direct).  A chunk that was kept (apply.delta.chunks) is not read again
+by the copy's next attempt.  Elsewhere the record batches go back to Spark, which writes the table; what runs on a cluster's
+executors, this module and pubsub.protocol, is shipped with the job.  Blocks; runs in one of Spark's threads.
 """
 
 from __future__ import annotations
 
 import itertools
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from apply.delta import datafiles, direct
+from apply.delta import chunks, datafiles, direct
 from apply.delta.alter import for_copy
 from apply.delta.log import TableLog
 from apply.delta.table import Commit, TargetTable, fits, has_files, quote
@@ -29,7 +30,11 @@ from pubsub import faults
 from pubsub.errors import InvalidValue
 from pubsub.protocol import types
 from pubsub.publisher.connection import session_settings_sql
+from pubsub.publisher.snapshots import BEGIN
 from pubsub.sql.identifiers import quote_identifier, quote_literal
+
+if TYPE_CHECKING:
+    from catalog.records import CopyPlan
 
 # Rows handed to Arrow at once, in bytes of CSV.
 _CHUNK_BYTES: Final = 4 << 20
@@ -41,7 +46,7 @@ _MOST_RANGES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What to read: `columns` in the target's order, `blocks` None where a relation has no ctid of its own (a partitioned one).
+    """What to read: `columns` in the target's order.
 
     `row_filter` is the publications' WHERE as SQL.  `conninfo` may hold a password: it is kept out of the repr.
     """
@@ -53,7 +58,6 @@ class CopySource:
     columns: tuple[str, ...]
     snapshot: str
     row_filter: str | None
-    blocks: int | None
     only: bool
     lsn: str = ""
     """Of the snapshot."""
@@ -62,25 +66,37 @@ class CopySource:
         return f"CopySource({self.schema}.{self.name})"
 
 
-def ranges(blocks: int | None, parallelism: int) -> list[tuple[int, int | None] | None]:
-    """Block ranges (first, end exclusive), the last one open-ended: the table may grow until the snapshot is taken.
+Range = tuple[int, int | None] | None
 
-    None stands for the whole relation where ctid can not be used.
-    """
+
+def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
+    """The first block of each chunk of a table; none for one that has no ctid of its own (`blocks` None: a partitioned one)."""
     if blocks is None:
-        return [None]
+        return ()
     count = min(max(blocks // _LEAST_RANGE_BLOCKS, 1), _MOST_RANGES)
     if count > 1:
         # Whole rounds of tasks: no core idles while the last range is read.
         count = -(-count // parallelism) * parallelism
     elif blocks >= _LEAST_RANGE_BLOCKS // 8:
         count = parallelism
-    edges = [blocks * i // count for i in range(count)]
-    return [(first, end) for first, end in itertools.zip_longest(edges, edges[1:])]
+    return tuple(blocks * i // count for i in range(count))
 
 
-def statement(source: CopySource, block_range: tuple[int, int | None] | None) -> str:
-    """COPY for one range (copy_table in tablesync.c copies the whole)."""
+def ranges(edges: Sequence[int]) -> list[Range]:
+    """Block ranges (first, end exclusive), the last one open-ended: the table may grow until the snapshot is taken.
+
+    None stands for the whole relation where ctid can not be used.
+    """
+    return [(first, end) for first, end in itertools.zip_longest(edges, edges[1:])] or [None]
+
+
+def parallelism(session: Any) -> int:
+    """How many tasks run side by side."""
+    return int(session.sparkContext.defaultParallelism)
+
+
+def statement(source: CopySource, block_range: Range, keys: str | None = None) -> str:
+    """COPY for one range (copy_table in tablesync.c copies the whole), or with `keys`, a condition, for the rows that meet it."""
     columns = ", ".join(map(quote_identifier, source.columns))
     relation = f"{quote_identifier(source.schema)}.{quote_identifier(source.name)}"
     conditions = []
@@ -90,6 +106,8 @@ def statement(source: CopySource, block_range: tuple[int, int | None] | None) ->
             conditions.append(f"ctid >= '({first},0)'::pg_catalog.tid")
         if end is not None:
             conditions.append(f"ctid < '({end},0)'::pg_catalog.tid")
+    if keys is not None:
+        conditions.append(keys)
     if source.row_filter is not None:
         conditions.append(f"({source.row_filter})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -97,18 +115,40 @@ def statement(source: CopySource, block_range: tuple[int, int | None] | None) ->
     return f"COPY (SELECT {columns} FROM {only}{relation}{where}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
 
 
-def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, done: Any) -> None:
-    """Copy the table in one commit, which replaces whatever an unfinished copy left.
+def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tuple[int, bool]:
+    """Before a new copy: the table's version, and whether finished chunks can be kept and written over one another.
+
+    What the `earlier` copy's attempts have written, under the application id `earlier_copy`, is removed if it was never committed.
+    """
+    log = direct.log_of(table.path)
+    if log is None:
+        return 0, False
+    if earlier is not None and log.application_version(earlier_copy) is None:
+        for name in earlier.attempts:
+            datafiles.remove_copy(table.path, name)
+    return log.version, direct.accepts(log, table, rewrites=True)
+
+
+def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[datafiles.Action]]:
+    """The chunks that earlier attempts of the copy have finished; nothing, if the table has become Spark's to write."""
+    log = direct.log_of(table.path)
+    if log is None or not direct.accepts(log, table, rewrites=True):
+        return {}
+    return dict(chunks.committed(log, copy, plan.version))
+
+
+def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, done: Any, plan: CopyPlan) -> None:
+    """Copy the table in one commit, which replaces whatever it holds, keeping each chunk as it is finished.
 
     `done` is a Spark accumulator that counts the rows of finished ranges.  Raises what Spark raises; a failed range fails the job.
     """
     context = session.sparkContext
-    parts = ranges(source.blocks, context.defaultParallelism)
+    parts = ranges(plan.edges)
     if context.master.startswith("local"):
         log = direct.log_of(table.path)
         if log is not None:
             table, definition = for_copy(log, table)
-            _copy_directly(context, source, parts, log, table, record, done, definition)
+            _copy_directly(context, source, log, table, record, done, plan, definition)
             return
     else:
         _ship(context)
@@ -133,18 +173,30 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
 def _copy_directly(
     context: Any,
     source: CopySource,
-    parts: list[tuple[int, int | None] | None],
     log: TableLog,
     table: TargetTable,
     record: Commit,
     done: Any,
+    plan: CopyPlan,
     definition: Sequence[datafiles.Action],
 ) -> None:
-    """The tasks write the data files; here they are committed.  When the job fails, what its tasks have written is removed."""
-    name = str(uuid.uuid4())
-    schema = pa.schema([table.schema.field(column) for column in source.columns])
+    """The tasks write the data files; here they are committed.  When the job fails, what no commit names is removed."""
+    from tablesync.landing import Landing  # pyspark: a second that a daemon without a copy does not spend
 
-    def write(index: int) -> list[datafiles.Action]:
+    name = plan.attempts[-1]
+    parts = ranges(plan.edges)
+    schema = pa.schema([table.schema.field(column) for column in source.columns])
+    # Columns that the copy's commit maps anew have other names in the next attempt.
+    keeps = plan.fingerprint is not None and len(parts) > 1 and not (definition and table.mapped)
+    finished = kept(table, plan, record.app_id) if keeps else {}
+    for files in finished.values():
+        done.add(sum(direct.row_count(file) for file in files))
+    for earlier in plan.attempts[:-1]:
+        datafiles.remove_copy(table.path, earlier, but=_paths(finished))
+    landing = Landing()
+    landed = context.accumulator([], landing)
+
+    def write(index: int) -> None:
         def rows() -> Iterator[Any]:
             for batch in read_range(source, parts[index], schema):
                 done.add(batch.num_rows)
@@ -156,20 +208,40 @@ def _copy_directly(
                 }
                 yield pa.table(columns)
 
-        return datafiles.write(table, rows(), number=index, name=name)
+        landed.add([(index, datafiles.write(table, rows(), number=index, name=name))])
 
+    def keep() -> None:
+        while (chunk := landing.queue.get()) is not None:
+            if keeps:
+                chunks.commit(log, record.app_id, *chunk, plan.until)
+            finished[chunk[0]] = chunk[1]
+            faults.point(f"{len(finished)} chunks of {table.relation}")
+
+    missing = [index for index in range(len(parts)) if index not in finished]
     try:
-        added = context.parallelize(range(len(parts)), len(parts)).flatMap(write).collect()
+        with ThreadPoolExecutor(1, thread_name_prefix="chunks") as keeper:
+            keeping = keeper.submit(keep)
+            try:
+                if missing:
+                    context.parallelize(missing, len(missing)).foreach(write)
+            finally:
+                landing.queue.put(None)
+            keeping.result()
+        added = [file for _, files in sorted(finished.items()) for file in files]
         direct.commit_copy(log, table, added, record, definition)
     except BaseException:
         # A commit may fail after it was made (its fsync): the files are the table's then.
         if not any(name in path for path in log.files):
-            datafiles.remove_copy(table.path, name)
+            datafiles.remove_copy(table.path, name, but=_paths(finished) if keeps else ())
         raise
 
 
+def _paths(finished: Mapping[int, Sequence[datafiles.Action]]) -> set[str]:
+    return {file["add"]["path"] for files in finished.values() for file in files}
+
+
 def _reader(
-    source: CopySource, parts: list[tuple[int, int | None] | None], schema: pa.Schema, done: Any
+    source: CopySource, parts: list[Range], schema: pa.Schema, done: Any
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that runs in the executors' Python workers."""
 
@@ -183,31 +255,44 @@ def _reader(
     return read
 
 
-def read_range(
-    source: CopySource, block_range: tuple[int, int | None] | None, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def read_range(source: CopySource, block_range: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold."""
+    with session(source) as connection:
+        connection.execute(BEGIN)
+        connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
+        for rows in read(connection, source, statement(source, block_range), schema):
+            yield rows
+            faults.point(f"copying {source.schema}.{source.name}")
+        connection.execute("COMMIT")
+
+
+def session(source: CopySource) -> Any:
+    """A psycopg connection to the publisher, with the session parameters of every other."""
     import psycopg
 
+    connection = psycopg.connect(
+        source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
+    )
+    try:
+        connection.execute(session_settings_sql(connection.info.server_version).encode())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def read(connection: Any, source: CopySource, copy_statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows that a COPY statement gives, some megabytes at a time.  Raises as read_range does."""
     from pubsub.protocol.copytext import InvalidCopiedField, parse_copy
 
-    with psycopg.connect(
-        source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
-    ) as connection:
-        connection.execute(session_settings_sql(connection.info.server_version).encode())
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        try:
-            for rows in _batches(connection.pgconn, statement(source, block_range), schema, parse_copy):
-                yield rows
-                faults.point(f"copying {source.schema}.{source.name}")
-        except InvalidCopiedField as error:
-            raise InvalidValue(
-                f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message} '
-                f"(key {error.key}, copied at {source.lsn})",
-                sqlstate=error.sqlstate,
-            ) from error
-        connection.execute("COMMIT")
+    try:
+        yield from _batches(connection.pgconn, copy_statement, schema, parse_copy)
+    except InvalidCopiedField as error:
+        raise InvalidValue(
+            f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message} '
+            f"(key {error.key}, copied at {source.lsn})",
+            sqlstate=error.sqlstate,
+        ) from error
 
 
 def _batches(

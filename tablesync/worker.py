@@ -1,19 +1,23 @@
 """The sync worker of one table (tablesync.c: LogicalRepSyncTableStart, process_syncing_tables_for_sync).
 
-    i ─► d   its own slot, whose exported snapshot is copied by a Spark job in one commit
-      ─► f   the copy is committed, at the slot's consistent point
+    i ─► d   its own slot, whose exported snapshot is copied by a Spark job; finished chunks are kept
+      ─► f   the copy is committed, at the slot's consistent point; if it went on under another snapshot,
+             the slot is followed until the table is whole (window)
       ─► w   tells apply where it is; apply answers with the LSN to reach
       ─► c   follows the slot exactly up to there
       ─► s   stored with that LSN; the slot is dropped, and apply goes on
 
-Found in `f` after a crash, it goes on from there; in `d`, it starts over with a new slot, snapshot and generation.
+Found in `f` after a crash, it goes on from there; in `d`, with what chunks are finished, under a new snapshot.  Where that can not
+be, and when its slot is gone, it starts over with a new slot, snapshot and generation, and says why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,7 +40,7 @@ from apply.publisher import check_system
 from apply.tables import count_conflicts, note_others
 from apply.target import described_json, target_table
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
-from catalog.records import Subscription, SubscriptionRel
+from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
@@ -44,14 +48,16 @@ from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.publisher import definitions, replication
+from pubsub.publisher import definitions, replication, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import PublishedTable, TableDefinition
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.typechoices import TypeChoices
 from tablesync import copyjob
+from tablesync.plan import Conditions, conditions
 from tablesync.progress import follow_progress
+from tablesync.window import Window
 
 log = structlog.get_logger()
 
@@ -59,6 +65,16 @@ log = structlog.get_logger()
 def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
     """tablesync.c: ReplicationSlotNameForTablesync."""
     return f"pg_{subid}_sync_{relid}_{node_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The table as a transaction sees it, which keeps it from being rewritten as long as it lasts."""
+
+    definition: TableDefinition
+    target: TargetTable
+    source: copyjob.CopySource
+    conditions: Conditions
 
 
 class SyncWorker:
@@ -114,16 +130,19 @@ class SyncWorker:
             if relation.sync_slot is not None:
                 await self._drop_slot()
             return
-        if relation.state is not RelState.FINISHEDCOPY or not await self._slot_is_there():
+        if relation.state is RelState.INIT or not await self._slot_is_there():
             await self._copy()
+        elif relation.state is RelState.DATASYNC:
+            await self._go_on()
         try:
             if await self._catch_up():
                 await self._drop_slot()
         except BaseExceptionGroup as errors:
-            if errors.subgroup(CopyAgain) is None:
+            again = errors.subgroup(CopyAgain)
+            if again is None:
                 raise
             await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.INIT)
-            log.info("table was altered while it was copied, and is copied again", relation=relation.qualified_name)
+            log.info("table is copied again", relation=relation.qualified_name, reason=_reason(again))
 
     def drain(self) -> None:
         """End soon; what is not done is done by the next worker."""
@@ -133,7 +152,7 @@ class SyncWorker:
     async def _make_target(self) -> None:
         """The Delta table of a table that joined without a copy."""
         async with await self._connect(replication=False) as connection:
-            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await connection.execute(snapshots.BEGIN)
             _, definition, target = await self._described(connection)
             await connection.execute("COMMIT")
         with self._blaming():
@@ -153,17 +172,23 @@ class SyncWorker:
 
     async def _slot_is_there(self) -> bool:
         async with await self._connect(replication=False) as connection:
-            return await definitions.slot_info(connection, self._slot) is not None
+            slot = await definitions.slot_info(connection, self._slot)
+        return slot is not None and slot.wal_status != "lost" and slot.invalidation_reason is None
 
     async def _drop_slot(self) -> None:
         async with await self._connect(replication=True) as connection:
             await replication.drop_slot(connection, self._slot, missing_ok=True, wait=True)
         await self._catalog.set_sync_slot(self._subscription.oid, self._relation.relid, None)
 
+    def _app_id(self, generation: int) -> str:
+        return delta.application_id(self._node_id, self._subscription.oid, self._relation.relid, generation)
+
     # d
 
     async def _copy(self) -> None:
+        """From the beginning: a new slot, and all chunks under its snapshot."""
         subscription, relation = self._subscription, self._relation
+        earlier = await self._catalog.copy_plan(subscription.oid, relation.relid)
         # The connection that exported the snapshot stays open and idle until every range has imported it.
         async with await self._connect(replication=True) as exporter:
             await check_system(exporter, await self._catalog.subscription(subscription.oid))
@@ -179,34 +204,106 @@ class SyncWorker:
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
-            source, target, definition = await self._source(created.snapshot_name, created.consistent_point)
-            rows = definition.estimated_rows
-            with self._blaming():
-                await self._prepare_target(target)
-            await self._catalog.set_relation_definition(
-                subscription.oid, relation.relid, described_json(target, definition, created.consistent_point), rows
-            )
-            app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, generation)
-            record = Commit(app_id, created.consistent_point, created.consistent_point)
-            log.info("copy has started", relation=relation.qualified_name, lsn=str(created.consistent_point))
-            async with follow_progress(self._catalog, subscription, relation, rows, self._slot, self._engine) as done:
+            async with await self._connect(replication=False) as holder:
+                await holder.execute(snapshots.BEGIN)
+                await holder.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(created.snapshot_name)}")
+                table = await self._held(holder, created.snapshot_name, created.consistent_point)
                 with self._blaming():
-                    await self._engine.run(copyjob.copy, source, target, record, done)
-        await faults.reached(f"copy committed {relation.qualified_name}")
+                    await self._prepare_target(table.target)
+                rows = table.definition.estimated_rows
+                described = described_json(table.target, table.definition, created.consistent_point)
+                await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
+                version, writable = await asyncio.to_thread(
+                    copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
+                )
+                blocks = table.definition.pages if table.source.only else None
+                plan = CopyPlan(
+                    generation=generation,
+                    start=created.consistent_point,
+                    until=created.consistent_point,
+                    version=version,
+                    edges=copyjob.edges(blocks, await self._engine.run(copyjob.parallelism)),
+                    snapshot=await snapshots.visible(holder),
+                    fingerprint=table.conditions.fingerprint if writable else None,
+                    attempts=(str(uuid.uuid4()),),
+                )
+                await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
+                log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
+                await self._copy_rows(plan, table.source, table.target, rows)
+
+    async def _go_on(self) -> None:
+        """The copy that an earlier worker began: its finished chunks stay, if they can."""
+        subscription, relation = self._subscription, self._relation
+        plan = await self._catalog.copy_plan(subscription.oid, relation.relid)
+        if plan is None or plan.generation != relation.copy_generation:
+            await self._copy()
+            return
+        if await asyncio.to_thread(delta.committed_lsn, relation.path, self._app_id(plan.generation)) is not None:
+            await self._copied(plan)
+            return
+        async with await self._connect(replication=False) as holder:
+            await holder.execute(snapshots.BEGIN)
+            snapshot = await snapshots.export(holder)
+            seen = await snapshots.end_of_wal(holder)
+            table = await self._held(holder, snapshot, seen)
+            kept = 0
+            if plan.fingerprint is not None:
+                kept = len(await asyncio.to_thread(copyjob.kept, table.target, plan, self._app_id(plan.generation)))
+            obstacle = table.conditions.obstacle(plan, kept)
+            if obstacle is None:
+                if await snapshots.lacks(holder, plan.snapshot):
+                    raise NotInPrerequisiteState(
+                        f'the copy of table "{relation.qualified_name}" can not go on yet',
+                        detail="A transaction that it has seen is not visible to others: it waits for a synchronous standby.",
+                    )
+                plan = replace(
+                    plan,
+                    until=max(plan.until, seen),
+                    attempts=(*plan.attempts, str(uuid.uuid4())),
+                )
+                await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
+                log.info(
+                    "copy goes on",
+                    relation=relation.qualified_name,
+                    lsn=str(plan.start),
+                    chunks=f"{kept} of {len(plan.edges)}",
+                )
+                await faults.reached(f"copy goes on {relation.qualified_name}")
+                await self._copy_rows(plan, table.source, table.target, table.definition.estimated_rows)
+                return
+        log.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
+        await self._copy()
+
+    async def _copy_rows(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int) -> None:
+        until = plan.until if plan.until > plan.start else None
+        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
+        async with follow_progress(
+            self._catalog, self._subscription, self._relation, rows, self._slot, self._engine
+        ) as done:
+            with self._blaming():
+                await self._engine.run(copyjob.copy, source, target, record, done, plan)
+        await faults.reached(f"copy committed {self._relation.qualified_name}")
+        await self._copied(plan)
+
+    async def _copied(self, plan: CopyPlan) -> None:
+        relation = self._relation
         await self._catalog.set_relation_state(
-            subscription.oid, relation.relid, RelState.FINISHEDCOPY, created.consistent_point
+            self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, plan.start
         )
         await faults.reached(f"copy finished {relation.qualified_name}")
-        log.info("copy is done", relation=relation.qualified_name, lsn=str(created.consistent_point))
+        log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
 
-    async def _source(self, snapshot: str, lsn: Lsn) -> tuple[copyjob.CopySource, TargetTable, TableDefinition]:
-        """What to copy and into what, as the snapshot sees the table."""
-        subscription = self._subscription
-        async with await self._connect(replication=False) as connection:
-            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
-            found, definition, target = await self._described(connection)
-            await connection.execute("COMMIT")
+    async def _held(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
+        """The table as the connection's transaction sees it, which is `snapshot`; it is not rewritten until the transaction ends."""
+        subscription, relation = self._subscription, self._relation
+        found, definition, target = await self._described(connection)
+        seen, current = await snapshots.hold_table(connection, definition.schema, definition.name, relation.relid)
+        if seen != current:
+            raise NotInPrerequisiteState(
+                f'table "{relation.qualified_name}" was rewritten while its copy began',
+                detail="Its rows have moved since the snapshot was taken.",
+            )
+        publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
         plain = definition.kind == "r"
         source = copyjob.CopySource(
             conninfo=subscription.conninfo,
@@ -216,11 +313,12 @@ class SyncWorker:
             columns=tuple(field.name for field in target.schema),
             snapshot=snapshot,
             row_filter=found.row_filter,
-            blocks=definition.pages if plain else None,
             only=plain,
             lsn=str(lsn),
         )
-        return source, target, definition
+        return Described(
+            definition, target, source, conditions(subscription, found, definition, target, publishing, seen)
+        )
 
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
         """The table as the connection's transaction sees it published."""
@@ -278,16 +376,14 @@ class SyncWorker:
     async def _catch_up(self) -> bool:
         """From the copy to where apply takes over.  False when told to end before that."""
         subscription = self._subscription
+        at = await self._made_whole()
         relation = await self._catalog.relation(subscription.oid, self._relation.relid)
-        if relation is None:
+        if relation is None or at is None:
             return False
-        assert relation.lsn is not None
-        app_id = delta.application_id(self._node_id, subscription.oid, relation.relid, relation.copy_generation)
-        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
-        at = max(held, relation.lsn)
+        app_id = self._app_id(relation.copy_generation)
         catchup = await self._handover.catchup_lsn(relation.relid, at)
         await faults.reached(f"catchup {relation.qualified_name}")
-        if catchup > at and not await self._follow(relation, app_id, at, held, catchup):
+        if catchup > at and not await self._follow(relation, app_id, at, catchup):
             return False
         await faults.reached(f"caught up {relation.qualified_name}")
         await self._catalog.set_relation_state(subscription.oid, relation.relid, RelState.SYNCDONE, catchup)
@@ -296,12 +392,58 @@ class SyncWorker:
         log.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
         return True
 
-    async def _follow(self, relation: SubscriptionRel, app_id: str, at: Lsn, held: Lsn, catchup: Lsn) -> bool:
+    async def _made_whole(self) -> Lsn | None:
+        """Where the table is, once it holds the rows of one moment; None when told to end before that, or it has left."""
+        relation = await self._catalog.relation(self._subscription.oid, self._relation.relid)
+        if relation is None:
+            return None
+        assert relation.lsn is not None
+        app_id = self._app_id(relation.copy_generation)
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
+        at = max(held, relation.lsn)
+        plan = await self._catalog.copy_plan(self._subscription.oid, relation.relid)
+        if plan is None or plan.generation != relation.copy_generation or plan.until <= at:
+            return at
+        return await self._pass_window(relation, app_id, at, plan.until)
+
+    async def _pass_window(self, relation: SubscriptionRel, app_id: str, at: Lsn, until: Lsn) -> Lsn | None:
+        """Follow the slot until the table is whole (window).  None when told to end before that."""
+        async with await self._connect(replication=False) as connection:
+            await connection.execute(snapshots.BEGIN)
+            table = await self._held(connection, "", INVALID_LSN)
+            await connection.execute("COMMIT")
+        target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
+        same = target.key == table.target.key and all(field in target.schema for field in table.target.schema)
+        window = Window(
+            relation,
+            until,
+            target.schema,
+            table.source if same else None,
+            {column.name: column.type_name for column in table.definition.columns},
+            catalog=self._catalog,
+            engine=self._engine,
+        )
+        log.info("copy is followed until it is whole", relation=relation.qualified_name, lsn=str(at), until=str(until))
+        await faults.reached(f"window {relation.qualified_name}")
+        while at < window.until:
+            stop = window.until
+            if not await self._follow(relation, app_id, at, stop, window):
+                return None
+            at = stop
+        # From here on nothing is in doubt: another worker need not go this way again.
+        await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, at)
+        await faults.reached(f"whole {relation.qualified_name}")
+        return at
+
+    async def _follow(
+        self, relation: SubscriptionRel, app_id: str, at: Lsn, catchup: Lsn, window: Window | None = None
+    ) -> bool:
         columns = await load(relation.relid, app_id, relation.path, relation.qualified_name, relation.definition)
         following = follower(self._catalog, self._subscription)
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
         async with await self._connect(replication=True) as connection:
             types = await binary_types(self._subscription, connection)
-            tables = _OneTable(f"{self._slot}", columns, at, types, following, relation, held, self._catalog)
+            tables = _OneTable(f"{self._slot}", columns, at, types, following, relation, held, self._catalog, window)
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._slot, at, options)
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
@@ -326,6 +468,13 @@ class SyncWorker:
         return pipeline.flushed >= catchup
 
 
+def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error.reason if isinstance(error, CopyAgain) else str(error)
+
+
 class _OneTable:
     """pipeline.Tables for the catch-up: one table, whose own version is all that need be stored.
 
@@ -344,8 +493,10 @@ class _OneTable:
         relation: SubscriptionRel,
         version: Lsn,
         catalog: Catalog,
+        window: Window | None,
     ) -> None:
         self.origin = origin
+        self._window = window
         self._catalog = catalog
         self._subid = relation.subid
         self._columns = columns
@@ -372,8 +523,9 @@ class _OneTable:
                 columns.app_id,
                 self._after,
                 self._types,
-                contested=self._contested,
+                contested=self._contested and self._window is None,
                 readings=columns.readings,
+                window=self._window,
             )
         }
 

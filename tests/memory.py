@@ -80,6 +80,8 @@ class MemoryDelta:
     def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> MemoryParts:
         return MemoryParts(self, table, replace_all)
 
+    def forget(self, path: str) -> None: ...
+
     # writer.commit
 
     def commit(self, staged: Staged, record: Commit) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -72,9 +72,9 @@ def remove(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_copy(path: str, name: str) -> None:
-    """Remove what `write` made under `name`, of whichever process."""
-    remove(directory(path).glob(f"part-*-{name}-c000.zstd.parquet"))
+def remove_copy(path: str, name: str, but: Container[str] = ()) -> None:
+    """Remove what `write` made under `name`, of whichever process, `but` for these files."""
+    remove(file for file in directory(path).glob(f"part-*-{name}-c000.zstd.parquet") if file.name not in but)
 
 
 def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: str | None = None) -> list[Action]:

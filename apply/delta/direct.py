@@ -31,7 +31,7 @@ from apply.delta.datafiles import Action
 from apply.delta.keys import KeySet
 from apply.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local_path
 from apply.delta.table import Commit, TargetTable
-from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from apply.fold import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 
 _BATCH_ROWS: Final = 1 << 18
@@ -139,7 +139,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             if others and (staged.still_holds is None or not staged.still_holds()):
                 raise OthersWereFirst(others)
             changes = _changes(staged)
-            if _commit(log, changes, record, sum(_rows(action["add"]) for action in staged.added)):
+            if _commit(log, changes, record, sum(row_count(action) for action in staged.added)):
                 staged.added = []
                 staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
                 return
@@ -168,7 +168,7 @@ def commit_copy(
                 raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
             now = int(time.time() * 1000)
             changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
-            if _commit(log, changes, record, sum(_rows(action["add"]) for action in added)):
+            if _commit(log, changes, record, sum(row_count(action) for action in added)):
                 return
     raise _no_room(table)
 
@@ -249,8 +249,9 @@ def _merge_small(log: TableLog, table: TargetTable) -> None:
             datafiles.remove(log.table / action["add"]["path"] for action in added)
 
 
-def _rows(add: Mapping[str, Any]) -> int:
-    return int(json.loads(add["stats"])["numRecords"])
+def row_count(action: Mapping[str, Any]) -> int:
+    """The rows of a data file that its `add` action names."""
+    return int(json.loads(action["add"]["stats"])["numRecords"])
 
 
 def _changes(staged: DirectStaged) -> _Changes:
@@ -484,8 +485,7 @@ def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequen
     """
     table, masked = staged.table, staged.masked
     names = table.schema.names
-    bases = masked.select([f"{BASE_PREFIX}{index}" for index in range(len(table.key))])
-    of_key = wanted.rows(bases.rename_columns(list(table.key)).combine_chunks())
+    of_key = wanted.rows(_bases(staged))
     needed = np.zeros(len(wanted), np.bool_)
     needed[of_key] = True
     flagged = [name for index, name in enumerate(names) if f"{UNCHANGED_PREFIX}{index}" in masked.column_names]
@@ -507,15 +507,62 @@ def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequen
     masked, at = masked.filter(there), pa.array(places[places >= 0])
     if masked.num_rows == 0:
         return table.schema.empty_table()
-    old = pa.Table.from_batches(pieces).combine_chunks()
+    return _unmasked(table, masked, pa.Table.from_batches(pieces).combine_chunks().take(at))
+
+
+def _bases(staged: DirectStaged) -> Any:
+    """The keys under which the rows of the masked images stand in the table."""
+    bases = staged.masked.select([f"{BASE_PREFIX}{index}" for index in range(len(staged.table.key))])
+    return bases.rename_columns(list(staged.table.key)).combine_chunks()
+
+
+def _unmasked(table: TargetTable, masked: Any, old: Any) -> Any:
+    """The masked images with their unchanged values from the rows of `old`, one for each."""
     columns = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(table.schema.names):
         column = masked.column(name)
-        if name in flagged:
-            kept = old.column(name).take(at).cast(column.type)
+        if f"{UNCHANGED_PREFIX}{index}" in masked.column_names:
+            kept = old.column(name).cast(column.type)
             column = _choose(masked.column(f"{UNCHANGED_PREFIX}{index}"), kept, column)
         columns.append(column)
-    return pa.table(columns, names=names)
+    return pa.table(columns, names=table.schema.names)
+
+
+def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt.NDArray[np.bool_]:
+    """Of a batch folded as upserts, which masked images have no row of the table to be completed from.
+
+    Either there is none, or it may be another's: the row has left its key, and that is one of `doubtful` (None: each is).
+    """
+    bases = _bases(staged)
+    wanted = KeySet(staged.deleted_keys.select(list(staged.table.key)))
+    of_key = wanted.rows(bases)
+    there = np.zeros(len(wanted), np.bool_)
+    with staged.log.writing:
+        staged.log.refresh()
+        for one in _find(staged.log, wanted, staged.table):
+            there[one.key_rows] = True
+    moved: npt.NDArray[np.bool_] = np.asarray(staged.masked.column(MOVED_COLUMN))
+    if doubtful is not None:
+        suspect = np.zeros(len(moved), np.bool_)
+        for keys_ in doubtful:
+            suspect |= keys_.rows(bases) >= 0
+        moved = moved & suspect
+    without: npt.NDArray[np.bool_] = np.logical_or(~there[of_key], moved)
+    return without
+
+
+def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: Any) -> None:
+    """Complete the `chosen` masked images from `rows`, found by the images' own keys; those without a row are left out."""
+    table = staged.table
+    masked = staged.masked.filter(pa.array(chosen))
+    rest = staged.masked.filter(pa.array(~chosen))
+    staged.masked = rest if rest.num_rows else None
+    key = list(table.key)
+    at = KeySet(rows.select(key)).rows(masked.select(key).combine_chunks())
+    masked = masked.filter(pa.array(at >= 0))
+    if masked.num_rows:
+        old = rows.take(pa.array(at[at >= 0]))
+        staged.added += datafiles.write(table, [_unmasked(table, masked, old)])
 
 
 def _choose(flags: Any, kept: Any, new: Any) -> Any:

@@ -300,6 +300,10 @@ class TableLog:
         DeltaTable(str(self.table)).create_checkpoint()
         self._checkpoint = self._state.version
 
+    def actions(self, version: int) -> list[dict[str, Any]] | None:
+        """The actions of one commit; None when it is not there, or no longer.  Raises DataCorrupted."""
+        return self._read(version)
+
     def _look(self, version: int) -> tuple[int, int] | None:
         """What tells a version's file from another of its name; None when it is gone."""
         try:

@@ -56,16 +56,21 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction."""
+    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction.
+
+    Before `until` the table is none of the publisher's states: it was copied under several snapshots (tablesync.window).
+    """
 
     app_id: str
     first: Lsn
     last: Lsn
+    until: Lsn | None = None
 
     @property
     def user_metadata(self) -> str:
         """What the commit's userMetadata says (pubsub.snapshot reads it)."""
-        return json.dumps({"first": str(self.first), "last": str(self.last)})
+        until = {} if self.until is None else {"until": str(self.until)}
+        return json.dumps({"first": str(self.first), "last": str(self.last), **until})
 
 
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:

@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -24,13 +24,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import apply.pipeline
+import apply.publisher
 import apply.worker
 import launcher.runner
 import tablesync.worker
 from apply.delta import writer
 from apply.delta.table import application_id
 from apply.handover import Handover
-from catalog.records import Subscription, SubscriptionRel
+from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState, may_store
 from launcher.runner import Runner, Surroundings
 from pubsub import faults
@@ -46,6 +47,7 @@ from tests.virtual_time import run
 
 TABLES = {16384 + i: relation(16384 + i, name) for i, name in enumerate("abc")}
 MAIN = "s"
+CHUNKS = 3
 
 
 class Chance:
@@ -88,6 +90,9 @@ class World:
             for oid, r in TABLES.items()
         }
         self.origin = INVALID_LSN
+        self.plans: dict[int, CopyPlan] = {}
+        # Finished chunks: rows by the copy's application id and the chunk's number.
+        self.chunks: dict[str, dict[int, Counter[Any]]] = {}
         self.counter = 0
         self.violations: list[str] = []
         self._row = 0
@@ -126,8 +131,15 @@ class World:
             if end > after
         ]
 
-    def snapshot(self, oid: int, at: Lsn) -> Counter[Any]:
-        return Counter((row, "x") for end, rows in self.transactions if end <= at for o, row in rows if o == oid)
+    def snapshot(self, oid: int, at: Lsn, chunk: int) -> Counter[Any]:
+        """The rows of one of CHUNKS chunks, as they were at `at`."""
+        return Counter(
+            (row, "x")
+            for end, rows in self.transactions
+            if end <= at
+            for o, row in rows
+            if o == oid and row % CHUNKS == chunk
+        )
 
 
 class Stream:
@@ -181,6 +193,15 @@ class Stream:
             raise ConnectionFailure("the connection is closed")
 
 
+@dataclass(frozen=True)
+class Source:
+    """copyjob.CopySource: a table as it was at an LSN."""
+
+    oid: int
+    at: Lsn
+    only: bool = True
+
+
 class Connection:
     """publisher.connection.Connection; a slot is free again when the connection that used it is closed."""
 
@@ -194,6 +215,10 @@ class Connection:
     async def connect(cls, conninfo: str, **_: Any) -> Self:
         await cls.world.chance.step()
         return cls()
+
+    async def execute(self, sql: str) -> str:
+        await self.world.chance.step()
+        return ""
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,7 +249,7 @@ class Replication:
         await self.world.chance.step()
         assert name not in self.world.slots
         self.world.slots[name] = self.world.wal
-        return CreatedSlot(name, self.world.wal, "snapshot")
+        return CreatedSlot(name, self.world.wal, str(int(self.world.wal)))
 
     async def drop_slot(self, connection: Connection, name: str, **_: Any) -> None:
         await self.world.chance.step()
@@ -247,6 +272,10 @@ class Catalog:
     async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
         await self.world.chance.step()
         return self.world.relations.get(relid)
+
+    async def subscription(self, subid: int) -> Subscription:
+        await self.world.chance.step()
+        return SUBSCRIPTION
 
     async def origin(self, subid: int) -> Lsn:
         await self.world.chance.step()
@@ -274,6 +303,15 @@ class Catalog:
 
     async def set_relation_definition(self, subid: int, relid: int, definition: str, rows: int) -> None:
         await self._set(relid, definition=definition)
+
+    async def copy_plan(self, subid: int, relid: int) -> CopyPlan | None:
+        await self.world.chance.step()
+        return self.world.plans.get(relid)
+
+    async def put_copy_plan(self, subid: int, relid: int, plan: CopyPlan) -> None:
+        await self.world.chance.step()
+        self.world.plans[relid] = plan
+        await self.world.chance.step()
 
     async def set_sync_slot(self, subid: int, relid: int, slot: str | None) -> None:
         await self._set(relid, sync_slot=slot)
@@ -320,11 +358,21 @@ class Engine:
                 rows = apply_folded(table, folded, replace_all, held.rows)
                 await chance.wait()
                 held.rows, held.versions[record.app_id] = rows, record.last
+        elif work is copyjob.parallelism:
+            return
         else:
             assert work is copyjob.copy
-            source, copied, record, _ = args
+            source, copied, record, *_ = args
+            finished = self.world.chunks.setdefault(record.app_id, {})
+            for chunk in range(CHUNKS):
+                if chunk not in finished:
+                    await chance.step()
+                    if chance.trouble and chance.random.random() < 0.3:
+                        raise ConnectionFailure("the copy is cut short")
+                    finished[chunk] = self.world.snapshot(source.oid, source.at, chunk)
             held = delta.tables[copied.path]
-            held.rows, held.versions[record.app_id] = Counter(source), record.last
+            self.world.require(record.app_id not in held.versions, "a copy is committed twice")
+            held.rows, held.versions[record.app_id] = sum(finished.values(), Counter()), record.last
         await chance.step()
 
 
@@ -335,7 +383,7 @@ SUBSCRIPTION = Subscription(
     "",
     MAIN,
     ("p",),
-    SubscriptionOptions(batch_rows=5, batch_age=0.5),
+    SubscriptionOptions(batch_rows=5, batch_age=0.5, schema_changes="refuse"),
     "",
     "7",
     1,
@@ -409,19 +457,48 @@ async def history(seed: int) -> World:
     chance = Chance(seed)
     world = World(chance)
 
-    async def source(self: Any, snapshot: str) -> Any:
+    async def held(self: Any, connection: Any, snapshot: str, lsn: Lsn) -> Any:
         oid = self._relation.relid
         await chance.step()
-        # The snapshot is the slot's, whatever has happened since.
-        at = world.slots[self._slot]
-        return world.snapshot(oid, at), world.delta.targets[TABLES[oid].name], 1
+        return SimpleNamespace(
+            definition=SimpleNamespace(estimated_rows=1, pages=100, columns=(), attributes=0, storage=0),
+            target=world.delta.targets[TABLES[oid].name],
+            source=Source(oid, Lsn(int(snapshot or 0))),
+            conditions=SimpleNamespace(fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept"),
+        )
+
+    async def nothing(*_: Any) -> None:
+        await chance.step()
+
+    async def end_of_wal(connection: Any) -> Lsn:
+        await chance.step()
+        return world.wal
+
+    async def export(connection: Any) -> str:
+        return str(int(world.wal))
+
+    async def visible(connection: Any) -> str:
+        return ""
+
+    async def lacks(connection: Any, earlier: str) -> bool:
+        return False
+
+    def begin(table: Any, earlier: Any, copy: str) -> tuple[int, bool]:
+        return 0, chance.random.random() < 0.9
+
+    def kept(table: Any, plan: Any, copy: str) -> Any:
+        return world.chunks.get(copy, {})
+
+    async def complete(self: Any, prepared: Any) -> Any:
+        await chance.step()
+        return prepared
 
     async def prepare_target(self: Any, copied: Any) -> None:
         await chance.step()
 
     async def slot_info(connection: Any, slot: str) -> Any:
         await chance.step()
-        return True if slot in world.slots else None
+        return SimpleNamespace(wal_status="reserved", invalidation_reason=None) if slot in world.slots else None
 
     async def reached(name: str) -> None:
         await chance.step()
@@ -432,7 +509,19 @@ async def history(seed: int) -> World:
             patch.setattr(module, "Connection", Connection)
             patch.setattr(module, "replication", Replication(world))
         patch.setattr(tablesync.worker.definitions, "slot_info", slot_info)
-        patch.setattr(tablesync.worker.SyncWorker, "_source", source)
+        patch.setattr(tablesync.worker.SyncWorker, "_held", held)
+        patch.setattr(
+            tablesync.worker,
+            "snapshots",
+            SimpleNamespace(BEGIN="", end_of_wal=end_of_wal, export=export, visible=visible, lacks=lacks),
+        )
+        # Who the publisher is, and whether it fits, is not in question here.
+        patch.setattr(tablesync.worker, "check_system", nothing)
+        for name in ("check_system", "check_publications", "check_position", "remember"):
+            patch.setattr(apply.publisher, name, nothing)
+        patch.setattr(copyjob, "begin", begin)
+        patch.setattr(copyjob, "kept", kept)
+        patch.setattr(tablesync.worker.Window, "complete", complete)
         patch.setattr(tablesync.worker.SyncWorker, "_prepare_target", prepare_target)
         patch.setattr(tablesync.worker, "follow_progress", no_progress)
         patch.setattr(faults, "reached", reached)

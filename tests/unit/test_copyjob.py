@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablesync.copyjob import CopySource, ranges, statement
+from tablesync.copyjob import CopySource, edges, ranges, statement
 
-SOURCE = CopySource("host=h password=hidden", "app", 'a"b', "t.x", ("id", 'we"ird', "Ünï"), "snap", None, 10, True)
+SOURCE = CopySource("host=h password=hidden", "app", 'a"b', "t.x", ("id", 'we"ird', "Ünï"), "snap", None, True)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 64))
 def test_every_block_is_read_once(blocks: int, parallelism: int) -> None:
-    parts = ranges(blocks, parallelism)
+    parts = ranges(edges(blocks, parallelism))
     bounds = [part for part in parts if part is not None]
     assert len(bounds) == len(parts)
     assert bounds[0][0] == 0
@@ -28,11 +28,11 @@ def test_every_block_is_read_once(blocks: int, parallelism: int) -> None:
 
 
 def test_small_tables_are_one_task_and_large_ones_many() -> None:
-    assert ranges(0, 4) == [(0, None)]
-    assert ranges(10, 4) == [(0, None)]
-    assert ranges(None, 4) == [None]
-    assert len(ranges(131072, 2)) == 64  # 1 GB
-    assert len(ranges(2**31, 2)) == 4096
+    assert ranges(edges(0, 4)) == [(0, None)]
+    assert ranges(edges(10, 4)) == [(0, None)]
+    assert ranges(edges(None, 4)) == [None]
+    assert len(edges(131072, 2)) == 64  # 1 GB
+    assert len(edges(2**31, 2)) == 4096
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,12 @@ def test_statement(part: tuple[int, int | None] | None, where: str) -> None:
 
 
 def test_a_row_filter_stands_in_brackets_beside_the_range() -> None:
-    source = CopySource("", "app", "s", "t", ("id",), "snap", "a OR b", None, False)
+    source = CopySource("", "app", "s", "t", ("id",), "snap", "a OR b", False)
     text = statement(source, (1, 2))
     assert "tid AND (a OR b)) TO" in text
     assert "ONLY" not in text
     assert "WHERE (a OR b)) TO" in statement(source, None)
+    assert "WHERE id IN (1) AND (a OR b)) TO" in statement(source, None, "id IN (1)")
 
 
 def test_no_password_in_the_repr() -> None:

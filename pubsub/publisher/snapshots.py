@@ -1,0 +1,102 @@
+"""The snapshots that a table is copied under, and what must be the same under all of them.
+
+Every function takes a Connection in a REPEATABLE READ transaction; `current` values are read past its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from pubsub.sql.identifiers import quote_qualified
+
+BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """How publications publish a table: `marks` changes whenever what they say of it does.
+
+    `everything`: each of those that publish it publishes inserts, updates and deletes.
+    """
+
+    marks: str
+    everything: bool
+
+
+async def hold_table(connection: Connection, schema: str, name: str, oid: int) -> tuple[int, int]:
+    """Lock the table against being rewritten until the transaction ends: its file as the snapshot sees it, and the current one.
+
+    A lock by reading nothing: LOCK TABLE asks for a privilege on the whole table.  0 where there is no file.
+    """
+    await connection.execute(f"SELECT FROM ONLY {quote_qualified(schema, name)} LIMIT 0")
+    (row,) = await connection.query(
+        "SELECT coalesce(pg_relation_filenode(oid), 0), relfilenode FROM pg_class WHERE oid = $1::oid", [oid]
+    )
+    current, seen = row
+    return int(seen or 0), int(current or 0)
+
+
+async def export(connection: Connection) -> str:
+    """Others may import the snapshot as long as the transaction lasts."""
+    (row,) = await connection.query("SELECT pg_export_snapshot()")
+    return row[0] or ""
+
+
+async def visible(connection: Connection) -> str:
+    """Which transactions the snapshot sees, as pg_current_snapshot() has it."""
+    (row,) = await connection.query("SELECT pg_current_snapshot()")
+    return row[0] or ""
+
+
+async def lacks(connection: Connection, earlier: str) -> bool:
+    """Whether the snapshot does not see all that the `earlier` one sees.
+
+    A slot's snapshot sees what has committed in the WAL; others see it only when the transaction has left the list of running
+    ones, and with synchronous replication it waits in between.
+    """
+    (row,) = await connection.query(
+        """
+        SELECT pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax($1::text::pg_snapshot)
+               OR EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) running
+                           WHERE pg_visible_in_snapshot(running, $1::text::pg_snapshot))
+        """,
+        [earlier],
+    )
+    return row[0] == "t"
+
+
+async def end_of_wal(connection: Connection) -> Lsn:
+    """Past the commit of everything that the snapshot sees."""
+    (row,) = await connection.query(END_OF_WAL)
+    return Lsn.parse(row[0] or "")
+
+
+END_OF_WAL: Final = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
+)
+
+
+async def publishing(connection: Connection, publications: Sequence[str], oid: int) -> Publishing:
+    """See Publishing."""
+    (row,) = await connection.query(_PUBLISHING, [list(publications), oid])
+    return Publishing(row[0] or "", row[1] == "t")
+
+
+_PUBLISHING: Final = """
+WITH named AS (SELECT xmin, * FROM pg_publication WHERE pubname = ANY ($1::text[])),
+     marks AS (
+    SELECT format('p%s/%s', oid, xmin) AS mark FROM named
+    UNION ALL
+    SELECT format('r%s/%s', r.oid, r.xmin) FROM pg_publication_rel r JOIN named ON named.oid = r.prpubid
+     WHERE r.prrelid = $2::oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors($2::oid))
+    UNION ALL
+    SELECT format('n%s/%s', n.oid, n.xmin) FROM pg_publication_namespace n JOIN named ON named.oid = n.pnpubid
+)
+SELECT (SELECT string_agg(mark, ' ' ORDER BY mark) FROM marks),
+       (SELECT bool_and(pubinsert AND pubupdate AND pubdelete) FROM named
+         WHERE EXISTS (SELECT FROM pg_get_publication_tables(named.pubname) t WHERE t.relid = $2::oid))
+"""

@@ -1,0 +1,169 @@
+"""A table that was copied under several snapshots, until the stream has made it whole.
+
+A copy that was cut short goes on: its finished chunks stay, the others are read under a newer snapshot.  The sync slot has
+outlived the crash, and the stream starts where the slot's snapshot was taken, at S; every change after it is in the stream.  W is
+an LSN past every snapshot that was copied under.  From S to W changes are applied as upserts and tolerant deletes: whatever
+stands under a key that a change touches goes, then the change's row comes.  At W the table holds the publisher's rows:
+
+    A key that no change in (S, W] touches.  Either no row stands under it from S to W, and no snapshot showed one; or one
+    does, and no snapshot missed it.  Its tuple has not moved, since only an UPDATE moves a tuple to another ctid, or a rewrite of the
+    table, which is noticed by the table's file and makes the copy start over.  Chunks divide the ctids, so just one chunk has it.
+
+    A key that is touched.  What the chunks have under it may be anything: a row twice, from a chunk read early and again from
+    one read late into whose blocks an UPDATE had moved it; no row, where it moved the other way; a row of the past, or of a future
+    that the stream comes to later.  The last change to touch the key in (S, W] removes all of it, and leaves the row that stands
+    there at W, or none.
+
+Every change of the table must be in the stream, and only then is a copy resumed: all its publications publish inserts, updates and
+deletes, whatever their origin.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
+
+What an UPDATE leaves out, an unchanged TOAST value, is the one thing that the table's rows are read for.  Let an UPDATE at p leave the
+value v of its row r, and r stand under k.  If r stays under k up to W, each row that a chunk has under k and that outlives the changes
+up to p is r's; and v either stays as it is up to W, so that each snapshot showed it, or is set by a later change.  If r leaves k
+before W, what stands under k may be another's value: it does no harm there, since the change that takes r away removes it, but it
+must not go with r.  So the value is read from the publisher, by r's new key, under one more snapshot,
+
+    when r has moved in the batch, and what stands under its old key is in doubt;
+    when there is no row under k at all.
+
+W is moved past that snapshot.  What was just read is in doubt up to there: r may have left the key before the snapshot saw it.
+The copied rows are in doubt up to the W of the copy, and what is known since is not.  So each time fewer keys are left, those of rows
+that move again and again; past `_MOST` rounds the copy starts over, under a single snapshot and without a window.
+
+After a crash in the window all is in doubt again up to the W that was stored, which is stored before any row read under its
+snapshot is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from apply.changes import CopyAgain
+from apply.delta import direct
+from apply.delta.direct import DirectStaged
+from apply.delta.engine import Engine
+from apply.delta.keys import KeySet
+from apply.delta.table import TargetTable
+from apply.prepared import PreparedTable
+from catalog.records import SubscriptionRel
+from catalog.store import Catalog
+from pubsub import faults
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
+from pubsub.sql.identifiers import quote_identifier, quote_literal
+from tablesync import copyjob
+from tablesync.copyjob import CopySource
+
+# So often the window may be lengthened.
+_MOST: Final = 30
+# Keys asked for by one statement.
+_KEYS: Final = 1000
+
+log = structlog.get_logger()
+
+
+class Window:
+    """Implements apply.decode.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
+
+    Without a `source` no row can be read again: the publisher's table is not any more what was copied.
+    """
+
+    def __init__(
+        self,
+        relation: SubscriptionRel,
+        until: Lsn,
+        schema: pa.Schema,
+        source: CopySource | None,
+        key_types: Mapping[str, str],
+        *,
+        catalog: Catalog,
+        engine: Engine,
+    ) -> None:
+        self.until = until
+        self._copied_until = until
+        self._relation = relation
+        self._schema = schema
+        self._source = source
+        self._key_types = key_types
+        self._catalog = catalog
+        self._engine = engine
+        # The keys of rows that were read again, each with the LSN up to which they are in doubt.
+        self._read: list[tuple[Lsn, KeySet]] = []
+
+    async def complete(self, prepared: PreparedTable) -> PreparedTable:
+        """See apply.decode.Window.  Raises CopyAgain, and what reading from the publisher raises."""
+        staged = prepared.staged
+        if not isinstance(staged, DirectStaged):
+            raise self._again("its Delta table is Spark's to write now")
+        if staged.masked is not None:
+            await self._complete(staged, prepared.commit.first)
+        return replace(prepared, commit=replace(prepared.commit, until=self.until))
+
+    def _again(self, reason: str) -> CopyAgain:
+        return CopyAgain(self._relation.relid, self._relation.qualified_name, reason)
+
+    async def _complete(self, staged: DirectStaged, first: Lsn) -> None:
+        self._read = [(until, keys) for until, keys in self._read if until >= first]
+        doubtful = None if first <= self._copied_until else [keys for _, keys in self._read]
+        chosen = await self._engine.run_without_spark(direct.without_base, staged, doubtful)
+        if not chosen.any():
+            return
+        if self._source is None or staged.table.schema != self._schema:
+            raise self._again("its definition has changed, and values must be read again")
+        if len(self._read) >= _MOST:
+            raise self._again("rows with unchanged TOAST values change their keys all the time")
+        keys = staged.masked.filter(pa.array(chosen)).select(list(staged.table.key)).combine_chunks()
+        rows, until = await self._engine.run_without_spark(
+            read_again, self._source, staged.table, keys, self._key_types
+        )
+        await faults.reached(f"read again {self._relation.qualified_name}")
+        await self._catalog.lengthen_window(self._relation.subid, self._relation.relid, until)
+        self.until = max(self.until, until)
+        self._read.append((until, KeySet(keys)))
+        await self._engine.run_without_spark(direct.complete_from, staged, chosen, rows)
+        log.info(
+            "rows were read again from the publisher",
+            relation=self._relation.qualified_name,
+            rows=int(np.count_nonzero(chosen)),
+            until=str(until),
+        )
+
+
+def read_again(source: CopySource, table: TargetTable, keys: Any, key_types: Mapping[str, str]) -> tuple[Any, Lsn]:
+    """The rows that stand under `keys` in the publisher now, with the table's columns; and an LSN past what was seen.  Blocks."""
+    schema = pa.schema([table.schema.field(name) for name in source.columns])
+    batches = []
+    with copyjob.session(source) as connection:
+        connection.execute(BEGIN)
+        for first in range(0, keys.num_rows, _KEYS):
+            condition = _is_one_of(keys.slice(first, _KEYS), key_types)
+            batches += list(copyjob.read(connection, source, copyjob.statement(source, None, condition), schema))
+        ((until,),) = connection.execute(END_OF_WAL).fetchall()
+        connection.execute("COMMIT")
+    rows = pa.Table.from_batches(batches, schema)
+    for field in table.schema:
+        if field.name not in schema.names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows.select(table.schema.names).combine_chunks(), Lsn.parse(until)
+
+
+def _is_one_of(keys: Any, key_types: Mapping[str, str]) -> str:
+    columns = [
+        [f"{quote_literal(text)}::{key_types[name]}" for text in _texts(keys.column(name))]
+        for name in keys.column_names
+    ]
+    values = ", ".join(f"({', '.join(row)})" for row in zip(*columns, strict=True))
+    return f"({', '.join(map(quote_identifier, keys.column_names))}) IN (VALUES {values})"
+
+
+def _texts(column: Any) -> list[str]:
+    """Values of a key's column as PostgreSQL reads them."""
+    if pa.types.is_binary(column.type):
+        return [f"\\x{value.hex()}" for value in column.to_pylist()]
+    return [str(text) for text in column.cast(pa.string()).to_pylist()]

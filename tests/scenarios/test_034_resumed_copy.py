@@ -1,0 +1,100 @@
+"""Copies that are cut short, and go on under another snapshot: the chunks that were finished stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apply.delta import chunks
+from tablesync import copyjob
+from tests.replica import Faults, Replica
+
+TABLE = """
+CREATE TABLE a (id int PRIMARY KEY, n int NOT NULL, t text, big text) WITH (fillfactor = 60);
+ALTER TABLE a ALTER big SET STORAGE EXTERNAL;
+INSERT INTO a SELECT g, 0, md5(g::text), CASE WHEN g % 3 = 0 THEN repeat(md5(g::text), 80) END FROM generate_series(1, 6000) g;
+CREATE PUBLICATION p FOR TABLE a;
+"""
+
+#: What moves rows between blocks, forth and back, changes keys, and leaves values out.
+WRITES = (
+    "UPDATE a SET n = n + 1 WHERE id % 7 = 0",
+    "DELETE FROM a WHERE id % 10 = 1",
+    "VACUUM a",
+    "UPDATE a SET n = n + 1, t = t || 'x' WHERE id % 2 = 0",
+    "INSERT INTO a SELECT id + 1, 0, 'new', repeat('new', 1000) FROM a WHERE id % 10 = 0",
+    "UPDATE a SET id = -id WHERE id % 9 = 0",
+    "UPDATE a SET n = n + 1 WHERE id < 0",
+    "UPDATE a SET id = 100000 - id WHERE id < 0 AND id % 2 = 0",
+    "BEGIN; UPDATE a SET id = id + 200000 WHERE id % 12 = 0; UPDATE a SET id = id - 200000, n = 7 WHERE id > 200000; COMMIT",
+    "UPDATE a SET big = repeat('changed', 500) WHERE id % 33 = 0",
+    "VACUUM a",
+    "UPDATE a SET n = n + 1",
+)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some dozens of chunks for a few megabytes."""
+    monkeypatch.setattr(copyjob, "_LEAST_RANGE_BLOCKS", 2)
+
+
+class Interruptions:
+    """Fails each attempt of a copy after so many chunks, and has something done before it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept: list[str] = []
+        self.files: list[Any] = []
+        self._plans: list[tuple[int, Callable[[], None]]] = []
+        self._commit = chunks.commit
+        monkeypatch.setattr(chunks, "commit", self.commit)
+
+    def after(self, count: int, do: Callable[[], None]) -> None:
+        self._plans.append((count, do))
+
+    def commit(self, log: object, copy: str, chunk: int, added: object, lsn: object) -> None:
+        if self._plans:
+            count, do = self._plans[0]
+            if count == 0:
+                del self._plans[0]
+                do()
+                raise RuntimeError("the disk is full")
+            self._plans[0] = (count - 1, do)
+        self._commit(log, copy, chunk, added, lsn)  # type: ignore[arg-type]
+        self.kept.append(chunks.application_id(copy, chunk))
+        self.files.append(added)
+
+
+@pytest.fixture
+def interruptions(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> Interruptions:
+    return Interruptions(monkeypatch)
+
+
+def run(replica: Replica, statements: tuple[str, ...]) -> Callable[[], None]:
+    return lambda: replica.execute(*statements)
+
+
+def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions: Interruptions, fault: Faults) -> None:
+    replica.execute(*TABLE.split(";")[:-1])
+    interruptions.after(10, run(replica, WRITES))
+    interruptions.after(10, run(replica, WRITES[3:9]))
+    fault.arm("window public.a")
+    fault.arm("read again public.a", "tell")
+    replica.subscribe()
+    fault.wait("window public.a")
+    replica.execute(*WRITES[5:])
+    fault.release("window public.a")
+    replica.assert_equal("a")
+    assert replica.relation("a").copy_generation == 1, "it went on"
+    assert len(interruptions.kept) == len(set(interruptions.kept)), "no chunk was copied twice"
+    assert len(interruptions.kept) > 25
+    assert fault.is_reached("read again public.a")
+    assert replica.slots() == [replica.name]
+    data = {file["add"]["path"] for chunk in interruptions.files for file in chunk}
+    assert data <= {path.name for path in Path(replica.path("a")).glob("part-*")}
+    # What goes on is applied as before.
+    replica.execute(*WRITES)
+    replica.assert_equal("a")
