@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.replica import Replica, RunningNode, wait_until
@@ -111,6 +112,33 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     move(follower, pair.standby)
     pair.write(pair.standby, 1)
     follower.assert_equal("t", "log")
+
+
+def test_several_hosts(node: RunningNode) -> None:
+    """target_session_attrs = primary finds the new primary without a command, on 17."""
+    pair = Pair("17", synchronized_standby_slots="sb")
+    try:
+        replica = Replica(node, Database(pair.primary, "postgres"))
+        hosts = (
+            f"host=127.0.0.1,127.0.0.1 port={pair.primary.port},{pair.standby.port} target_session_attrs=primary "
+            "dbname=postgres user=postgres"
+        )
+        node.execute(
+            f"CREATE SUBSCRIPTION {replica.name} CONNECTION {quote_literal(hosts)} PUBLICATION p "
+            "WITH (failover = true, target = 'hosts', batch_age = '20ms')"
+        )
+        pair.write(pair.primary, 5)
+        replica.assert_equal("t", "log")
+        wait_until(lambda: synced(pair, replica.name), "the slot on the standby")
+        pair.write(pair.primary, 5)
+        pair.primary.kill()
+        pair.standby.promote()
+        replica.database = Database(pair.standby, "postgres")
+        pair.write(pair.standby, 5)
+        replica.assert_equal("t", "log")
+        replica.drop()
+    finally:
+        pair.close()
 
 
 def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
