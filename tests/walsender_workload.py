@@ -42,7 +42,7 @@ CREATE TABLE types (
     iv interval, tt timetz, bi bit(5), vb varbit, nu numeric, nu2 numeric(12, 3), u uuid, lsn pg_lsn, tv tsvector, tq tsquery,
     x8 xid8, by bytea, ov oidvector, i2v int2vector, m mood, p pair, dm posint, dm2 postext, ir int4range, nr numrange,
     tr tstzrange, fr frange, im int4multirange, nm2 nummultirange, ia int[], ta text[], ma2 mood[], pa2 pair[], na numeric[],
-    tza timestamptz[], ba bool[], dr daterange, bxa box[]
+    tza timestamptz[], ba bool[], dr daterange, bxa box[], mo money, moa money[]
 );
 CREATE PUBLICATION p FOR ALL TABLES;
 """
@@ -226,6 +226,10 @@ TYPE_ROWS = (
         "WHERE id = 1"
     ),
     "UPDATE types SET i4 = 0 WHERE id IN (1, 2)",
+    (
+        "INSERT INTO types (id, mo, moa) VALUES (400, '0', '{}'), (401, '-0.05', '{1234567.89,NULL,-1000}'), "
+        "(402, '92233720368547758.07', NULL), (403, '-92233720368547758.08', '{999.99}')"
+    ),
 )
 
 TWO_PHASE = (

@@ -120,7 +120,9 @@ class Session:
             database=server.database,
             wal_format=wal_format,
             tracker=tracker,
-            registry=Registry(tracker, plugin.describe, encoding, schema_renames=server.version >= 160000),
+            registry=Registry(
+                tracker, plugin.describe, encoding, schema_renames=server.version >= 160000, dollars=server.dollars
+            ),
             assembly=assembly,
             builder=builder,
             plugin=plugin,

@@ -130,16 +130,30 @@ def test_roles_and_settings() -> None:
 
 
 def test_what_cannot_be_decoded_is_named() -> None:
+    """When the stream starts, by name; what comes later, with its first value."""
     with EmbeddedPostgres("18") as server:
-        server.execute("CREATE TABLE cash (id int PRIMARY KEY, m money); CREATE TABLE fine (id int)")
-        server.execute("CREATE PUBLICATION p FOR ALL TABLES")
-        with Decoding(server, "postgres") as decoding:
+        server.execute(
+            "CREATE TABLE rules (id int PRIMARY KEY, a aclitem); CREATE TABLE fine (id int PRIMARY KEY, t text)"
+        )
+        server.execute("CREATE PUBLICATION p FOR TABLE fine, rules; CREATE PUBLICATION q FOR TABLE fine, rules (id)")
+        ran = decode(server.conninfo())
+        assert ran.returncode == 1
+        assert 'table "public.rules"' in ran.stderr
+        assert "pg_catalog.aclitem" in ran.stderr
+        assert "consistent point" not in ran.stderr
+        server.execute("CREATE PUBLICATION r FOR TABLE fine WHERE (t = normalize('x'))")
+        ran = decode(server.conninfo(), "--publication", "r")
+        assert ran.returncode == 1
+        assert 'the row filter of table "public.fine"' in ran.stderr
+        with Decoding(server, "postgres", publications="q") as decoding:
             decoding.wait_consistent()
             server.execute("INSERT INTO fine VALUES (1)")
-            server.execute("INSERT INTO cash VALUES (1, NULL)")
-            server.execute("INSERT INTO cash VALUES (2, 1)")
+            server.execute("INSERT INTO rules VALUES (1, NULL), (2, 'postgres=r/postgres')")
+            server.execute("ALTER PUBLICATION q SET TABLE fine, rules")
+            server.execute("INSERT INTO rules VALUES (3, NULL)")
+            server.execute("INSERT INTO rules VALUES (4, 'postgres=r/postgres')")
             assert decoding.process.wait(60) == 1
             errors = "".join(decoding.errors)
-            assert 'table "public.cash"' in errors
-            assert "pg_catalog.money" in errors
-            assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 2
+            assert 'table "public.rules"' in errors
+            assert "pg_catalog.aclitem" in errors
+            assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 4

@@ -80,6 +80,7 @@ class Decoder:
         self._plugin = plugin
         self._on_consistent = on_consistent
         self._announced = False
+        self._started = False
         self._reader: WalReader
         self._lsn = 0
         # Transactions that changed the catalog and are newer than the oldest that runs: a server's snapshots name them.
@@ -205,7 +206,15 @@ class Decoder:
     def _announce(self) -> None:
         if self.builder.consistent and not self._announced:
             self._announced = True
+            if self.builder.start_decoding_at <= self.builder.consistent_point + 1:
+                self._start()
             self._on_consistent(self.builder.consistent_point)
+
+    def _start(self) -> None:
+        """Before the first transaction is sent: what could not be sent is refused now, and not when it has changed."""
+        if not self._started:
+            self._started = True
+            self._registry.refuse_unsupported(self._plugin.refusal)
 
     # Transactions
 
@@ -248,6 +257,8 @@ class Decoder:
                 hint="Begin further back, or after it.",
                 context=f"WAL position {Lsn(record.lsn)}",
             )
+        if not skip:
+            self._start()
         try:
             if txn is not None:
                 sent = self._sent(txn, record, end)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Generic, TypeVar
 
 from pubsub.errors import PubsubError
-from walsender.historic.relation import FIRST_UNPINNED_OID, RelationInfo, RelationResolver
+from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
+from walsender.output.rowfilter import UnsupportedFilter
 
 Entry = TypeVar("Entry")
 
@@ -63,9 +64,17 @@ class Registry(Generic[Entry]):
     """Relations by file number for everyone; a transaction that changed the catalog has a dictionary of its own."""
 
     def __init__(
-        self, tracker: CatalogTracker, describe: Describe[Entry], encoding: str, *, schema_renames: bool
+        self,
+        tracker: CatalogTracker,
+        describe: Describe[Entry],
+        encoding: str,
+        *,
+        schema_renames: bool,
+        dollars: bool = False,
     ) -> None:
-        """`schema_renames`: whether subscribers are told of a schema's new name at once, as 16 and later do."""
+        """`schema_renames`: whether subscribers are told of a schema's new name at once, as 16 and later do.  `dollars`: see
+        RelationResolver."""
+        self._dollars = dollars
         self._every_relation = _EVERY_RELATION | ({"pg_namespace"} if schema_renames else frozenset())
         self._tracker = tracker
         self._describe = describe
@@ -84,7 +93,7 @@ class Registry(Generic[Entry]):
 
     def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
         """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
-        resolver = RelationResolver(self._tracker, own, self._encoding)
+        resolver = self._resolver(own)
         oid = resolver.oid_of_file(number)
         if 0 < oid < FIRST_UNPINNED_OID:
             # A file belongs to one relation for good; this one's is a catalog's, whose changes nobody is sent.
@@ -104,12 +113,33 @@ class Registry(Generic[Entry]):
         """A relation by its oid.  `shared`: the transaction has not changed the catalog."""
         if shared and oid in self._by_oid:
             return self._by_oid[oid]
-        resolver = RelationResolver(self._tracker, own, self._encoding)
+        resolver = self._resolver(own)
         found = self._resolve(oid, resolver)
         if shared:
             self._by_oid[oid] = found
             self._note(resolver, -oid, oid, found)
         return found
+
+    def refuse_unsupported(self, refusal: Callable[[RelationInfo, Entry], PubsubError | None]) -> None:
+        """Raise for a relation whose changes could not be sent, as the catalog is now for everyone.
+
+        What PostgreSQL itself refuses it refuses at a relation's first change, and so it is left until then.
+        """
+        resolver = self._resolver(frozenset())
+        for row in list(self._tracker.all("pg_class", frozenset())):
+            oid = row.number("oid")
+            if oid < FIRST_NORMAL_OID or row.text("relkind") != "r":
+                continue
+            try:
+                relation = resolver.relation(oid)
+                entry = self._describe(relation, resolver) if relation.is_logged else None
+            except UnsupportedFilter:
+                raise
+            except PubsubError:
+                continue
+            error = None if entry is None else refusal(relation, entry)
+            if error is not None:
+                raise error
 
     def outdate(self, changed: Iterable[ChangedKey]) -> None:
         """Definitions that were sent of the relations may be wrong now: what relcache invalidations are for.
@@ -153,6 +183,9 @@ class Registry(Generic[Entry]):
                     self._retired.append((lsn, found.number))
             cached.clear()
         self._dependents.clear()
+
+    def _resolver(self, own: Set[int]) -> RelationResolver:
+        return RelationResolver(self._tracker, own, self._encoding, dollars=self._dollars)
 
     def _note(self, resolver: RelationResolver, place: int, oid: int, found: Found[Entry]) -> None:
         keys: set[ChangedKey] = {("pg_class", oid), ("pg_publication_rel", oid)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pubsub.errors import DataCorrupted
+from pubsub.protocol.output import numbers
 from walsender.historic.catalogs import Row, vector
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.types import registry
@@ -80,7 +81,9 @@ class RelationInfo:
 class RelationResolver:
     """Relations and types out of the tracker, for a transaction with the ids `own`; notes what it looked at."""
 
-    def __init__(self, tracker: CatalogTracker, own: Set[int], encoding: str) -> None:
+    def __init__(self, tracker: CatalogTracker, own: Set[int], encoding: str, *, dollars: bool = False) -> None:
+        """`dollars`: whether lc_monetary is one of registry.DOLLARS."""
+        self._dollars = dollars
         self._tracker = tracker
         self._own = own
         self._encoding = encoding
@@ -204,7 +207,9 @@ class RelationResolver:
         row = self._tracker.first("pg_type", oid, self._own)
         name = row.text("typname") if row is not None else str(oid)
         namespace = self.namespace(row.number("typnamespace")) if row is not None else ""
-        return TypeInfo(oid, namespace, name, length, alignment, refuse, refuse, namespace, name, "?", name, oid)
+        return TypeInfo(
+            oid, namespace, name, length, alignment, refuse, refuse, namespace, name, "?", name, oid, refusal
+        )
 
     def _identity(self, oid: int, replica_identity: str, kind: str) -> frozenset[int]:
         self.depends.add(("pg_index", oid))
@@ -237,6 +242,8 @@ class RelationResolver:
             out, send = builtin
         elif oid in {registry.INT2VECTOR, registry.OIDVECTOR}:
             out, send = registry.vector_type(self._type(21 if oid == registry.INT2VECTOR else 26, depth + 1))
+        elif oid == registry.MONEY and self._dollars:
+            out, send = numbers.dollars_out, numbers.reversed_bytes
         elif kind == "d":
             below = self._type(row.number("typbasetype"), depth + 1)
             out, send = below.out, below.send

@@ -20,6 +20,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from walsender.historic.catalogs import DEFINITIONS, CatalogAttribute, CatalogName
 from walsender.types.layout import alignment_of
+from walsender.types.registry import DOLLARS
 from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
 
 _CHUNK: Final = 8 << 20
@@ -31,7 +32,8 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c'
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c',
+       current_setting('lc_monetary')
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -73,6 +75,8 @@ class Upstream:
     may_checkpoint: bool
     c_collation: bool
     """The database's default collation compares bytes."""
+    dollars: bool
+    """lc_monetary is one of registry.DOLLARS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ async def inspect(connection: Connection) -> Upstream:
         int(str(segment)),
         checkpoint == "t",
         row[13] == "t",
+        row[14] in DOLLARS,
     )
 
 

@@ -207,6 +207,16 @@ class PgoutputPlugin:
             for message in messages:
                 self._send(txn, lsn, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
 
+    def refusal(self, relation: RelationInfo, entry: PgoutputEntry) -> PubsubError | None:
+        published = entry.published
+        if not (published.insert or published.update or published.delete):
+            return None
+        for index in published.columns:
+            info = published.target.columns[index].type
+            if info is not None and info.refusal is not None:
+                return _of_table(relation, info.refusal)
+        return None
+
     def skips_origin(self, origin_id: int) -> bool:
         return origin_id != 0 and self._options.origin == "none"
 
@@ -279,9 +289,7 @@ class PgoutputPlugin:
                 assert old is not None
                 message = b"D" + head + self._old_mark(published.target) + self._tuple(published, old)
         except UnsupportedType as error:
-            raise UnsupportedType(
-                f'table "{relation.qualified_name}": {error.message}', detail=error.detail, hint=error.hint
-            ) from error
+            raise _of_table(relation, error) from error
         self._send(txn, change.lsn, message)
 
     def _old_mark(self, relation: RelationInfo) -> bytes:
@@ -410,6 +418,10 @@ class PgoutputPlugin:
 
     def _send(self, txn: SentTransaction, lsn: int, message: bytes) -> None:
         self._write(lsn, txn.xid, message)
+
+
+def _of_table(relation: RelationInfo, error: UnsupportedType) -> UnsupportedType:
+    return UnsupportedType(f'table "{relation.qualified_name}": {error.message}', detail=error.detail, hint=error.hint)
 
 
 def _with_old_values(relation: RelationInfo, old: list[Raw], new: list[Raw]) -> list[Raw]:

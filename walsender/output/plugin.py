@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from pubsub.errors import PubsubError
 from walsender.historic.relation import RelationInfo, RelationResolver
 from walsender.types.layout import Raw
 
@@ -60,6 +61,9 @@ class OutputPlugin(Protocol[Entry]):
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> Entry | None:
         """What is needed to send changes of the relation; None: they are not sent."""
+
+    def refusal(self, relation: RelationInfo, entry: Entry) -> PubsubError | None:
+        """Why changes of the relation can not be sent, where that is known before there are any."""
 
     def skips_origin(self, origin_id: int) -> bool:
         """Whether changes that came from this origin are left out (filter_by_origin_cb)."""

@@ -12,7 +12,7 @@ from pubsub.errors import FeatureNotSupported, UndefinedObject
 from walsender.historic.catalogs import Row, is_toasted
 from walsender.historic.relation import RelationInfo, RelationResolver, prattrs
 from walsender.historic.tracker import CatalogTracker
-from walsender.output.rowfilter import Filter, RowFilterCompiler
+from walsender.output.rowfilter import Filter, RowFilterCompiler, UnsupportedFilter
 from walsender.types.layout import Raw
 
 VERSION_18 = 180000
@@ -164,7 +164,7 @@ class PublicationFilter:
                 row = self._membership(publication, target, resolver)
                 if row is not None and row["prqual"] is not None:
                     if is_toasted(row["prqual"]):
-                        raise FeatureNotSupported(f'the row filter of table "{target.qualified_name}" is too long')
+                        raise UnsupportedFilter(f'the row filter of table "{target.qualified_name}" is too long')
                     qual = row.text("prqual")
             for number, action in enumerate(actions):
                 if publication.flag(action):

@@ -1,7 +1,7 @@
 """Row filters: an expression of the catalog as a function of a row (pgoutput.c: pgoutput_row_filter_exec_expr).
 
 PostgreSQL allows columns, constants, and built-in functions and operators that are immutable.  What is here of these is in
-functions.py; whatever is not is refused when the table is first published, by name.
+functions.py; whatever is not is refused when the stream starts, by name, and where a filter is changed later then.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ _DEFAULT_COLLATION: Final = 100
 _C_COLLATIONS: Final = frozenset({950, 951})
 
 
+class UnsupportedFilter(FeatureNotSupported):
+    """A row filter that PostgreSQL can evaluate, and this can not."""
+
+
 class RowFilterCompiler:
     """`c_collation`: whether the database's default collation compares bytes."""
 
@@ -36,11 +40,11 @@ class RowFilterCompiler:
         self._c_collation = c_collation
 
     def any_of(self, texts: Sequence[str], relation: RelationInfo) -> Filter:
-        """Whether one of the filters holds.  Raises FeatureNotSupported, DataCorrupted."""
+        """Whether one of the filters holds.  Raises UnsupportedFilter, DataCorrupted."""
         try:
             compiled = [self._compile(read_nodes(text), relation) for text in texts]
         except FeatureNotSupported as error:
-            raise FeatureNotSupported(
+            raise UnsupportedFilter(
                 f'the row filter of table "{relation.qualified_name}" can not be evaluated: {error.message}',
                 hint="Leave the table out of the publication, or change its filter.",
             ) from error

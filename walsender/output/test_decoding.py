@@ -163,6 +163,10 @@ class TestDecodingPlugin:
 
     # Changes
 
+    def refusal(self, relation: RelationInfo, entry: TextEntry) -> PubsubError | None:
+        """Every table is sent, and nobody can leave one out: it is refused with its first row that has such a value."""
+        return None
+
     def row(self, txn: SentTransaction, entry: TextEntry, lsn: int, kind: str, data: bytes, at: int) -> bool:
         return False
 

@@ -56,6 +56,8 @@ class TypeInfo:
     """As format_type_be writes it."""
     base_oid: int = 0
     """The type below domains."""
+    refusal: UnsupportedType | None = None
+    """Why values of it can not be written: `out` and `send` raise that."""
 
 
 _n = numbers.reversed_bytes
@@ -132,6 +134,10 @@ SPECIAL_NAMES: Final = {
 }
 """format_type.c: names that are not pg_type's."""
 
+MONEY: Final = 790
+"""Written here where the locale is one of `DOLLARS`."""
+DOLLARS: Final = frozenset({"C", "POSIX", "en_US", "en_US.UTF-8", "en_US.utf8"})
+"""Values of lc_monetary."""
 INT2VECTOR: Final = 22
 OIDVECTOR: Final = 30
 ARRAY_OUT: Final = 751

@@ -197,3 +197,10 @@ def numeric_send(value: bytes) -> bytes:
     negative, weight, scale, digits = _numeric_parts(value)
     sign = _NUMERIC_NEG if negative else 0
     return struct.pack(f">HhHH{len(digits)}H", len(digits), weight, sign, scale, *digits)
+
+
+def dollars_out(value: bytes) -> bytes:
+    """money where lc_monetary is C, or that of the United States (cash.c: cash_out)."""
+    cents = _I8(value)[0]
+    sign = b"-" if cents < 0 else b""
+    return sign + f"${abs(cents) // 100:,}.{abs(cents) % 100:02d}".encode()
