@@ -201,7 +201,7 @@ KINDS: Final = (
         "STRING",
         "PostgreSQL's text: a column of arrays says nothing of their dimensions and lower bounds, and each value has its own; "
         "read back with ::type[]",
-        "value by value, the elements in Python",
+        "by columns where they have one dimension from 1 on (the elements as their own type is); other shapes value by value",
     ),
     KindRule("enums", "STRING", "the label; a renamed one stays in the rows that had it", "by columns"),
     KindRule("domains", "as the type below", "a constraint is the publisher's to keep", "as the type below"),

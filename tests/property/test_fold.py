@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +36,18 @@ KEYS: dict[str, tuple[list[pa.Field], list[Row]]] = {
         [(a, b) for a in (0, 2**40) for b in (-(2**40), 7)],
     ),
 }
+_AT = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
+KEYS |= {
+    "decimal": (
+        [pa.field("k", pa.decimal128(20, 2))],
+        [(Decimal(value),) for value in ("0.00", "-0.01", "1.00", "999999999999999999.99")],
+    ),
+    "bytes": ([pa.field("k", pa.binary())], [(b"",), (b"\0",), (b"\0\0",), (b"\xff'",)]),
+    "time and date": (
+        [pa.field("k", pa.timestamp("us", "UTC")), pa.field("l", pa.date32())],
+        [(_AT + datetime.timedelta(microseconds=us), datetime.date(day, 1, 1)) for us in (0, 1) for day in (1, 9999)],
+    ),
+}
 VALUES = [pa.field("v", pa.string()), pa.field("w", pa.int32())]
 
 text_of = {True: b"t", False: b"f"}
@@ -42,6 +56,10 @@ text_of = {True: b"t", False: b"f"}
 def text(value: Any) -> bytes | None:
     if value is None:
         return None
+    if isinstance(value, bytes):
+        return b"\\x" + value.hex().encode()
+    if isinstance(value, datetime.datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S.%f+00").encode()
     return text_of[value] if isinstance(value, bool) else str(value).encode()
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol import rows
 from pubsub.protocol.binary.columns import from_binary
+from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.types import InvalidText, delta_type, from_text
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
 from tests import corpus
+from tests.random_types import RandomTypes
 from tests.replica import Replica
 
 TEXT = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
@@ -47,8 +53,8 @@ async def test_each_value_as_its_text_says(version: str, servers: Servers) -> No
             types.check(oid)
             text, binary = (_values(connection, column, result_format) for result_format in (0, 1))
             for target in (delta_type(types.base(oid), modifier), pa.string()):
-                wanted = _outcome(lambda t=target, v=text: from_text(v, t))  # type: ignore[misc]
-                found = _outcome(lambda t=target, v=binary, o=oid: from_binary(v, o, t, types))  # type: ignore[misc]
+                wanted = _outcome(from_text, text, target)
+                found = _outcome(from_binary, binary, oid, target, types)
                 assert found == wanted, column.name
     server.drop_database(name)
 
@@ -62,10 +68,10 @@ def _values(connection: psycopg.Connection[Any], column: corpus.Column, result_f
     return pa.array([result.get_value(row, 0) for row in range(result.ntuples)], pa.binary())
 
 
-def _outcome(convert: Any) -> Any:
+def _outcome(convert: Any, *given: Any) -> Any:
     """Values, floats by their texts, or the error's words."""
     try:
-        return [str(value) if isinstance(value, float) else value for value in convert().to_pylist()]
+        return [str(value) if isinstance(value, float) else value for value in convert(*given).to_pylist()]
     except InvalidText as error:
         return error.message, error.index
 
@@ -146,3 +152,63 @@ def test_value_outside_of_its_natural_type(replica: Replica, monkeypatch: pytest
     assert 'column "d" of table "public.t"' in error
     assert '"-infinity" can not be held exactly by Delta type DATE' in error
     assert 1082 in seen
+
+
+def test_random_types_and_values(database: Database) -> None:
+    """Text and binary of what the server makes of random expressions of random types."""
+    settings_ = "-c timezone=UTC -c extra_float_digits=3"
+
+    @given(st.integers(min_value=0, max_value=2**32))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    def agree(seed: int) -> None:
+        made = RandomTypes(random.Random(seed), f"t{seed}_")
+        type_, value = made.make(3)
+        for statement in made.declared:
+            connection.execute(statement.encode())
+        rows = ", ".join(f"({value()})" for _ in range(20))
+        query = f"SELECT a::{type_} FROM (VALUES {rows}, (NULL)) t (a)".encode()
+        results = [connection.pgconn.exec_params(query, [], result_format=one) for one in (0, 1)]
+        assert not results[0].error_message, (results[0].error_message, query)
+        types = asyncio.run(_types(database))
+        text, binary = (
+            pa.array([result.get_value(row, 0) for row in range(result.ntuples)], pa.binary()) for result in results
+        )
+        oid = results[0].ftype(0)
+        types.check(oid)
+        for target in (delta_type(types.base(oid), results[0].fmod(0)), pa.string()):
+            wanted = _outcome(from_text, text, target)
+            assert _outcome(from_binary, binary, oid, target, types) == wanted, type_
+
+    with psycopg.connect(database.conninfo, autocommit=True, options=settings_, client_encoding="UTF8") as connection:
+        agree()
+
+
+async def _types(database: Database) -> BinaryTypes:
+    async with await Connection.connect(database.conninfo, replication=False) as connection:
+        return await definitions.binary_types(connection)
+
+
+def test_a_random_table(replica: Replica) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    made = RandomTypes(random.Random(seed))
+    columns = [made.make() for _ in range(24)]
+
+    def insert(first: int) -> str:
+        rows = [
+            f"({number}, {', '.join('NULL' if made.rnd.random() < 0.2 else value() for _, value in columns)})"
+            for number in range(first, first + 12)
+        ]
+        return f"INSERT INTO t VALUES {', '.join(rows)}"
+
+    listed = ", ".join(f"c{number} {type_}" for number, (type_, _) in enumerate(columns))
+    replica.execute(
+        *made.declared, f"CREATE TABLE t (id int PRIMARY KEY, {listed})", "CREATE PUBLICATION p FOR TABLE t"
+    )
+    replica.execute(insert(0))
+    replica.subscribe(binary="true")
+    replica.execute(insert(100), "DELETE FROM t WHERE id % 5 = 0")
+    replica.assert_equal("t")
+    replica.alter("SET (binary = false)")
+    replica.execute(insert(200), "UPDATE t SET id = id + 1000 WHERE id % 2 = 0")
+    replica.assert_equal("t")
