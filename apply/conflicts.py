@@ -103,14 +103,15 @@ def _refuse(met: Unmet, batch: Batch, relation: str, origin: str) -> None:
     detail = f"Key already exists in the Delta table.\nKey {key}; remote row {_values(met.rows, 0)}"
     if not inserted:
         detail += f"; replica identity {_identity(met, 0)}"
+    lsn = batch.transaction_of(int(met.seq[0])).final_lsn
     error = UniqueViolation(
         _message(relation, conflict),
         detail=f"{detail}.",
-        hint="Delete the row from the Delta table, or skip the transaction with ALTER SUBSCRIPTION … SKIP (lsn = …).",
+        hint=f"Delete the row from the Delta table, or skip the transaction with ALTER SUBSCRIPTION … SKIP (lsn = '{lsn}').",
         context=_context(met, 0, batch, relation, origin),
     )
     error.conflict = conflict
-    error.finish_lsn = batch.transaction_of(int(met.seq[0])).final_lsn
+    error.finish_lsn = lsn
     raise error
 
 

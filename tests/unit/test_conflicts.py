@@ -100,4 +100,6 @@ def test_what_is_in_the_way() -> None:
     assert error.detail == (
         "Key already exists in the Delta table.\nKey (a, b)=(1, x); remote row (1, x, moved); replica identity (a, b)=(2, x)."
     )
+    assert error.hint is not None
+    assert "SKIP (lsn = '0/50')" in error.hint
     assert (error.sqlstate, error.conflict, error.finish_lsn) == ("23505", ConflictType.UPDATE_EXISTS, 0x50)
