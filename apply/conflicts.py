@@ -3,9 +3,12 @@
     update_missing, delete_missing    there is no row to change: the change is left out, counted and logged
     insert_exists, update_exists      a row stands where one is to come: an error, as in PostgreSQL
 
+    update_, delete_origin_differs    others wrote the row last: the change is applied, counted and logged
+
 They are looked for where they can be: in a table whose rows are not all this subscription's.  A Delta table knows only one
-key, so there are no multiple_unique_conflicts; and it does not say who wrote a row, so update_origin_differs and
-delete_origin_differs, for which PostgreSQL needs track_commit_timestamp, are not seen: the change is applied, as there.
+key, so there are no multiple_unique_conflicts.  Who wrote a row last is known as long as its data file is one that a commit of
+others made in full (in PostgreSQL: with track_commit_timestamp): not after files were merged, and not for a file that a commit of
+theirs wrote anew with the rows that it left alone.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class ConflictType(StrEnum):
     UPDATE_EXISTS = "update_exists"
     UPDATE_MISSING = "update_missing"
     DELETE_MISSING = "delete_missing"
+    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"
+    DELETE_ORIGIN_DIFFERS = "delete_origin_differs"
 
 
 class UniqueViolation(PubsubError):
@@ -69,30 +74,43 @@ def judge(folded: Folded, batch: Batch, relation: str, origin: str) -> Conflicts
     if folded.collisions is not None:
         _refuse(folded.collisions, batch, relation, origin)
     found = Conflicts()
-    missing = folded.missing
-    if missing is None:
-        return found
-    updates = int((missing.op == UPDATE).sum())
-    found.counts[ConflictType.UPDATE_MISSING] = updates
-    found.counts[ConflictType.DELETE_MISSING] = len(missing.op) - updates
-    for index in range(missing.keys.num_rows):
-        updated = missing.op[index] == UPDATE
-        conflict = ConflictType.UPDATE_MISSING if updated else ConflictType.DELETE_MISSING
-        searched = f"eplica identity {_identity(missing, index)}"
-        if updated:
-            detail = f"Could not find the row to be updated.\nRemote row {_values(missing.rows, index)}; r{searched}."
-        else:
-            detail = f"Could not find the row to be deleted.\nR{searched}."
-        transaction = batch.transaction_of(int(missing.seq[index]))
-        found.texts.append(
-            {
-                "event": _message(relation, conflict),
-                "detail": detail,
-                "context": _context(missing, index, batch, relation, origin),
-                "lsn": str(transaction.final_lsn),
-            }
+    if folded.missing is not None:
+        done = "Could not find the row to be {}."
+        types = ConflictType.UPDATE_MISSING, ConflictType.DELETE_MISSING
+        _note(found, folded.missing, types, (done.format("updated"), done.format("deleted")), batch, relation, origin)
+    if folded.differing is not None:
+        done = "{} the row that was modified by another writer of the Delta table."
+        types = ConflictType.UPDATE_ORIGIN_DIFFERS, ConflictType.DELETE_ORIGIN_DIFFERS
+        _note(
+            found, folded.differing, types, (done.format("Updating"), done.format("Deleting")), batch, relation, origin
         )
     return found
+
+
+def _note(
+    found: Conflicts,
+    unmet: Unmet,
+    types: tuple[ConflictType, ConflictType],
+    done: tuple[str, str],
+    batch: Batch,
+    relation: str,
+    origin: str,
+) -> None:
+    """Count these, the updates as the first type and the deletes as the second; texts for those that are shown."""
+    updates = int((unmet.op == UPDATE).sum())
+    found.counts += Counter({types[0]: updates, types[1]: len(unmet.op) - updates})
+    for index in range(unmet.keys.num_rows):
+        identity = f"eplica identity {_identity(unmet, index)}"
+        updated = unmet.op[index] == UPDATE
+        what = f"Remote row {_values(unmet.rows, index)}; r{identity}" if updated else f"R{identity}"
+        found.texts.append(
+            {
+                "event": _message(relation, types[0] if updated else types[1]),
+                "detail": f"{done[0] if updated else done[1]}\n{what}.",
+                "context": _context(unmet, index, batch, relation, origin),
+                "lsn": str(batch.transaction_of(int(unmet.seq[index])).final_lsn),
+            }
+        )
 
 
 def _refuse(met: Unmet, batch: Batch, relation: str, origin: str) -> None:

@@ -78,6 +78,11 @@ class Destination:
         known = self.readings.get(relation)
         return known if known is not None else Reading(tuple(targets(relation, self.table)), {})
 
+    @property
+    def may_conflict(self) -> bool:
+        """Whether what the table holds is looked up.  In a window it holds later rows, too: no conflicts are those."""
+        return self.contested and self.window is None
+
     def commit(self, batch: Batch) -> Commit:
         """What the table's part of the batch is recorded under."""
         last = batch.last_lsn

@@ -42,6 +42,9 @@ BASE_PREFIX: Final = "__base_".ljust(64, "_")
 COUNT_COLUMN: Final = "__count".ljust(64, "_")
 MOVED_COLUMN: Final = "__moved".ljust(64, "_")
 
+# Rows of this subscription, and rows that others are known to have written last.
+OURS: Final = 1
+THEIRS: Final = 2
 # Changes that are shown with their values.
 SHOWN: Final = 10
 
@@ -53,8 +56,8 @@ Indices = npt.NDArray[np.int64]
 class Present(Protocol):
     """Which rows a table holds."""
 
-    def keys(self, keys: Any) -> Mask:
-        """For each of these distinct keys (a table of the key's columns) whether a row stands under it."""
+    def keys(self, keys: Any) -> Indices:
+        """For each of these distinct keys (a table of the key's columns) whose row stands under it: 0 for none, OURS or THEIRS."""
 
     def copies(self, rows: Any) -> Indices:
         """For each of these distinct rows (a table of all columns) how many are equal to it."""
@@ -91,7 +94,8 @@ class Folded:
     `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
 
     `missing`: updates and deletes that were left out, since there is no row for them; `collisions`: inserts and updates of keys
-    that came where a row stands.  None where there are none, or nobody looked.
+    that came where a row stands; `differing`: updates and deletes of rows that others wrote, which are done.  None where there are
+    none, or nobody looked.
     """
 
     images: Any
@@ -105,6 +109,7 @@ class Folded:
     deletes: int
     missing: Unmet | None = None
     collisions: Unmet | None = None
+    differing: Unmet | None = None
 
 
 def fold(
@@ -128,9 +133,11 @@ def fold(
     truncated = truncate_before is not None
     if truncate_before is not None:
         changes = _since(changes, truncate_before)
-    missing = collisions = None
+    missing = collisions = differing = None
     if key:
-        (images, masked, deleted), missing, collisions = _fold_keyed(changes, key, truncated, present, upsert)
+        (images, masked, deleted), missing, collisions, differing = _fold_keyed(
+            changes, key, truncated, present, upsert
+        )
         removed = _no_rows(changes)
     else:
         if present is not None:
@@ -149,6 +156,7 @@ def fold(
         deletes=int(counts[DELETE]),
         missing=missing,
         collisions=collisions,
+        differing=differing,
     )
 
 
@@ -257,34 +265,37 @@ class _Touches:
 
 def _fold_keyed(
     changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
-) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None]:
-    """Images, masked images and deleted keys; changes without a row, and those that met one."""
+) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None, Unmet | None]:
+    """Images, masked images and deleted keys; changes without a row, those that met one, and those of others' rows."""
     values = changes.new
     if not changes.count:
         images = pa.table(values)
-        return (images, _masked(images, {}, list(values), images.select(key)), images.select(key)), None, None
+        return (images, _masked(images, {}, list(values), images.select(key)), images.select(key)), None, None, None
     missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
     keys = _event_keys(changes, key)
-    every = _touches(changes, keys, _standing(keys, truncated, present))
+    standing = _standing(keys, truncated, present)
+    every = _touches(changes, keys, standing > 0)
     touches = _without_skipped(every)
-    lost = met = None
+    lost = met = differing = None
     if present is not None:
         lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
         met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
+        theirs = standing[np.where(touches.leaves, keys.left[touches.event], touches.event)] == THEIRS
+        differing = _unmet(changes, keys, touches.event[touches.first() & touches.from_here & theirs])
     final = np.sort(touches.event[touches.last() & touches.arrives])
     deleted = touches.only(touches.first() & (upsert | (changes.op[touches.event] != INSERT)))
     deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
     images, masked = _images(values, missing, keys, touches, final, upsert)
-    return (images, masked, deleted_keys), lost, met
+    return (images, masked, deleted_keys), lost, met, differing
 
 
-def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Mask:
-    """For each key of `keys` whether a row of the table stands under it, before the batch or after the TRUNCATE."""
+def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Indices:
+    """For each key of `keys` whose row of the table stands under it, before the batch or after the TRUNCATE (Present.keys)."""
     if truncated or present is None:
-        return np.full(len(keys.codes), not truncated)
+        return np.full(len(keys.codes), 0 if truncated else OURS)
     _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
-    there: Mask = present.keys(pa.table(_take(keys.columns, first)))[place]
+    there: Indices = present.keys(pa.table(_take(keys.columns, first)))[place]
     return there
 
 

@@ -96,8 +96,8 @@ def prepare(
             rewrites = work.rewrites or work.wanted.destination.window is not None
             with blaming(work.wanted.destination):
                 look_for_others(stage, work.wanted.destination)
-                if work.wanted.destination.contested:
-                    work.present = stage.present(work.wanted.destination.table)
+                if work.wanted.destination.may_conflict:
+                    work.present = stage.present(work.wanted.destination.table, work.wanted.destination.app_id)
                 work.sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
             undo.callback(work.sink.abort)
         for picks in _passes(works, part_bytes):

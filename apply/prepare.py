@@ -68,7 +68,7 @@ def _prepare_table(
         return None
     look_for_others(stage, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
-    present = stage.present(table) if wanted.destination.contested else None
+    present = stage.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
     folded = fold(
         changes,
         table.key or None,

@@ -71,7 +71,7 @@ class MemoryDelta:
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         return []
 
-    def present(self, table: TargetTable) -> Holding:
+    def present(self, table: TargetTable, app_id: str) -> Holding:
         return Holding(self.tables[table.path].rows, [table.schema.names.index(name) for name in table.key])
 
     def discard(self, staged: Staged) -> None:

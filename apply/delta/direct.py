@@ -305,15 +305,17 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
             yield _Found(file, at, which, vector)
 
 
-def living(log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None) -> Iterator[Any]:
-    """The named columns of the table's rows; files and row groups without any of the keys `wanted` are left out."""
+def living(
+    log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None
+) -> Iterator[tuple[Any, DataFile]]:
+    """The named columns of the table's rows, with their file; files and row groups without any of the keys `wanted` are left out."""
     for file in log.files.values():
         if wanted is not None and wanted.outside(file.bounds.get(table.stored_name(names[0]))):
             continue
         gone = vectors.positions(vectors.read(log.table, file.vector)) if file.vector is not None else None
         size = _WIDE_BATCH_ROWS if wanted is None and _is_wide(log, file) else _BATCH_ROWS
         for start, batch in _read_columns(log, file, table, names, size, wanted):
-            yield batch if gone is None else _without(batch, start, gone)
+            yield (batch if gone is None else _without(batch, start, gone)), file
 
 
 def _without(batch: Any, start: int, gone: Indices) -> Any:

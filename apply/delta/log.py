@@ -55,6 +55,8 @@ class DataFile:
     vector: Mapping[str, Any] | None
     plain: bool
     """Relative path and no partition: a file as we write them."""
+    writers: frozenset[str] | None = None
+    """The applications whose transaction wrote its rows, none for another engine's; None: not known, or others' rows too."""
 
     @property
     def deleted(self) -> int:
@@ -281,7 +283,7 @@ class TableLog:
         lines = [{"commitInfo": info}, *actions]
         data = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
         self._put(version, data.encode())
-        self._replay(actions)
+        self._replay(actions, _applications(actions))
         self._state.version = version
         self._stamp = self._look(version)
         self._committed.update(dict.fromkeys(_applications(actions), version))
@@ -315,7 +317,7 @@ class TableLog:
     def _follow(self) -> None:
         while (actions := self._read(self._state.version + 1)) is not None:
             self._note(self._state.version + 1, actions)
-            self._replay(actions)
+            self._replay(actions, _writers(actions))
             self._state.version += 1
 
     def _load_again(self) -> None:
@@ -435,12 +437,18 @@ class TableLog:
         if not self._name(0).exists():
             raise DataCorrupted(f'the log of "{self.table}" has a checkpoint that can not be read here')
 
-    def _replay(self, actions: Iterable[Mapping[str, Any]]) -> None:
+    def _replay(self, actions: Iterable[Mapping[str, Any]], writers: frozenset[str] | None = None) -> None:
+        """Take the actions of a commit, or of a checkpoint, over; `writers` are those of the rows that a commit adds."""
         state = self._state
+        actions = list(actions)
+        # A file that only gets another vector keeps the rows that it had, and who wrote them.
+        paths = (action["add"]["path"] for action in actions if "add" in action)
+        known = {path: state.files[path].writers for path in paths if path in state.files}
         for action in actions:
             for kind, what in action.items():
                 if kind == "add":
-                    state.files[what["path"]] = _data_file(what)
+                    added = state.files[what["path"]] = _data_file(what)
+                    added.writers = known.get(added.path, writers) if what.get("dataChange", True) else None
                 elif kind == "remove":
                     # A file that stays, with another vector, is removed and added in one commit, in any order.
                     held = state.files.get(what["path"])
@@ -489,6 +497,15 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 
 def _applications(actions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
+
+
+def _writers(actions: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
+    """The applications of a commit; None for one that also copied rows which it did not change."""
+    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    metrics = info.get("operationMetrics") or {}
+    if any("copied" in name.lower() and "file" not in name.lower() and str(n) != "0" for name, n in metrics.items()):
+        return None
+    return _applications(actions)
 
 
 def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCommit | None:

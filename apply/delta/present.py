@@ -17,58 +17,63 @@ from apply.delta import direct
 from apply.delta.keys import KeySet
 from apply.delta.log import TableLog
 from apply.delta.table import TargetTable
+from apply.fold import OURS, THEIRS
 
-Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 
 class TablePresent:
     """The rows of a table as its log has them now; `log` is None where the deltalake package must read it."""
 
-    def __init__(self, table: TargetTable, log: TableLog | None) -> None:
+    def __init__(self, table: TargetTable, app_id: str, log: TableLog | None) -> None:
         self._table = table
+        self._app_id = app_id
         self._log = log
         self._asked: list[tuple[Any, Any, bool]] = []
 
     def still_holds(self) -> bool:
         """Whether all that was asked has the same answers now.  The log is fresh."""
-        return all(np.array_equal(self._count(asked, whole), answer) for asked, answer, whole in self._asked)
+        return all(np.array_equal(self._look(asked, whole=whole), answer) for asked, answer, whole in self._asked)
 
-    def keys(self, keys: Any) -> Mask:
+    def keys(self, keys: Any) -> Indices:
         """See fold.Present."""
-        return self._ask(keys, whole=False) > 0
+        return self._ask(keys, whole=False)
 
     def copies(self, rows: Any) -> Indices:
         """See fold.Present."""
         return self._ask(rows, whole=True)
 
     def _ask(self, asked: Any, *, whole: bool) -> Indices:
-        answer = self._count(asked, whole)
+        answer = self._look(asked, whole=whole)
         self._asked.append((asked, answer, whole))
         return answer
 
-    def _count(self, asked: Any, whole: bool) -> Indices:
-        """How many rows of the table are equal to each that is asked for."""
+    def _look(self, asked: Any, *, whole: bool) -> Indices:
         wanted = KeySet(asked if whole else _zeros_alike(asked), whole=whole)
-        counts = np.zeros(len(wanted), np.int64)
-        for batch in self._read(asked.column_names, None if whole else wanted):
+        found = np.zeros(len(wanted), np.int64)
+        for batch, theirs in self._read(asked.column_names, None if whole else wanted):
             rows = wanted.rows(batch if whole else _zeros_alike(batch))
-            counts += np.bincount(rows[rows >= 0], minlength=len(wanted))
-        return counts
+            rows = rows[rows >= 0]
+            if whole:
+                found += np.bincount(rows, minlength=len(wanted))
+            else:
+                found[rows] = THEIRS if theirs else OURS
+        return found
 
-    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[Any]:
-        """The living rows' columns."""
+    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[Any, bool]]:
+        """The living rows' columns, and whether others are known to have written them."""
         if self._log is not None:
-            yield from direct.living(self._log, self._table, names, wanted)
+            for batch, file in direct.living(self._log, self._table, names, wanted):
+                yield batch, file.writers is not None and self._app_id not in file.writers
             return
         from deltalake import DeltaTable, QueryBuilder
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        result = QueryBuilder().register("t", DeltaTable(self._table.path)).execute(f"SELECT {listed} FROM t")
+        result: Any = QueryBuilder().register("t", DeltaTable(self._table.path)).execute(f"SELECT {listed} FROM t")
         schema = pa.schema([self._table.schema.field(name) for name in names])
-        for batch in pa.table(result.read_all()).to_batches():
+        for batch in pa.RecordBatchReader.from_stream(result):
             columns = [batch.column(index).cast(field.type) for index, field in enumerate(schema)]
-            yield pa.table(columns, names=list(names))
+            yield pa.table(columns, names=list(names)), False
 
 
 def _zeros_alike(columns: Any) -> Any:

@@ -57,15 +57,15 @@ class Stage:
         log = self._log(table)
         return log.written_by_others(app_id) if not log.writing.locked() else []
 
-    def present(self, table: TargetTable) -> TablePresent | None:
+    def present(self, table: TargetTable, app_id: str) -> TablePresent | None:
         """What the table holds now; None where its rows can not be told apart.  No commit of ours to it is under way."""
         if not table.key and not keys.can_match_whole(table.schema):
             return None
         if is_local(table.path):
             log = self._log(table)
             if log.unsupported() is None:
-                return TablePresent(table, log)
-        return TablePresent(table, None)
+                return TablePresent(table, app_id, log)
+        return TablePresent(table, app_id, None)
 
     def forget_others(self, path: str) -> None:
         """What `written_by_others` gave is known, durably."""

@@ -46,6 +46,7 @@ def test_a_commit_of_others_is_noticed_at_the_next_batch(replica: Replica, spark
     replica.assert_equal("a", "b")
     noticed = table(replica, "a")["foreign_commit"]
     assert noticed.startswith(f"version {at}, UPDATE by Apache-Spark/")
+    assert conflicts(replica) == {"update_origin_differs": 1}
     status = replica.node.status_json(replica.name)
     assert [t["foreign_commit"] for t in status["tables"] if t["name"] == "public.a"] == [noticed]
     # A copy makes it this node's alone again.

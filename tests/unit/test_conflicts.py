@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from structlog.testing import capture_logs
 
 from apply.batch import Batch, OpenTransaction
 from apply.conflicts import Conflicts, ConflictType, UniqueViolation, judge
-from apply.fold import SHOWN, fold
+from apply.fold import OURS, SHOWN, THEIRS, fold
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.memory import Holding
@@ -103,3 +104,25 @@ def test_what_is_in_the_way() -> None:
     assert error.hint is not None
     assert "SKIP (lsn = '0/50')" in error.hint
     assert (error.sqlstate, error.conflict, error.finish_lsn) == ("23505", ConflictType.UPDATE_EXISTS, 0x50)
+
+
+def test_rows_that_others_wrote() -> None:
+    class Theirs(Holding):
+        def keys(self, keys: Any) -> Any:
+            return np.array([THEIRS if key < 10 else OURS for key in keys.column("a").to_pylist()])
+
+    sent = changes(
+        ("U", None, (1, "x", "v")),
+        ("U", None, (1, "x", "w")),
+        ("D", (2, "x"), None),
+        ("U", (3, "x"), (3, "x", "v")),
+        ("U", None, (11, "x", "v")),
+    )
+    found = judge(fold(sent, ["a", "b"], full=True, present=Theirs(Counter(), [0, 1])), batch(5), "public.t", "pg_5")
+    assert found.counts == {ConflictType.UPDATE_ORIGIN_DIFFERS: 2, ConflictType.DELETE_ORIGIN_DIFFERS: 1}
+    updating = "Updating the row that was modified by another writer of the Delta table.\nRemote row "
+    assert [text["detail"] for text in found.texts] == [
+        f"{updating}(1, x, v); replica identity (a, b)=(1, x).",
+        "Deleting the row that was modified by another writer of the Delta table.\nReplica identity (a, b)=(2, x).",
+        f"{updating}(3, x, v); replica identity (a, b)=(3, x).",
+    ]

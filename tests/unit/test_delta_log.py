@@ -85,6 +85,23 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found(app_id="copy") == [(9, "MERGE", "E")]
 
 
+def test_who_wrote_a_file(tmp_path: Path) -> None:
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    (ours,) = t.log.files
+    t.theirs("UPDATE", ADD)
+    copied: dict[str, object] = {"commitInfo": {"operation": "UPDATE", "operationMetrics": {"numCopiedRows": "3"}}}
+    other = Path(t.table.path) / "_delta_log" / f"{3:020}.json"
+    other.write_text("\n".join(map(json.dumps, (copied, {"add": ADD["add"] | {"path": "mixed"}}))))  # type: ignore[operator]
+    vector = {"storageType": "i", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
+    t.theirs("DELETE", {"add": ADD["add"] | {"path": ours, "deletionVector": vector}}, {"remove": {"path": ours}})  # type: ignore[operator]
+    t.theirs("OPTIMIZE", SAME)
+    for log in (t.log, TableLog(t.table.path)):
+        log.refresh()
+        writers = {path: file.writers for path, file in log.files.items()}
+        assert writers == {ours: {"app"}, "f": frozenset(), "mixed": None, "g": None}
+
+
 def test_what_was_replicated_is_not_to_be_undone(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.ours()
