@@ -27,10 +27,10 @@ from apply.delta.alter import for_copy
 from apply.delta.log import TableLog
 from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
-from pubsub.errors import InvalidValue
+from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.publisher.connection import session_settings_sql
-from pubsub.publisher.snapshots import BEGIN
+from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class CopySource:
     only: bool
     lsn: str = ""
     """Of the snapshot."""
+    oid: int = 0
+    file: int = 0
+    """What pg_relation_filenode() must say: rows have other ctids once the table was rewritten.  0: it has none."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.schema}.{self.name})"
@@ -260,10 +263,23 @@ def read_range(source: CopySource, block_range: Range, schema: pa.Schema) -> Ite
     with session(source) as connection:
         connection.execute(BEGIN)
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
+        if source.file:
+            _require_file(connection, source)
         for rows in read(connection, source, statement(source, block_range), schema):
             yield rows
             faults.point(f"copying {source.schema}.{source.name}")
         connection.execute("COMMIT")
+
+
+def _require_file(connection: Any, source: CopySource) -> None:
+    """The table is the one that was planned for, and is not rewritten until the transaction ends."""
+    connection.execute(lock_sql(source.schema, source.name).encode())
+    ((file,),) = connection.execute(file_sql(source.oid).encode()).fetchall()
+    if file != source.file:
+        raise NotInPrerequisiteState(
+            f'table "{source.schema}.{source.name}" was rewritten or truncated while it was copied',
+            detail="Its rows have moved since the copy began.",
+        )
 
 
 def session(source: CopySource) -> Any:

@@ -69,7 +69,7 @@ def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The table as a transaction sees it, which keeps it from being rewritten as long as it lasts."""
+    """The table as a transaction sees it."""
 
     definition: TableDefinition
     target: TargetTable
@@ -204,32 +204,33 @@ class SyncWorker:
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
-            async with await self._connect(replication=False) as holder:
-                await holder.execute(snapshots.BEGIN)
-                await holder.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(created.snapshot_name)}")
-                table = await self._held(holder, created.snapshot_name, created.consistent_point)
-                with self._blaming():
-                    await self._prepare_target(table.target)
-                rows = table.definition.estimated_rows
-                described = described_json(table.target, table.definition, created.consistent_point)
-                await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
-                version, writable = await asyncio.to_thread(
-                    copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
-                )
-                blocks = table.definition.pages if table.source.only else None
-                plan = CopyPlan(
-                    generation=generation,
-                    start=created.consistent_point,
-                    until=created.consistent_point,
-                    version=version,
-                    edges=copyjob.edges(blocks, await self._engine.run(copyjob.parallelism)),
-                    snapshot=await snapshots.visible(holder),
-                    fingerprint=table.conditions.fingerprint if writable else None,
-                    attempts=(str(uuid.uuid4()),),
-                )
-                await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
-                log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
-                await self._copy_rows(plan, table.source, table.target, rows)
+            async with await self._connect(replication=False) as connection:
+                await connection.execute(snapshots.BEGIN)
+                await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(created.snapshot_name)}")
+                table = await self._seen(connection, created.snapshot_name, created.consistent_point)
+                visible = await snapshots.visible(connection)
+            with self._blaming():
+                await self._prepare_target(table.target)
+            rows = table.definition.estimated_rows
+            described = described_json(table.target, table.definition, created.consistent_point)
+            await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
+            version, writable = await asyncio.to_thread(
+                copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
+            )
+            blocks = table.definition.pages if table.source.only else None
+            plan = CopyPlan(
+                generation=generation,
+                start=created.consistent_point,
+                until=created.consistent_point,
+                version=version,
+                edges=copyjob.edges(blocks, await self._engine.run(copyjob.parallelism)),
+                snapshot=visible,
+                fingerprint=table.conditions.fingerprint if writable else None,
+                attempts=(str(uuid.uuid4()),),
+            )
+            await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
+            log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
+            await self._copy_rows(plan, table.source, table.target, rows)
 
     async def _go_on(self) -> None:
         """The copy that an earlier worker began: its finished chunks stay, if they can."""
@@ -244,8 +245,8 @@ class SyncWorker:
         async with await self._connect(replication=False) as holder:
             await holder.execute(snapshots.BEGIN)
             snapshot = await snapshots.export(holder)
-            seen = await snapshots.end_of_wal(holder)
-            table = await self._held(holder, snapshot, seen)
+            until = await snapshots.end_of_wal(holder)
+            table = await self._seen(holder, snapshot, until)
             kept = 0
             if plan.fingerprint is not None:
                 kept = len(await asyncio.to_thread(copyjob.kept, table.target, plan, self._app_id(plan.generation)))
@@ -258,7 +259,7 @@ class SyncWorker:
                     )
                 plan = replace(
                     plan,
-                    until=max(plan.until, seen),
+                    until=max(plan.until, until),
                     attempts=(*plan.attempts, str(uuid.uuid4())),
                 )
                 await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
@@ -293,16 +294,14 @@ class SyncWorker:
         await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
 
-    async def _held(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
-        """The table as the connection's transaction sees it, which is `snapshot`; it is not rewritten until the transaction ends."""
+    async def _seen(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
+        """The table as the connection's transaction sees it, which is `snapshot`.
+
+        It takes no lock that would last: an ALTER TABLE would wait for it, and the copy's tasks for the ALTER TABLE.
+        """
         subscription, relation = self._subscription, self._relation
         found, definition, target = await self._described(connection)
-        seen, current = await snapshots.hold_table(connection, definition.schema, definition.name, relation.relid)
-        if seen != current:
-            raise NotInPrerequisiteState(
-                f'table "{relation.qualified_name}" was rewritten while its copy began',
-                detail="Its rows have moved since the snapshot was taken.",
-            )
+        file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
         plain = definition.kind == "r"
         source = copyjob.CopySource(
@@ -315,9 +314,11 @@ class SyncWorker:
             row_filter=found.row_filter,
             only=plain,
             lsn=str(lsn),
+            oid=relation.relid,
+            file=file,
         )
         return Described(
-            definition, target, source, conditions(subscription, found, definition, target, publishing, seen)
+            definition, target, source, conditions(subscription, found, definition, target, publishing, file)
         )
 
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
@@ -410,7 +411,7 @@ class SyncWorker:
         """Follow the slot until the table is whole (window).  None when told to end before that."""
         async with await self._connect(replication=False) as connection:
             await connection.execute(snapshots.BEGIN)
-            table = await self._held(connection, "", INVALID_LSN)
+            table = await self._seen(connection, "", INVALID_LSN)
             await connection.execute("COMMIT")
         target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
         same = target.key == table.target.key and all(field in target.schema for field in table.target.schema)

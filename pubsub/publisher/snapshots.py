@@ -27,17 +27,23 @@ class Publishing:
     everything: bool
 
 
-async def hold_table(connection: Connection, schema: str, name: str, oid: int) -> tuple[int, int]:
-    """Lock the table against being rewritten until the transaction ends: its file as the snapshot sees it, and the current one.
+def lock_sql(schema: str, name: str) -> str:
+    """Keeps the table from being rewritten until the transaction ends.
 
-    A lock by reading nothing: LOCK TABLE asks for a privilege on the whole table.  0 where there is no file.
+    By reading nothing of it: LOCK TABLE asks for a privilege on the whole table.
     """
-    await connection.execute(f"SELECT FROM ONLY {quote_qualified(schema, name)} LIMIT 0")
-    (row,) = await connection.query(
-        "SELECT coalesce(pg_relation_filenode(oid), 0), relfilenode FROM pg_class WHERE oid = $1::oid", [oid]
-    )
-    current, seen = row
-    return int(seen or 0), int(current or 0)
+    return f"SELECT FROM ONLY {quote_qualified(schema, name)} LIMIT 0"
+
+
+def file_sql(oid: int) -> str:
+    """The table's file as it is now, whatever the snapshot; 0 where there is none."""
+    return f"SELECT coalesce(pg_relation_filenode({int(oid)}), 0)"
+
+
+async def file_seen(connection: Connection, oid: int) -> int:
+    """The table's file as the snapshot sees it; 0 where there is none."""
+    (row,) = await connection.query("SELECT relfilenode FROM pg_class WHERE oid = $1::oid", [oid])
+    return int(row[0] or 0)
 
 
 async def export(connection: Connection) -> str:

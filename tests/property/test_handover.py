@@ -457,7 +457,7 @@ async def history(seed: int) -> World:
     chance = Chance(seed)
     world = World(chance)
 
-    async def held(self: Any, connection: Any, snapshot: str, lsn: Lsn) -> Any:
+    async def seen(self: Any, connection: Any, snapshot: str, lsn: Lsn) -> Any:
         oid = self._relation.relid
         await chance.step()
         return SimpleNamespace(
@@ -509,7 +509,7 @@ async def history(seed: int) -> World:
             patch.setattr(module, "Connection", Connection)
             patch.setattr(module, "replication", Replication(world))
         patch.setattr(tablesync.worker.definitions, "slot_info", slot_info)
-        patch.setattr(tablesync.worker.SyncWorker, "_held", held)
+        patch.setattr(tablesync.worker.SyncWorker, "_seen", seen)
         patch.setattr(
             tablesync.worker,
             "snapshots",

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
-from apply.delta import chunks
+from apply.delta import chunks, direct
 from tablesync import copyjob
 from tests.replica import Faults, Replica
 
@@ -98,3 +99,45 @@ def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions:
     # What goes on is applied as before.
     replica.execute(*WRITES)
     replica.assert_equal("a")
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "VACUUM FULL a",
+        "ALTER TABLE a ADD COLUMN more int DEFAULT 5",
+        "ALTER PUBLICATION p SET (publish = 'insert, update, delete')",
+    ],
+)
+def test_what_changes_between_two_snapshots_makes_it_start_over(
+    replica: Replica, interruptions: Interruptions, between: str
+) -> None:
+    replica.execute(*TABLE.split(";")[:-1])
+    interruptions.after(5, run(replica, (*WRITES[:4], between, *WRITES[4:7])))
+    replica.subscribe()
+    replica.assert_equal("a")
+    assert replica.relation("a").copy_generation == 2
+    assert replica.slots() == [replica.name]
+
+
+def test_a_table_without_a_key_starts_over(
+    replica: Replica, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica.execute(
+        "CREATE TABLE a (n int, t text)",
+        "INSERT INTO a SELECT g % 10, repeat('x', 200) FROM generate_series(1, 5000) g",
+        "CREATE PUBLICATION p FOR TABLE a",
+    )
+    commit = direct.commit_copy
+
+    def fail(*_: Any) -> None:
+        monkeypatch.setattr(direct, "commit_copy", commit)
+        replica.execute("INSERT INTO a VALUES (1, 'meanwhile')")
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(direct, "commit_copy", fail)
+    replica.subscribe()
+    replica.assert_equal("a")
+    assert replica.relation("a").copy_generation == 2
+    files = {path.name for path in Path(replica.path("a")).glob("part-*")}
+    assert files == set(DeltaTable(replica.path("a")).get_add_actions(flatten=True)["path"].to_pylist()), "none is left"
