@@ -365,6 +365,8 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
         changes["options"] = await _set_two_phase(session, subscription, options, changes["options"])
     if "failover" in given:
         await _set_failover(session, subscription, options.failover)
+    if "types" in given:
+        targets.refuse_unknown_types(TypeChoices.parse(options.types))
     if options.binary and not subscription.options.binary:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
             published = await targets.published_tables(connection, subscription.publications)

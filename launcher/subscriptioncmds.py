@@ -69,6 +69,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         await targets.warn_of_foreign_rows(session, connection, statement.name, statement.publications)
     row = _row(statement, identity, connection.dbname)
     choices = TypeChoices.parse(options.types)
+    targets.refuse_unknown_types(choices)
     published = await targets.published_tables(connection, statement.publications)
     if options.binary:
         await targets.refuse_binary(connection, published)
@@ -81,7 +82,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         create_tables=options.create_tables,
         choices=choices,
     )
-    targets.refuse_unknown(choices, plans)
+    targets.refuse_unknown_columns(choices, plans)
     await targets.refuse_owned(session.catalog, plans)
     slot = row.slot_name if options.create_slot else None
     lsn = None

@@ -164,8 +164,8 @@ async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTa
                 ) from error
 
 
-def refuse_unknown(choices: TypeChoices, plans: Collection[Plan]) -> None:
-    """Refuse what the option `types` says of a type or a column that is not there, or that leaves no choice."""
+def refuse_unknown_types(choices: TypeChoices) -> None:
+    """Refuse what the option `types` says of a type that is not there, or that leaves no choice."""
     from pubsub.protocol import contract
 
     for name, choice in choices.types.items():
@@ -174,8 +174,12 @@ def refuse_unknown(choices: TypeChoices, plans: Collection[Plan]) -> None:
             raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
         if choice not in rule.choices:
             raise FeatureNotSupported(
-                f"type {rule.sql_name} can not be replicated as {choice}", detail=f"It is {rule.why}."
+                f"type {rule.sql_name} can not be replicated as {choice}", detail=f"It is kept as text: {rule.why}."
             )
+
+
+def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> None:
+    """Refuse what the option `types` says of a column that is not published."""
     columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.schema.names}
     for schema, table, column in choices.columns:
         if (schema, table, column) not in columns:

@@ -97,7 +97,9 @@ def _walk(data: Bytes, positions: Places, ends: Places, counts: Places) -> tuple
 
 
 def _words(data: Bytes, positions: Places) -> Places:
-    """The signed numbers of four bytes there."""
+    """The signed numbers of four bytes there; anything where that is past the end."""
+    if not data.size:
+        return np.zeros(len(positions), np.int64)
     return data.take(positions[:, None] + np.arange(4), mode="clip").view(">i4").reshape(-1).astype(np.int64)
 
 

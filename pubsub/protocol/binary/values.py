@@ -173,7 +173,7 @@ def _checked(out: Out) -> Out:
     def read(value: bytes) -> bytes:
         try:
             return out(value)
-        except (struct.error, IndexError) as error:
+        except (struct.error, IndexError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolViolation("incorrect binary data format", sqlstate="22P03") from error
 
     return read
