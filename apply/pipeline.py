@@ -429,6 +429,8 @@ class Pipeline:
             try:
                 await in_thread(stage)
             except WrittenByOthers as found:
+                # The batch before was not worked out for this: its commit must find them, too, before they are known.
+                await self._not_committing.wait()
                 await self._others_wrote(found)
                 continue
             tables.failed(ready.failures)

@@ -173,8 +173,11 @@ def _table(
 ) -> TableStatus:
     """A table's stored state, or the w or c that its sync worker is in while f is stored.
 
-    `follower` is the worker that writes what the stream brings, if one does: the table lags as it does.
+    `follower` is the worker that writes what the stream brings, if one does: the table lags as it does.  One that has stopped
+    follows nothing.
     """
+    if relation.stopped:
+        follower = None
     table_state, lsn = relation.state.value, relation.lsn
     if worker is not None and worker.sync_state is not None and relation.state is RelState.FINISHEDCOPY:
         table_state, lsn = worker.sync_state, worker.sync_lsn

@@ -56,6 +56,7 @@ class MemoryDelta:
         self.targets = {target.path: target for target in targets}
         self.tables: dict[str, MemoryTable] = {target.path: MemoryTable() for target in targets}
         self.staged: dict[Path, tuple[TargetTable, Folded, bool]] = {}
+        self.others: dict[str, list[OtherCommit]] = {}
         self._numbers = itertools.count()
 
     def rows(self, path: str) -> list[Row]:
@@ -69,7 +70,10 @@ class MemoryDelta:
         return Staged(table, directory, None, None, None, None, replace_all, None, 0)
 
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
-        return []
+        return self.others.get(table.path, [])
+
+    def forget_others(self, path: str) -> None:
+        self.others.pop(path, None)
 
     def present(self, table: TargetTable, app_id: str) -> Holding:
         return Holding(self.tables[table.path].rows, [table.schema.names.index(name) for name in table.key])
