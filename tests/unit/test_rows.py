@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,36 @@ def test_deletes_alone() -> None:
 def test_concat_keeps_what_only_one_piece_has() -> None:
     first = decode([block(*ALL[:1])])
     check_all(concat_changes([first, decode([block(*ALL[1:])])]))
+
+
+def test_binary_transfer_alone_and_beside_text() -> None:
+    """A prepared transaction may have been sent before the subscription was altered."""
+
+    def binary(message: Any) -> Any:
+        def sent(row: Any) -> Any:
+            if row is None:
+                return None
+            first = Binary(struct.pack(">i", int(row[0]))) if isinstance(row[0], bytes) else row[0]
+            return first, *(Binary(value) if isinstance(value, bytes) else value for value in row[1:])
+
+        parts = {name: sent(getattr(message, name)) for name in ("old", "new") if hasattr(message, name)}
+        return dataclasses.replace(message, **parts)
+
+    in_binary = [binary(message) for message in ALL]
+    check_all(decode([block(*in_binary)]))
+    mixed = decode([block(*ALL, *in_binary)])
+    alone = decode([block(*ALL, *ALL)])
+    assert lists(mixed.new) == lists(alone.new)
+    assert lists(mixed.old) == lists(alone.old)
+    with pytest.raises(InvalidField) as caught:
+        decode(
+            [
+                block(
+                    Delete(T, "K", (Binary(struct.pack(">i", 77)), None, None)), Insert(T, (b"1", b"", Binary(b"\xff")))
+                )
+            ]
+        )
+    assert caught.value.key == "(id)=(1)"
 
 
 def test_a_bad_value_names_its_column_and_change() -> None:
