@@ -211,6 +211,14 @@ class ApplyTables:
         return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
 
     @property
+    def held(self) -> Lsn:
+        """No table holds anything past it, those of sync workers included (0: nothing is held)."""
+        return max(
+            (Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)) for entry in self._entries.values()),
+            default=INVALID_LSN,
+        )
+
+    @property
     def any_copied(self) -> bool:
         """Whether there are tables whose copy is made, or that wait for none."""
         return any(e.relation.state not in (RelState.INIT, RelState.DATASYNC) for e in self._entries.values())

@@ -91,7 +91,7 @@ class ApplyWorker:
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
             slot = await definitions.slot_info(connection, slot_name)
-            standing = Standing(origin, max(origin, self._tables.greatest_version), self._tables.any_copied)
+            standing = Standing(origin, max(origin, self._tables.held), self._tables.any_copied)
             await publisher.check_publications(connection, subscription)
             await publisher.check_position(connection, subscription, identity, slot, standing)
             # Only once: the slot remembers (worker.c: run_apply_worker).
