@@ -51,7 +51,12 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
     from rich.live import Live
 
     try:
-        with Live(console=console, auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        if not console.is_terminal:
+            while True:
+                console.print(picture(await node.status(), str(common.home)))
+                console.file.flush()
+                await asyncio.sleep(_INTERVAL)
+        with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:
                 live.update(picture(await node.status(), str(common.home)), refresh=True)
                 await asyncio.sleep(_INTERVAL)
