@@ -68,14 +68,15 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
             text = said(error)
             conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
             if have != before or not conflict or attempt == _ATTEMPTS:
+                gone = _GONE.search(text) is not None
                 failure = NotInPrerequisiteState(
                     f'could not commit to the Delta table of "{target.relation}": {text}',
-                    sqlstate="58000",
+                    sqlstate=None if gone else "58000",
                     detail=f"The batch ends at {record.last}; the table holds everything up to {have}.",
-                    hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew." if _GONE.search(text) else None,
+                    hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew." if gone else None,
                     context=f'Delta table "{target.path}"',
                 )
-                if failure.hint is not None:
+                if gone:
                     failure.relid = prepared.destination.relid
                 raise failure from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)

@@ -13,14 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from apply.batch import Batch, Transaction
 from apply.decode import Destination
 from apply.delta.stage import Stage
 from apply.prepare import prepare
 from apply.prepared import PreparedTable
-from pubsub.errors import PubsubError
+from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
+
+# Connections, resources, an administrator, the system, other writers, and what nobody knows: another attempt may go well.
+_PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
+# A publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
+_NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
 
 _Destinations = Mapping[tuple[str, str], Destination]
 
@@ -32,6 +38,19 @@ class Failure:
     relid: int
     error: PubsubError
     lsn: Lsn
+
+
+def will_last(error: PubsubError) -> bool:
+    """Whether a table's failure would come again at every attempt."""
+    if error.sqlstate == DataCorrupted.default_sqlstate:
+        return True
+    passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
+    return not passing and not error.message.startswith(_NO_SNAPSHOT)
+
+
+def is_own(error: PubsubError) -> bool:
+    """Whether one table alone is to blame, and stops."""
+    return error.relid is not None and will_last(error)
 
 
 def failure(error: PubsubError, batch: Batch) -> Failure:
@@ -50,7 +69,7 @@ def prepare_isolating(
         try:
             return prepare(batch, destinations, stage, origin), list(failures.values())
         except PubsubError as error:
-            if error.relid is None:
+            if error.relid is None or not will_last(error):
                 raise
             failures[error.relid] = failure(error, batch)
             destinations = _narrowed(destinations, error, batch)

@@ -38,7 +38,7 @@ from apply.delta.log import OtherCommit
 from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher, PassedSkip
 from apply.figures import Figures
-from apply.isolation import Failure, failure, prepare_isolating
+from apply.isolation import Failure, failure, is_own, prepare_isolating
 from apply.prepare import Destination, PreparedTable, prepare
 from apply.threads import in_thread
 from apply.twophase import Preparation, TwoPhase
@@ -446,7 +446,7 @@ class Pipeline:
             try:
                 return await self._tables.destinations(ready.batch, self._until_committed)
             except PubsubError as error:
-                if error.relid is None or not self._tables.isolates:
+                if not self._tables.isolates or not is_own(error):
                     raise
                 ready.failures.append(failure(error, ready.batch))
                 self._tables.failed(ready.failures)
@@ -506,7 +506,7 @@ class Pipeline:
                 for table in prepared:
                     discard(table.staged)
             for error in results:
-                if isinstance(error, PubsubError) and error.relid is not None and self._tables.isolates:
+                if isinstance(error, PubsubError) and self._tables.isolates and is_own(error):
                     failures.append(failure(error, batch))
                 elif error is not None:
                     raise error

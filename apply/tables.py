@@ -22,7 +22,7 @@ from apply.delta.log import OtherCommit
 from apply.dispatch import PassedSkip
 from apply.follow import Columns, Follower, load
 from apply.handover import Handover
-from apply.isolation import Failure
+from apply.isolation import Failure, is_own
 from apply.pipeline import StartAgain
 from apply.prepare import Destination
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
@@ -177,7 +177,7 @@ class ApplyTables:
             await self._take_over(entry)
         except PubsubError as error:
             error.relid = entry.relation.relid
-            if not self.isolates:
+            if not self.isolates or not is_own(error):
                 raise
             failures = [Failure(entry.relation.relid, error, self._durable)]
             self.failed(failures)

@@ -13,11 +13,9 @@ import psycopg
 
 from apply.delta.engine import said
 from pubsub import errors
-from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
+from pubsub.errors import PubsubError
 
 _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
-# Connections, resources, an administrator, the system, other writers, and what nobody knows: another attempt may go well.
-_PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
 
 
 def cause_of(error: BaseException) -> BaseException:
@@ -40,15 +38,6 @@ def typed(error: BaseException) -> PubsubError:
         package, name, message = ours[-1].groups()
         return PubsubError(message, sqlstate=_sqlstate(package, name))
     return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")
-
-
-def will_last(error: PubsubError) -> bool:
-    """Whether a table's failure would come again at every attempt."""
-    if error.sqlstate == DataCorrupted.default_sqlstate:
-        return True
-    # A publisher that was restarted knows no snapshot from before.
-    passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
-    return not passing and "snapshot" not in error.message
 
 
 def _sqlstate(package: str, name: str) -> str:

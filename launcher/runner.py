@@ -18,13 +18,14 @@ import structlog
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.handover import Handover
+from apply.isolation import will_last
 from apply.pipeline import StartAgain
 from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher.failures import cause_of, typed, will_last
+from launcher.failures import cause_of, typed
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.failures import cause_of, typed, will_last
+from apply.isolation import will_last
+from launcher.failures import cause_of, typed
 from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, PubsubError
 
 
@@ -66,6 +67,7 @@ def test_what_spark_said(text: str, message: str, sqlstate: str) -> None:
         (PubsubError("a bug"), False),
         (PubsubError('slot "x" is active', sqlstate="55006"), False),
         (PubsubError('snapshot "x" does not exist', sqlstate="42704"), False),
+        (InvalidValue('column "c" of table "public.snapshots": no'), True),
     ],
 )
 def test_whether_a_table_is_to_stop(error: PubsubError, lasts: bool) -> None:
