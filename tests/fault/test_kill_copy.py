@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pubsub.testing.compare import compare_tables
@@ -58,6 +60,48 @@ def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Dae
     daemon.start()
     subscribed.assert_equal(("a", "keyless", "big"))
     assert subscribed.relations()["big"].copy_generation == 1
+
+
+def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+    """What the finished chunks miss can not be received any more: they go."""
+    subscribed.database.execute(BIG.format(rows=8_000))
+    fault.arm("3 chunks of public.big", "kill")
+    subscribed.subscribe()
+    daemon.killed_by_fault()
+    before = subscribed.relations()["big"]
+    subscribed.database.server.drop_slot(before.sync_slot)
+    change(subscribed, 1)
+    fault.clear()
+    daemon.start()
+    subscribed.assert_equal(("a", "keyless", "big"))
+    assert subscribed.relations()["big"].copy_generation == before.copy_generation + 1
+    assert not daemon.said("copy goes on")
+    files = {path.name for path in Path(before.path).glob("part-*")}
+    named = "".join(
+        each.read_text() for each in (Path(before.path) / "_delta_log").glob("*.json") if '"add"' in each.read_text()
+    )
+    assert [file for file in files if file not in named] == []
+
+
+def test_refreshed_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+    """A table that leaves takes its sync slot along, whoever made it."""
+    fault.arm("slot created public.a", "kill")
+    subscribed.subscribe()
+    daemon.killed_by_fault()
+    subscribed.database.execute("ALTER PUBLICATION p DROP TABLE a")
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} REFRESH PUBLICATION")
+    assert set(subscribed.relations()) == {"keyless"}
+    wait_until(
+        lambda: not any("sync" in slot and str(a_oid(subscribed)) in slot for slot in subscribed.slots()),
+        "no slot of a",
+    )
+    fault.clear()
+    daemon.start()
+    subscribed.assert_equal(["keyless"])
+
+
+def a_oid(subscribed: Subscribed) -> int:
+    return int(subscribed.database.query("SELECT 'a'::regclass::oid")[0][0])
 
 
 @pytest.mark.parametrize(
