@@ -136,11 +136,20 @@ def shape_of_columns(columns: Sequence[ColumnDefinition]) -> Shape:
     return tuple((column.name, int(column.type_oid), column.type_modifier) for column in columns)
 
 
-def identify(shape: Shape, known: Attributes, live: Sequence[ColumnDefinition], count: int, xid: int) -> Numbers | None:
+def identify(
+    shape: Shape,
+    known: Attributes,
+    live: Sequence[ColumnDefinition],
+    count: int,
+    xid: int,
+    *,
+    older: bool = False,
+) -> Numbers | None:
     """The number of each column of a message that was sent in transaction `xid`; None where it can not be told.
 
-    `known` are the columns before it, `live` the published ones that the catalog has now, when `count` numbers were given out.  A
-    column that the catalog has no more has the number that it is known by, or None.
+    `known` are the columns before it (`older`: after it, for a table that joined without a copy), `live` the published ones that
+    the catalog has now, when `count` numbers were given out.  A column that the catalog has no more has the number that it is
+    known by, or None.
     """
     places = {name: place for place, (name, _, _) in enumerate(shape)}
     before = {column.name: column.number for column in known.columns}
@@ -168,7 +177,7 @@ def identify(shape: Shape, known: Attributes, live: Sequence[ColumnDefinition], 
             for place in range(len(shape))
             if not (place in found or place in gone or place in dead) and _in_order(place, column.attnum, found | gone)
         ]
-        there = column.attnum in known.by_number
+        there = column.attnum in known.by_number and not older
         if len(fit) == 1 and there:
             found[fit[0]] = column.attnum
         elif fit or there:

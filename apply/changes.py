@@ -125,6 +125,8 @@ class _Wanted:
                 kind = self._retyped(old, now, sent_type)
                 if kind is not None:
                     retyped[sent.name] = kind
+            elif self._written_anew(old, now):
+                raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
             columns.append(
                 replace(
                     old,
@@ -177,6 +179,17 @@ class _Wanted:
         kind = column_type(now, self._definition, self._choices)
         column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin)
         return column, kind
+
+    def _written_anew(self, old: Attribute, now: ColumnDefinition | None) -> bool:
+        """Whether an ALTER TYPE may have changed its values, and not its type: it writes the table, and the column's row in the
+        catalog.  So does VACUUM FULL where it makes a missing value one that is stored."""
+        return (
+            self._definition is not None
+            and now is not None
+            and self._known.storage != self._definition.storage
+            and now.xmin != old.xmin
+            and (now.missing is not None or old.missing is None)
+        )
 
     def _retyped(self, old: Attribute, now: ColumnDefinition | None, sent: tuple[int, int]) -> Any:
         """The type that the Delta column needs, None for the one that it has."""

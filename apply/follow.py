@@ -70,13 +70,16 @@ class Columns:
 
 
 async def load(relid: int, app_id: str, path: str, relation: str, definition: str | None) -> Columns:
-    """The table as it is: what it says itself goes before what the catalog says.  Raises UndefinedTable."""
+    """The table as it is: what it says itself goes before what the catalog says, unless that has come as far.
+
+    Raises UndefinedTable.
+    """
     target = await asyncio.to_thread(delta.load, path, relation, definition)
     properties = await asyncio.to_thread(delta.properties, path)
     said = attrs.read(properties.get(attrs.PROPERTY))
-    if said is not None and said.app_id == app_id:
-        return Columns(relid, app_id, replace(target, key=tuple(json.loads(properties["pubsub.key"]))), said)
     stored = attrs.read(json.loads(definition or "{}").get("attributes"))
+    if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
+        return Columns(relid, app_id, replace(target, key=tuple(json.loads(properties["pubsub.key"]))), said)
     return Columns(relid, app_id, target, None if stored is None else replace(stored, app_id=app_id))
 
 
@@ -176,7 +179,9 @@ class Follower:
         found: list[tuple[Relation, Numbers]] = []
         for message, seq in effect:
             shape = attrs.shape_of(message)
-            numbers = attrs.identify(shape, known, live, count, batch.transaction_of(seq).xid)
+            transaction = batch.transaction_of(seq)
+            older = transaction.end_lsn < known.since
+            numbers = attrs.identify(shape, known, live, count, transaction.xid, older=older)
             held = known.known(shape)
             if numbers is None and held is None:
                 raise CopyAgain(table.relid, table.target.relation, "which column is which can not be told")
@@ -201,6 +206,8 @@ class Follower:
                     await self._alter(table, change.alteration, after)
                 else:
                     table.attributes = after
+                    if (after.storage, after.count) != (known.storage, known.count):
+                        await self._store(table)
         self._read(table, found)
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes) -> None:
@@ -210,15 +217,18 @@ class Follower:
         table.target = await in_thread(partial(alter.alter, before, change, {attrs.PROPERTY: after.as_json()}, record))
         table.attributes = after
         await faults.reached(f"altered {before.relation}")
-        await self._catalog.set_relation_definition(
-            self._subid, table.relid, definition_json(table.target, after.as_json())
-        )
+        await self._store(table)
         log.info(
             "table was altered as the publisher's was",
             relation=before.relation,
             lsn=str(after.since),
             columns=table.target.schema.names,
         )
+
+    async def _store(self, table: Columns) -> None:
+        assert table.attributes is not None
+        definition = definition_json(table.target, table.attributes.as_json())
+        await self._catalog.set_relation_definition(self._subid, table.relid, definition)
 
     def _read(self, table: Columns, found: Sequence[tuple[Relation, Numbers]]) -> None:
         """How rows under these messages become the table's."""

@@ -152,6 +152,8 @@ class SyncWorker:
     async def _make_target(self) -> None:
         """The Delta table of a table that joined without a copy."""
         async with await self._connect(replication=False) as connection:
+            # What was altered up to here is in the definition.
+            since = await definitions.current_wal_lsn(connection)
             await connection.execute(snapshots.BEGIN)
             _, definition, target = await self._described(connection)
             await connection.execute("COMMIT")
@@ -161,7 +163,7 @@ class SyncWorker:
         await self._catalog.set_relation_definition(
             self._subscription.oid,
             self._relation.relid,
-            described_json(target, definition),
+            described_json(target, definition, since),
             definition.estimated_rows,
         )
 

@@ -103,3 +103,10 @@ def test_attributes_are_read_as_they_were_written() -> None:
     assert attributes.read(some.as_json()) == some
     assert attributes.read(None) is None
     assert some.known(shape) == (1, None)
+
+
+def test_a_message_from_before_the_columns_that_are_known() -> None:
+    # The table joined without a copy, as it was when its Delta table was made.
+    now = live("1 id, 2 a, 3 b later")
+    assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW, older=True) == (1, 2)
+    assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW) is None
