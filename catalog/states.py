@@ -14,7 +14,8 @@ stopped, and ends.  Apply stores `r` once its durable origin is at or past that 
 worker has applied.
 
 A table joins as `r` when copy_data = false.  RESYNC TABLE takes a table from any state back to `i`; a sync worker that
-finds its slot gone in `f` goes back to `d` for a new copy.
+finds its slot gone in `f` goes back to `d` for a new copy.  Found in `d` with its slot, a copy goes on with the chunks
+that are missing; a table copied under several snapshots stays in `f` until the stream has passed them (tablesync.window).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ STORED: Final = frozenset({RelState.INIT, RelState.DATASYNC, RelState.FINISHEDCO
 #: Who may move a table from one state to another.
 TRANSITIONS: Final[dict[tuple[RelState, RelState], Mover]] = {
     (RelState.INIT, RelState.DATASYNC): "sync",
-    (RelState.DATASYNC, RelState.DATASYNC): "sync",  # a new copy: its slot or its snapshot was lost
+    (RelState.DATASYNC, RelState.DATASYNC): "sync",  # a new copy: its slot was lost, or it can not go on
     (RelState.DATASYNC, RelState.FINISHEDCOPY): "sync",
     (RelState.FINISHEDCOPY, RelState.DATASYNC): "sync",  # the slot is gone: copy again
     (RelState.FINISHEDCOPY, RelState.SYNCWAIT): "sync",
