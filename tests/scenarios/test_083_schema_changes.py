@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from apply.delta.session import Spark
 from tests.replica import Replica
 
 TABLE = """
@@ -87,7 +88,7 @@ def test_a_dropped_column(replica: Replica, dropped_columns: str) -> None:
     assert copies(replica) == 1
 
 
-def test_renamed_columns(replica: Replica) -> None:
+def test_renamed_columns(replica: Replica, spark: Spark) -> None:
     subscribed(replica)
     replica.execute("ALTER TABLE a RENAME t TO u")
     write(replica, "u")
@@ -101,6 +102,10 @@ def test_renamed_columns(replica: Replica) -> None:
     replica.assert_equal("a")
     assert columns(replica) == ["number", "o", "n", "u"]
     assert copies(replica) == 1
+    # Spark reads the mapped columns, of files from before and after, with their deletion vectors.
+    read = spark.session.read.format("delta").load(replica.path("a"))
+    expected = replica.query("SELECT number, o, n, u FROM a ORDER BY number")
+    assert [tuple(row) for row in read.orderBy("number").collect()] == expected
 
 
 #: Each has tables of its own in one subscription: `a` stands for the table.
