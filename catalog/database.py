@@ -21,12 +21,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import event, insert, select, text, update
+from sqlalchemy import event, insert, literal, select, text, update
 from sqlalchemy import inspect as inspect_schema
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateColumn
+from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from catalog import schema
 from catalog.whole import whole
@@ -195,9 +197,8 @@ async def _prepare(engine: AsyncEngine) -> None:
     async with engine.execution_options(**_writing(engine)).begin() as connection:
         if engine.dialect.name == "postgresql":
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
-        # Tables that an earlier program's catalog lacks are made too.
         have = await connection.run_sync(lambda sync: set(inspect_schema(sync).get_table_names()))
-        if not have >= schema.metadata.tables.keys():
+        if schema.node.name not in have:
             await connection.run_sync(schema.metadata.create_all)
         found = (await connection.execute(version)).scalar_one_or_none()
         if found is None:
@@ -211,11 +212,30 @@ async def _prepare(engine: AsyncEngine) -> None:
                     change_counter=0,
                 )
             )
-        elif found != schema.SCHEMA_VERSION:
+        elif found < schema.SCHEMA_VERSION:
+            await connection.run_sync(_add_what_is_missing)
+            await connection.execute(update(schema.node).values(schema_version=schema.SCHEMA_VERSION))
+        elif found > schema.SCHEMA_VERSION:
             raise DataCorrupted(
                 f"the catalog has version {found}, this program reads version {schema.SCHEMA_VERSION}",
-                hint="Use the version of this program that made it.",
+                hint="Use the version of this program that made it, or a later one.",
             )
+
+
+def _add_what_is_missing(connection: Connection) -> None:
+    """The tables and columns that an earlier program's catalog lacks; a column that can not be NULL gets its default."""
+    schema.metadata.create_all(connection)
+    inspector = inspect_schema(connection)
+    for table in schema.metadata.sorted_tables:
+        have = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in have:
+                definition = str(CreateColumn(column).compile(dialect=connection.dialect))
+                if isinstance(column.default, ScalarElementColumnDefault):
+                    value = literal(column.default.arg, column.type)
+                    compiled = value.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+                    definition += f" DEFAULT {compiled}"
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
 
 
 def _failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:

@@ -31,7 +31,8 @@ from sqlalchemy.types import TypeDecorator
 
 from pubsub.protocol.lsn import Lsn
 
-SCHEMA_VERSION: Final = 1
+#: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
+SCHEMA_VERSION: Final = 2
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384

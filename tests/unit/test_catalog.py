@@ -466,6 +466,27 @@ async def test_a_catalog_of_another_version_is_refused(tmp_path: Path) -> None:
         await Catalog.open(path)
 
 
+async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None:
+    older = (
+        "ALTER TABLE pubsub_subscription_stats DROP COLUMN spill_txns",
+        "ALTER TABLE pubsub_subscription_stats DROP COLUMN error",
+        "DROP TABLE pubsub_copy_progress",
+        "UPDATE pubsub_node SET schema_version = 1",
+    )
+    async with await Catalog.open(location) as catalog:
+        sub = await with_table(catalog)
+        await catalog.add_counters(sub.oid, commits=3)
+        async with catalog._write(bump=False) as connection:
+            for statement in older:
+                await connection.exec_driver_sql(statement)
+    for _ in range(2):
+        async with await Catalog.open(location) as catalog:
+            await catalog.add_counters(sub.oid, spill_txns=1)
+            await catalog.put_copy_progress(sub.oid, 1, 1)
+            (stats,) = await catalog.subscription_stats()
+    assert (stats.commits, stats.spill_txns, stats.error) == (3, 2, None)
+
+
 async def test_what_is_no_catalog_is_a_typed_error(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
