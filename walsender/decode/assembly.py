@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.reorderbuffer.transaction import Transaction
@@ -27,8 +28,7 @@ class Txn:
         "announced",
         "cache",
         "catalog_xids",
-        "error",
-        "error_lsn",
+        "errors",
         "first_lsn",
         "frames",
         "handed_over",
@@ -62,9 +62,8 @@ class Txn:
         self.catalog_xids: set[int] = set()
         """The (sub)transactions that changed a catalog, any one; kept only where streams are counted, as is the next."""
         self.invalidations = 0
-        self.error: Exception | None = None
-        """Why it can not be sent."""
-        self.error_lsn = 0
+        self.errors: dict[int, tuple[int, PubsubError]] = {}
+        """Why it can not be sent, by the subtransaction whose change it is: the change's LSN, and the error."""
         self.sent: Any = None
         """What the plugin knows it as, once something was sent of it."""
         self.prepared = False
@@ -108,7 +107,7 @@ class Assembly:
                 txn.handed_over = True
             txn.frames = sorted(known.frames + txn.frames, key=_lsn)
             txn.held += known.held
-            txn.error = txn.error or known.error
+            txn.errors |= known.errors
         self.by_xid[xid] = txn
         txn.xids.add(xid)
         txn.subxids.append(xid)
@@ -153,6 +152,7 @@ class Assembly:
         """`xid` is rolled back; what it contains has ended on its own."""
         txn.xids.discard(xid)
         txn.aborted.add(xid)
+        txn.errors.pop(xid, None)
         self.by_xid.pop(xid, None)
         if txn.handed_over:
             self._buffer.abort(xid, top=txn.xid)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
 
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, INVALIDATION, XID, MemoryAccounting, snapshot_bytes
@@ -326,11 +326,10 @@ class Decoder:
             self._memory.sent(txn)
 
     def _check(self, txn: Txn) -> None:
-        if isinstance(txn.error, PubsubError):
-            txn.error.context = (
-                txn.error.context or f"change at WAL position {Lsn(txn.error_lsn)} of transaction {txn.xid}"
-            )
-            raise txn.error
+        if txn.errors:
+            lsn, error = min(txn.errors.values(), key=lambda one: one[0])
+            error.context = error.context or f"change at WAL position {Lsn(lsn)} of transaction {txn.xid}"
+            raise error
 
     def _prepare(self, record: Record) -> None:
         prepared = parse_prepare(record)

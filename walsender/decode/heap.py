@@ -79,9 +79,10 @@ class HeapDecoder:
         if self._plugin.skips_origin(record.origin):
             return
         found = self._find(txn, locator[2])
-        if found is not IGNORED:
+        # A file that is no relation's any more, or not yet, gets rows that are not logged while a catalog is written anew.
+        if found is not IGNORED and not (isinstance(found, Unknown) and found.no_relation and not _logs_row(record)):
             txn.origin = txn.origin or record.origin
-            if self._usable(txn, found, record.lsn):
+            if self._usable(txn, found, record.xid, record.lsn):
                 frame = heap_frame(record, found.number, is_toast=found.is_toast)
                 if frame is not None:
                     self._assembly.append(txn, frame)
@@ -123,7 +124,7 @@ class HeapDecoder:
         if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
             return
         found = self._find(txn, locator[2])
-        wanted = self._usable(txn, found, lsn)
+        wanted = self._usable(txn, found, xid, lsn)
         if not wanted and self._memory is None:
             return
         position = 0
@@ -156,7 +157,7 @@ class HeapDecoder:
         numbers: list[int] = []
         for relid in relids:
             found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
-            if self._usable(txn, found, record.lsn) and not found.is_toast:
+            if self._usable(txn, found, record.xid, record.lsn) and not found.is_toast:
                 numbers.append(found.number)
         if numbers:
             head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
@@ -209,11 +210,11 @@ class HeapDecoder:
             found = self._registry.file(number, txn.xids, cache)
         return found
 
-    def _usable(self, txn: Txn, found: Any, lsn: int) -> bool:
-        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent."""
+    def _usable(self, txn: Txn, found: Any, xid: int, lsn: int) -> bool:
+        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent, unless the
+        subtransaction `xid` is rolled back before."""
         if isinstance(found, Unknown):
-            if txn.error is None:
-                txn.error, txn.error_lsn = found.error, lsn
+            txn.errors.setdefault(xid, (lsn, found.error))
             return False
         return found is not IGNORED
 
@@ -227,6 +228,18 @@ class HeapDecoder:
             elif txn.cache:
                 self._registry.retire(txn.cache, record.lsn)
                 txn.cache = {}
+
+
+def _logs_row(record: Record) -> bool:
+    """Whether the record has a row, new or old (ReorderBufferProcessTXN: a mapped catalog's tuple without data)."""
+    operation = record.info & f.XLOG_HEAP_OPMASK
+    if operation == f.XLOG_HEAP_INSERT:
+        return bool(_INSERT.unpack_from(record.main)[1] & f.XLH_INSERT_CONTAINS_NEW_TUPLE)
+    if operation == f.XLOG_HEAP_DELETE:
+        return bool(_DELETE.unpack_from(record.main)[3] & f.XLH_DELETE_CONTAINS_OLD)
+    if operation == f.XLOG_HEAP_CONFIRM:
+        return False
+    return bool(_UPDATE.unpack_from(record.main)[3] & (f.XLH_UPDATE_CONTAINS_NEW_TUPLE | f.XLH_UPDATE_CONTAINS_OLD))
 
 
 def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:

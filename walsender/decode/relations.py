@@ -43,6 +43,8 @@ class Unknown:
     """A file that belongs to no relation, or one that can not be described: an error if it has to be sent."""
 
     error: PubsubError
+    no_relation: bool = False
+    """No relation has the file."""
     code: ClassVar[int] = -1
 
 
@@ -100,7 +102,9 @@ class Registry(Generic[Entry]):
             self.ignored_files.add(number)
             return IGNORED
         if not oid:
-            return Unknown(PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"))
+            return Unknown(
+                PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"), no_relation=True
+            )
         found = self._resolve(oid, resolver)
         if cache is not None:
             cache[number] = found
