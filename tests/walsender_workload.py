@@ -392,3 +392,13 @@ STREAMING = (
     "INSERT INTO plain (id) VALUES (1)",
 )
 """Transactions that are larger than 64kB."""
+
+ROLLED_BACK_DEFINITION = (
+    "CREATE TABLE st (a int PRIMARY KEY, c int)",
+    (
+        "BEGIN; INSERT INTO st SELECT g, g FROM generate_series(7001, 8000) g; SAVEPOINT a; ALTER TABLE st ADD d text; "
+        "INSERT INTO st SELECT g, g FROM generate_series(8001, 9500) g; ROLLBACK TO a; "
+        "INSERT INTO st SELECT g, g FROM generate_series(9501, 11000) g; COMMIT"
+    ),
+)
+"""The same; a server that reads late sends nothing of what was rolled back."""

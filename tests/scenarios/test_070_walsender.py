@@ -228,3 +228,28 @@ def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: 
         assert differences(decoding.stop(), theirs) == ""
         assert sum(message.data[:1] == b"S" for message in theirs) > 20
     server.drop_database(dbname)
+
+
+def test_a_definition_that_is_rolled_back(upstreams: Servers) -> None:
+    """What a stream said of a relation inside of a subtransaction does not hold after it."""
+    server = upstreams["18"]
+    dbname = f"wal_{next(_numbers)}"
+    server.create_database(dbname)
+    server.execute(f"ALTER DATABASE {dbname} SET logical_decoding_work_mem = '64kB'")
+    server.execute("CREATE PUBLICATION p FOR ALL TABLES", dbname)
+    slot = f"stream_{next(_numbers)}"
+    create_slot(server, dbname, slot, "pgoutput")
+    more = ["--work-mem", "64kB"]
+    options = {"proto_version": "2", "streaming": "on", "publication_names": "p"}
+    with (
+        Decoding(server, dbname, proto_version=2, options=["streaming=on"], more=more) as decoding,
+        ServerStream(server, dbname, slot, options) as stream,
+    ):
+        decoding.wait_consistent()
+        for statement in workload.ROLLED_BACK_DEFINITION:
+            server.execute(statement, dbname)
+        end = flush_lsn(server, dbname)
+        theirs = stream.wait_for(end)
+        decoding.wait_for(end)
+        assert differences(decoding.stop(), theirs, whole=True) == ""
+    server.drop_database(dbname)

@@ -388,7 +388,8 @@ class Decoder:
     def _rollback(self, record: Record, end: XactEnd) -> None:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
-        self.tracker.abort((xid, *end.subxids))
+        # What was said of a relation inside of a stream may have been its rolled back definition.
+        self._registry.outdate(self.tracker.abort((xid, *end.subxids)))
         if self._memory is not None:
             # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
             for one in (*end.subxids, xid):

@@ -316,8 +316,9 @@ class CatalogTracker:
             self.version += 1
         return list(changed)
 
-    def abort(self, xids: Iterable[int]) -> None:
-        """The transactions' changes never were."""
+    def abort(self, xids: Iterable[int]) -> list[ChangedKey]:
+        """The transactions' changes never were.  Returns what they had changed."""
+        changed: dict[ChangedKey, None] = {}
         for xid in xids:
             touched = self._touched.pop(xid, None)
             if touched is None:
@@ -330,10 +331,12 @@ class CatalogTracker:
                 found = table.tuples.get(tid)
                 if found is None:
                     continue
+                changed[self._key(table, found)] = None
                 if inserted and found.xmin == xid:
                     table.remove(tid)
                 elif not inserted and found.xmax == xid:
                     found.xmax = 0
+        return list(changed)
 
     def remember(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
         """A change of a transaction in progress that was made before the starting position."""
