@@ -98,9 +98,10 @@ class WalSource:
         """Until the timeline has ended or the connection broke and the server answers again."""
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
+            connected = False
             try:
                 await self._start(reader)
-                deadline = time.monotonic() + RETRY_SECONDS
+                connected = True
                 stream = self._stream
                 assert stream is not None
                 async for piece in stream.pieces():
@@ -112,7 +113,9 @@ class WalSource:
                         yield False
                 return  # the timeline has ended
             except (ConnectionFailure, PublisherError) as error:
-                # What shuts down, or starts, will be there again; everything else is final.
+                # What shuts down, or starts, will be there again; everything else is final.  A connection may have lasted long.
+                if connected:
+                    deadline = time.monotonic() + RETRY_SECONDS
                 if not _passes(error) or time.monotonic() > deadline:
                     raise
             finally:
