@@ -21,10 +21,10 @@ from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, replication
+from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import SlotInfo
 from pubsub.publisher.replication import SystemIdentity
+from pubsub.publisher.slots import SlotInfo
 
 RESYNC_HINT: Final = (
     "What was changed on the publisher since can not be received any more: ALTER SUBSCRIPTION ... RESYNC TABLE with every "
@@ -208,9 +208,7 @@ async def explained(connection: Connection, error: PublisherError, slot: SlotInf
         detail = f"{detail} {reason}" if detail else reason
         hint = RESYNC_HINT
     elif error.sqlstate == "55006":
-        user = (
-            await definitions.slot_user(connection, slot.name) if slot is not None and not connection.closed else None
-        )
+        user = await slots.slot_user(connection, slot.name) if slot is not None and not connection.closed else None
         detail = detail or user
         hint = "A slot has one reader.  Another subscription reads it, or a connection that the server has not found dead yet."
     return PublisherError(error.message, sqlstate=error.sqlstate, detail=detail, hint=hint, context=error.context)

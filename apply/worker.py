@@ -30,7 +30,7 @@ from pubsub.errors import NotInPrerequisiteState, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, replication
+from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
@@ -90,7 +90,7 @@ class ApplyWorker:
             identity = await publisher.check_system(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
-            slot = await definitions.slot_info(connection, slot_name)
+            slot = await slots.slot_info(connection, slot_name)
             standing = Standing(origin, max(origin, self._tables.held), self._tables.any_copied)
             await publisher.check_publications(connection, subscription)
             await publisher.check_position(connection, subscription, identity, slot, standing)

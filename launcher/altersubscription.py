@@ -22,7 +22,7 @@ from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN
-from pubsub.publisher import definitions
+from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.definitions import PublishedTable
@@ -309,7 +309,7 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
     """Some tables alone are copied anew: the others must be able to go on with the stream.  Raises NotInPrerequisiteState."""
     await check_system(connection, subscription)
     name = subscription.slot_name
-    slot = await definitions.slot_info(connection, name) if name is not None else None
+    slot = await slots.slot_info(connection, name) if name is not None else None
     if name is not None and (slot is None or slot.wal_status == "lost"):
         state = "does not exist" if slot is None else "has been invalidated"
         raise NotInPrerequisiteState(
@@ -330,7 +330,7 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
         raise NotInPrerequisiteState(f'subscription "{subscription.name}" does not have a slot name')
     two_phase = subscription.options.two_phase_state == "e"
     identity = await identify_system(connection)
-    slot = await definitions.slot_info(connection, name)
+    slot = await slots.slot_info(connection, name)
     if slot is not None and slot.wal_status == "lost":
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
@@ -348,7 +348,7 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
     elif two_phase:
         begin = slot.confirmed_flush_lsn or identity.xlogpos
     else:
-        begin = await definitions.advance_slot(connection, name)
+        begin = await slots.advance_slot(connection, name)
     await session.catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
     await session.catalog.restart_origin(subscription.oid, begin)
 

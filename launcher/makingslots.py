@@ -9,7 +9,7 @@ from launcher.session import Session
 from launcher.slotwarnings import about_wait
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions
+from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import create_slot, drop_slot
 
@@ -33,7 +33,7 @@ async def make_slot(
     failover: bool,
 ) -> Lsn:
     """Make it and return its consistent point.  Cancelled, it leaves none behind.  Raises PublisherError."""
-    there = await definitions.slot_info(connection, slot) is not None
+    there = await slots.slot_info(connection, slot) is not None
     telling = asyncio.create_task(_tell_what_it_waits_for(session, subscription, conninfo, slot))
     try:
         made = await create_slot(connection, slot, snapshot="nothing", two_phase=two_phase, failover=failover)
@@ -59,7 +59,7 @@ async def _tell_what_it_waits_for(session: Session, subscription: str, conninfo:
         await asyncio.sleep(_PATIENCE)
         async with await session.connect(subscription, conninfo) as connection:
             while True:
-                for wait in await definitions.slot_waits(connection, slot.replace("_", "\\_")):
+                for wait in await slots.slot_waits(connection, slot.replace("_", "\\_")):
                     if (wait.xid, wait.pid) not in told:
                         told.add((wait.xid, wait.pid))
                         warned = about_wait(wait)

@@ -15,7 +15,7 @@ import structlog
 from catalog.records import PublisherStatus, Subscription, Warned
 from launcher.slotwarnings import about_slot, about_wait
 from pubsub.errors import PubsubError
-from pubsub.publisher import definitions
+from pubsub.publisher import definitions, slots
 from pubsub.publisher.connection import Connection
 
 _INTERVAL: Final = 2.0
@@ -90,11 +90,11 @@ class Monitors:
 
 async def look(connection: Connection, subscription: Subscription) -> PublisherStatus:
     """One look at the publisher.  Raises what queries raise."""
-    current = await definitions.current_wal_lsn(connection)
+    current = await slots.current_wal_lsn(connection)
     slot = None
     warnings = []
     if subscription.slot_name is not None:
-        slot = await definitions.slot_info(connection, subscription.slot_name)
+        slot = await slots.slot_info(connection, subscription.slot_name)
         if (warned := about_slot(subscription.slot_name, slot)) is not None:
             warnings.append(warned)
     if missing := await definitions.missing_publications(connection, subscription.publications):
@@ -107,7 +107,7 @@ async def look(connection: Connection, subscription: Subscription) -> PublisherS
                 hint="Create it again, or take it out with ALTER SUBSCRIPTION ... DROP PUBLICATION.",
             )
         )
-    waits = await definitions.slot_waits(connection, f"pg\\_{subscription.oid}\\_sync\\_%")
+    waits = await slots.slot_waits(connection, f"pg\\_{subscription.oid}\\_sync\\_%")
     return PublisherStatus(
         current_lsn=current,
         retained_wal_bytes=slot.retained_bytes if slot is not None else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from catalog.records import Warned
-from pubsub.publisher.definitions import SlotInfo, SlotWait
+from pubsub.publisher.slots import SlotInfo, SlotWait
 
 #: The part of what a slot may hold back from which on it is warned of.
 _NEARLY: Final = 0.8

@@ -18,7 +18,7 @@ from launcher.makingslots import make_slot
 from launcher.session import Session
 from launcher.syncslots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, UndefinedObject
-from pubsub.publisher import definitions
+from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.replication import SystemIdentity, drop_slot, identify_system
@@ -101,7 +101,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         if at_once:
             row = replace(row, options=replace(row.options, two_phase_state="e"))
     elif row.slot_name is not None:
-        found = await definitions.slot_info(connection, row.slot_name)
+        found = await slots.slot_info(connection, row.slot_name)
         if found is not None:
             lsn = found.confirmed_flush_lsn
             if found.failover != options.failover:

@@ -277,12 +277,12 @@ class Node:
         return found.columns, tuple(found.rows)
 
     async def _publisher_lsn(self, subscription: Subscription) -> Lsn:
-        from pubsub.publisher import definitions
+        from pubsub.publisher import slots
         from pubsub.publisher.connection import Connection
 
         try:
             async with await Connection.connect(subscription.conninfo) as connection:
-                return await definitions.current_wal_lsn(connection)
+                return await slots.current_wal_lsn(connection)
         except ConnectionFailure as error:
             error.message = f'subscription "{subscription.name}" {error.message}'
             raise

@@ -48,7 +48,7 @@ from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.publisher import definitions, replication, snapshots
+from pubsub.publisher import definitions, replication, slots, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import PublishedTable, TableDefinition
 from pubsub.settings import Settings
@@ -153,7 +153,7 @@ class SyncWorker:
         """The Delta table of a table that joined without a copy."""
         async with await self._connect(replication=False) as connection:
             # What was altered up to here is in the definition.
-            since = await definitions.current_wal_lsn(connection)
+            since = await slots.current_wal_lsn(connection)
             await connection.execute(snapshots.BEGIN)
             _, definition, target = await self._described(connection)
             await connection.execute("COMMIT")
@@ -174,7 +174,7 @@ class SyncWorker:
 
     async def _slot_is_there(self) -> bool:
         async with await self._connect(replication=False) as connection:
-            slot = await definitions.slot_info(connection, self._slot)
+            slot = await slots.slot_info(connection, self._slot)
         return slot is not None and slot.wal_status != "lost" and slot.invalidation_reason is None
 
     async def _drop_slot(self) -> None:

@@ -1,4 +1,4 @@
-"""What a publisher is asked about itself: all SQL that is sent to it, the copy's and the replication commands aside.
+"""What a publisher is asked about its publications and tables.  (About its slots: slots.)
 
 Tried on PostgreSQL 15, 16 and 18.  Every function takes an open Connection, of either kind, and raises what
 `Connection.query` raises.  search_path is empty: functions and types are found in pg_catalog, names come out qualified.
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import FeatureNotSupported, UndefinedTable
 from pubsub.protocol.ids import Oid
-from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection, Row
+from pubsub.publisher.fields import number, text, truth
 
 if TYPE_CHECKING:
     from pubsub.protocol.binary.values import BinaryTypes
@@ -124,30 +124,6 @@ class TableDefinition:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotInfo:
-    """A row of pg_replication_slots.  LSNs are None before the slot has them, and of a lost one."""
-
-    name: str
-    plugin: str | None
-    database: str | None
-    temporary: bool
-    active: bool
-    active_pid: int | None
-    restart_lsn: Lsn | None
-    confirmed_flush_lsn: Lsn | None
-    wal_status: str | None
-    """reserved, extended, unreserved, lost."""
-    safe_wal_size: int | None
-    """Bytes until the slot may be lost; None: no limit is set."""
-    two_phase: bool
-    failover: bool
-    invalidation_reason: str | None
-    """Of 17 and later; "conflicting" where 16 says no more."""
-    retained_bytes: int | None
-    """WAL kept for it: from restart_lsn to the end of the WAL."""
-
-
-@dataclass(frozen=True, slots=True)
 class CopyProgress:
     """What the running COPY commands of some sessions have done: rows, and bytes of their text."""
 
@@ -155,46 +131,29 @@ class CopyProgress:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotWait:
-    """A slot that is being made, and the transaction that it waits for.  `xid` None: a standby's, for its primary.
-
-    `age` in seconds; what the role may not see of another's session is None, and so is `pid` of a prepared transaction.
-    """
-
-    slot: str
-    xid: int | None
-    pid: int | None
-    user: str | None
-    application: str | None
-    state: str | None
-    age: float | None
-    gid: str | None
-
-
 async def server_info(connection: Connection) -> ServerInfo:
     (row,) = await connection.query(_SERVER_INFO)
     version, wal_level, slots, used_slots, senders, used_senders, identifier, database, encoding, recovery, user = row
     return ServerInfo(
         version=connection.server_version,
-        version_text=_str(version),
-        wal_level=_str(wal_level),
-        max_replication_slots=_int(slots),
-        free_replication_slots=max(_int(slots) - _int(used_slots), 0),
-        max_wal_senders=_int(senders),
-        free_wal_senders=max(_int(senders) - _int(used_senders), 0),
-        system_identifier=_str(identifier),
-        database=_str(database),
-        encoding=_str(encoding),
-        in_recovery=_bool(recovery),
-        user=_str(user),
+        version_text=text(version),
+        wal_level=text(wal_level),
+        max_replication_slots=number(slots),
+        free_replication_slots=max(number(slots) - number(used_slots), 0),
+        max_wal_senders=number(senders),
+        free_wal_senders=max(number(senders) - number(used_senders), 0),
+        system_identifier=text(identifier),
+        database=text(database),
+        encoding=text(encoding),
+        in_recovery=truth(recovery),
+        user=text(user),
     )
 
 
 async def publications(connection: Connection) -> list[Publication]:
     """All publications of the database, by name."""
     rows = await connection.query(_PUBLICATIONS)
-    return [Publication(_str(row[0]), *(_bool(value) for value in row[1:])) for row in rows]
+    return [Publication(text(row[0]), *(truth(value) for value in row[1:])) for row in rows]
 
 
 async def missing_publications(connection: Connection, names: Sequence[str]) -> list[str]:
@@ -212,7 +171,7 @@ async def publications_with_foreign_rows(
     `besides`: tables that do not count, as schema.table in SQL.
     """
     rows = await connection.query(_FOREIGN_ROWS, [list(names), list(besides)])
-    return [_str(row[0]) for row in rows]
+    return [text(row[0]) for row in rows]
 
 
 async def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
@@ -275,17 +234,17 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
         by_number = {column.attnum: column.name for column in columns[_oid(oid)]}
         definitions[_oid(oid)] = TableDefinition(
             oid=_oid(oid),
-            schema=_str(schema),
-            name=_str(name),
-            kind=_str(kind),
-            replica_identity=_str(identity),
+            schema=text(schema),
+            name=text(name),
+            kind=text(kind),
+            replica_identity=text(identity),
             columns=tuple(columns[_oid(oid)]),
             primary_key=_names(primary_key, by_number),
             identity_key=_names(identity_key, by_number),
-            estimated_rows=_int(rows),
-            pages=_int(pages),
-            row_security=_bool(row_security),
-            attributes=_int(attributes),
+            estimated_rows=number(rows),
+            pages=number(pages),
+            row_security=truth(row_security),
+            attributes=number(attributes),
             storage=storage or "",
         )
     return definitions
@@ -298,109 +257,43 @@ async def binary_types(connection: Connection) -> BinaryTypes:
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
     return BinaryTypes(
         TypeRow(
-            oid=_int(oid),
-            name=_str(name),
-            kind=_str(kind),
-            base=_int(base),
-            element=_int(element),
-            delimiter=_str(delimiter),
-            send=_str(send),
-            subtype=_int(subtype),
+            oid=number(oid),
+            name=text(name),
+            kind=text(kind),
+            base=number(base),
+            element=number(element),
+            delimiter=text(delimiter),
+            send=text(send),
+            subtype=number(subtype),
             attributes=tuple(int(number) for number in (attributes or "").split()),
         )
         for oid, name, kind, base, element, delimiter, send, subtype, attributes in rows
     )
 
 
-async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
-    """None if there is no such slot."""
-    rows = await connection.query(_SLOT, [slot])
-    if not rows:
-        return None
-    row = rows[0]
-    return SlotInfo(
-        name=_str(row[0]),
-        plugin=row[1],
-        database=row[2],
-        temporary=_bool(row[3]),
-        active=_bool(row[4]),
-        active_pid=None if row[5] is None else int(row[5]),
-        restart_lsn=None if row[6] is None else Lsn.parse(row[6]),
-        confirmed_flush_lsn=None if row[7] is None else Lsn.parse(row[7]),
-        wal_status=row[8],
-        safe_wal_size=None if row[9] is None else int(row[9]),
-        two_phase=_bool(row[10]),
-        failover=_bool(row[11]),
-        invalidation_reason=row[12],
-        retained_bytes=None if row[13] is None else int(row[13]),
-    )
-
-
-async def advance_slot(connection: Connection, slot: str) -> Lsn:
-    """Move a slot that no one reads to the end of the WAL; where it then stands.  Raises PublisherError."""
-    (row,) = await connection.query(f"SELECT end_lsn FROM pg_replication_slot_advance($1::name, {_END_OF_WAL})", [slot])
-    return Lsn.parse(_str(row[0]))
-
-
-async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
-    """The slots with names LIKE `pattern` that are being made and wait (snapbuild.c: SnapBuildWaitSnapshot)."""
-    rows = await connection.query(_SLOT_WAITS, [pattern])
-    return [
-        SlotWait(
-            slot=_str(slot),
-            xid=None if xid is None else int(xid),
-            pid=None if pid is None else int(pid),
-            user=user,
-            application=application,
-            state=state,
-            age=None if age is None else float(age),
-            gid=gid,
-        )
-        for slot, xid, pid, user, application, state, age, gid in rows
-    ]
-
-
-async def slot_user(connection: Connection, slot: str) -> str | None:
-    """Who reads from the slot, in a sentence; None if no one does."""
-    rows = await connection.query(_SLOT_USER, [slot])
-    if not rows:
-        return None
-    pid, application, user, address, since = rows[0]
-    where = f"from {address}" if address is not None else "on the publisher's host"
-    return f'Process {pid} ("{application}") of role "{user}" {where} reads it, connected since {since}.'
-
-
 async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
     """Of all sessions in this database with that application_name (at most 63 bytes of it are kept)."""
     (row,) = await connection.query(_COPY_PROGRESS, [application_name])
-    return CopyProgress(_int(row[0]), _int(row[1]))
-
-
-async def current_wal_lsn(connection: Connection) -> Lsn:
-    """The end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
-    (row,) = await connection.query(f"SELECT {_END_OF_WAL}")
-    return Lsn.parse(_str(row[0]))
+    return CopyProgress(number(row[0]), number(row[1]))
 
 
 async def can_replicate(connection: Connection) -> bool:
     """Whether the role has what a walsender asks for.  A cloud's server may allow it by other means."""
     (row,) = await connection.query("SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user")
-    return _bool(row[0])
+    return truth(row[0])
 
 
 async def can_select(connection: Connection, oid: int, attnames: Sequence[str] | None = None) -> bool:
     """Whether the role may read the table, or these columns of it, and use its schema."""
     rows = await connection.query(_CAN_SELECT, [oid, None if attnames is None else list(attnames)])
-    return bool(rows) and _bool(rows[0][0])
+    return bool(rows) and truth(rows[0][0])
 
 
 async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
     """Whether row security would hide rows of the table from this role: then a copy fails (row_security is off)."""
     (row,) = await connection.query("SELECT row_security_active($1::oid)", [oid])
-    return _bool(row[0])
+    return truth(row[0])
 
-
-_END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 
 _SERVER_INFO: Final = """
 SELECT current_setting('server_version'),
@@ -527,39 +420,6 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
  WHERE c.oid = ANY ($1::oid[])
 """
 
-# to_jsonb, since columns came with later versions.
-_SLOT: Final = f"""
-SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s.restart_lsn, s.confirmed_flush_lsn,
-       s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
-       coalesce(to_jsonb(s) ->> 'invalidation_reason',
-                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflicting' END),
-       pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
-  FROM pg_replication_slots s
- WHERE s.slot_name = $1::text
-"""
-
-# The walsender that makes a slot waits for the lock of each transaction that ran when it began; on a standby, first for a
-# record of the primary's.  A virtual transaction has no lock of this kind: it is not waited for.
-_SLOT_WAITS: Final = """
-SELECT slot.name, l.transactionid, holder.pid, a.usename, a.application_name, a.state,
-       extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start)), p.gid
-  FROM pg_stat_activity w
-  JOIN LATERAL (SELECT substring(w.query FROM '^CREATE_REPLICATION_SLOT "([^"]+)"') AS name) slot ON slot.name LIKE $1::text
-  LEFT JOIN pg_locks l ON l.pid = w.pid AND l.locktype = 'transactionid' AND NOT l.granted
-  LEFT JOIN pg_locks holder ON holder.locktype = 'transactionid' AND holder.transactionid = l.transactionid
-                           AND holder.granted AND holder.mode = 'ExclusiveLock'
-  LEFT JOIN pg_stat_activity a ON a.pid = holder.pid
-  LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
- WHERE w.backend_type = 'walsender' AND w.state = 'active'
-   AND (l.pid IS NOT NULL OR pg_is_in_recovery() AND w.query_start < clock_timestamp() - interval '3 s')
-"""
-
-_SLOT_USER: Final = """
-SELECT s.active_pid, a.application_name, a.usename, host(a.client_addr), date_trunc('second', a.backend_start)
-  FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
- WHERE s.slot_name = $1::text AND s.active_pid IS NOT NULL
-"""
-
 _COPY_PROGRESS: Final = """
 SELECT coalesce(sum(p.tuples_processed), 0), coalesce(sum(p.bytes_processed), 0)
   FROM pg_stat_progress_copy p
@@ -585,14 +445,14 @@ def _published_table(row: Row) -> PublishedTable:
     oid, schema, name, attnames, row_filter, relkind, is_partition, identity, updates = row
     return PublishedTable(
         oid=_oid(oid),
-        schema=_str(schema),
-        name=_str(name),
+        schema=text(schema),
+        name=text(name),
         attnames=None if attnames is None else _array(attnames),
         row_filter=row_filter,
-        relkind=_str(relkind),
-        is_partition=_bool(is_partition),
-        replica_identity=_str(identity),
-        publishes_updates=_bool(updates),
+        relkind=text(relkind),
+        is_partition=truth(is_partition),
+        replica_identity=text(identity),
+        publishes_updates=truth(updates),
     )
 
 
@@ -602,20 +462,20 @@ def _column(row: Row) -> ColumnDefinition:
         missing, xmin,
     ) = row  # fmt: skip
     return ColumnDefinition(
-        name=_str(name),
-        attnum=_int(attnum),
+        name=text(name),
+        attnum=number(attnum),
         type_oid=_oid(oid),
-        type_modifier=_int(modifier),
-        type_name=_str(type_name),
-        type_kind=_str(kind),
+        type_modifier=number(modifier),
+        type_name=text(type_name),
+        type_kind=text(kind),
         base_type_oid=_oid(base),
-        base_typmod=_int(base_modifier),
-        base_type_kind=_str(base_kind),
-        not_null=_bool(not_null),
-        generated=_str(generated),
-        collation_deterministic=_bool(deterministic),
+        base_typmod=number(base_modifier),
+        base_type_kind=text(base_kind),
+        not_null=truth(not_null),
+        generated=text(generated),
+        collation_deterministic=truth(deterministic),
         missing=None if missing is None else _array(missing)[0],
-        xmin=_int(xmin),
+        xmin=number(xmin),
     )
 
 
@@ -646,18 +506,5 @@ def _array(text: str) -> tuple[str, ...]:
     return tuple(elements)
 
 
-def _str(value: str | None) -> str:
-    assert value is not None
-    return value
-
-
-def _int(value: str | None) -> int:
-    return int(_str(value))
-
-
 def _oid(value: str | None) -> Oid:
-    return Oid(_int(value))
-
-
-def _bool(value: str | None) -> bool:
-    return value == "t"
+    return Oid(number(value))

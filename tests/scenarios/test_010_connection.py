@@ -14,7 +14,7 @@ import pytest
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PublisherError, PubsubError, UndefinedTable
 from pubsub.protocol.commands import pgoutput_options
 from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
-from pubsub.publisher import definitions, replication
+from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.check import check
 from pubsub.publisher.connection import Connection, session_settings
 from pubsub.publisher.replication import ReplicationStream
@@ -246,13 +246,13 @@ async def test_a_slot_and_its_snapshot(any_database: Database) -> None:
             await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             await reader.execute(f"SET TRANSACTION SNAPSHOT '{created.snapshot_name}'")
             assert await reader.query("SELECT a FROM public.t") == [("1",)]
-            info = await definitions.slot_info(reader, slot)
+            info = await slots.slot_info(reader, slot)
             assert info is not None
             assert (info.plugin, info.database, info.active) == ("pgoutput", any_database.name, False)
             assert info.confirmed_flush_lsn == created.consistent_point
             assert info.retained_bytes is not None
             assert info.retained_bytes >= 0
-            assert await definitions.slot_info(reader, "nowhere") is None
+            assert await slots.slot_info(reader, "nowhere") is None
         with pytest.raises(PublisherError) as caught:
             await replication.create_slot(walsender, slot, snapshot="nothing")
         assert caught.value.sqlstate == "42710"
@@ -496,9 +496,9 @@ async def test_server_info(any_database: Database) -> None:
         slot = f"slot_{any_database.name}"
         any_database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
         assert (await definitions.server_info(connection)).free_replication_slots == info.free_replication_slots - 1
-        end = await definitions.current_wal_lsn(connection)
+        end = await slots.current_wal_lsn(connection)
         any_database.execute("CREATE TABLE t ()")
-        assert await definitions.current_wal_lsn(connection) > end
+        assert await slots.current_wal_lsn(connection) > end
 
 
 async def test_copy_progress(database: Database) -> None:

@@ -15,8 +15,8 @@ from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherEr
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher import replication
-from pubsub.publisher.definitions import SlotInfo, SlotWait
 from pubsub.publisher.replication import SystemIdentity
+from pubsub.publisher.slots import SlotInfo, SlotWait
 from pubsub.sql.options import SubscriptionOptions
 
 SUBSCRIPTION = Subscription(

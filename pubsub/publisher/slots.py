@@ -1,0 +1,154 @@
+"""What a publisher is asked about replication slots and the end of its WAL.
+
+Every function takes an open Connection, of either kind, and raises what `Connection.query` raises; search_path is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.fields import text, truth
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A row of pg_replication_slots.  LSNs are None before the slot has them, and of a lost one."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush_lsn: Lsn | None
+    wal_status: str | None
+    """reserved, extended, unreserved, lost."""
+    safe_wal_size: int | None
+    """Bytes until the slot may be lost; None: no limit is set."""
+    two_phase: bool
+    failover: bool
+    invalidation_reason: str | None
+    """Of 17 and later; "conflicting" where 16 says no more."""
+    retained_bytes: int | None
+    """WAL kept for it: from restart_lsn to the end of the WAL."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWait:
+    """A slot that is being made, and the transaction that it waits for.  `xid` None: a standby's, for its primary.
+
+    `age` in seconds; what the role may not see of another's session is None, and so is `pid` of a prepared transaction.
+    """
+
+    slot: str
+    xid: int | None
+    pid: int | None
+    user: str | None
+    application: str | None
+    state: str | None
+    age: float | None
+    gid: str | None
+
+
+async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
+    """None if there is no such slot."""
+    rows = await connection.query(_SLOT, [slot])
+    if not rows:
+        return None
+    row = rows[0]
+    return SlotInfo(
+        name=text(row[0]),
+        plugin=row[1],
+        database=row[2],
+        temporary=truth(row[3]),
+        active=truth(row[4]),
+        active_pid=None if row[5] is None else int(row[5]),
+        restart_lsn=None if row[6] is None else Lsn.parse(row[6]),
+        confirmed_flush_lsn=None if row[7] is None else Lsn.parse(row[7]),
+        wal_status=row[8],
+        safe_wal_size=None if row[9] is None else int(row[9]),
+        two_phase=truth(row[10]),
+        failover=truth(row[11]),
+        invalidation_reason=row[12],
+        retained_bytes=None if row[13] is None else int(row[13]),
+    )
+
+
+async def advance_slot(connection: Connection, slot: str) -> Lsn:
+    """Move a slot that no one reads to the end of the WAL; where it then stands.  Raises PublisherError."""
+    (row,) = await connection.query(f"SELECT end_lsn FROM pg_replication_slot_advance($1::name, {_END_OF_WAL})", [slot])
+    return Lsn.parse(text(row[0]))
+
+
+async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
+    """The slots with names LIKE `pattern` that are being made and wait (snapbuild.c: SnapBuildWaitSnapshot)."""
+    rows = await connection.query(_SLOT_WAITS, [pattern])
+    return [
+        SlotWait(
+            slot=text(slot),
+            xid=None if xid is None else int(xid),
+            pid=None if pid is None else int(pid),
+            user=user,
+            application=application,
+            state=state,
+            age=None if age is None else float(age),
+            gid=gid,
+        )
+        for slot, xid, pid, user, application, state, age, gid in rows
+    ]
+
+
+async def slot_user(connection: Connection, slot: str) -> str | None:
+    """Who reads from the slot, in a sentence; None if no one does."""
+    rows = await connection.query(_SLOT_USER, [slot])
+    if not rows:
+        return None
+    pid, application, user, address, since = rows[0]
+    where = f"from {address}" if address is not None else "on the publisher's host"
+    return f'Process {pid} ("{application}") of role "{user}" {where} reads it, connected since {since}.'
+
+
+async def current_wal_lsn(connection: Connection) -> Lsn:
+    """The end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
+    (row,) = await connection.query(f"SELECT {_END_OF_WAL}")
+    return Lsn.parse(text(row[0]))
+
+
+_END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+
+# to_jsonb, since columns came with later versions.
+_SLOT: Final = f"""
+SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s.restart_lsn, s.confirmed_flush_lsn,
+       s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
+       coalesce(to_jsonb(s) ->> 'invalidation_reason',
+                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflicting' END),
+       pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
+  FROM pg_replication_slots s
+ WHERE s.slot_name = $1::text
+"""
+
+# The walsender that makes a slot waits for the lock of each transaction that ran when it began; on a standby, first for a
+# record of the primary's.  A virtual transaction has no lock of this kind: it is not waited for.
+_SLOT_WAITS: Final = """
+SELECT slot.name, l.transactionid, holder.pid, a.usename, a.application_name, a.state,
+       extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start)), p.gid
+  FROM pg_stat_activity w
+  JOIN LATERAL (SELECT substring(w.query FROM '^CREATE_REPLICATION_SLOT "([^"]+)"') AS name) slot ON slot.name LIKE $1::text
+  LEFT JOIN pg_locks l ON l.pid = w.pid AND l.locktype = 'transactionid' AND NOT l.granted
+  LEFT JOIN pg_locks holder ON holder.locktype = 'transactionid' AND holder.transactionid = l.transactionid
+                           AND holder.granted AND holder.mode = 'ExclusiveLock'
+  LEFT JOIN pg_stat_activity a ON a.pid = holder.pid
+  LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
+ WHERE w.backend_type = 'walsender' AND w.state = 'active'
+   AND (l.pid IS NOT NULL OR pg_is_in_recovery() AND w.query_start < clock_timestamp() - interval '3 s')
+"""
+
+_SLOT_USER: Final = """
+SELECT s.active_pid, a.application_name, a.usename, host(a.client_addr), date_trunc('second', a.backend_start)
+  FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
+ WHERE s.slot_name = $1::text AND s.active_pid IS NOT NULL
+"""
