@@ -89,7 +89,8 @@ def _range(entry: Path) -> tuple[Lsn, Lsn] | None:
         metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
         if metadata is not None:
             held = json.loads(metadata)
-            return Lsn.parse(held["first"]), Lsn.parse(held["last"])
+            # A chunk of a copy, and a change of the columns, hold no transactions.
+            return (Lsn.parse(held["first"]), Lsn.parse(held["last"])) if "first" in held else None
     return None
 
 

@@ -402,6 +402,8 @@ def _key(frames: RowFrames, index: int, relation: Relation, types: BinaryTypes) 
     at = _RELATION_END + 3
     shown: dict[str, str] = {}
     for column in relation.columns:
+        if at >= len(message):
+            return "(unknown): the message ends within it"
         kind, at = message[at], at + 1
         value = b"null"
         if kind in {_TEXT, _BINARY}:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from apply.batch import Batch
+from apply.decode import WrittenByOthers
 from apply.delta import direct, writer
 from apply.delta import table as delta
 from apply.delta.direct import DirectStaged
@@ -85,12 +87,19 @@ class Replica:
     def commit(self, batch: Batch) -> int:
         before = self.version
         destination = Destination(OID, self.table, "app", INVALID_LSN)
-        (prepared,) = prepare(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")  # type: ignore[misc]
+        try:
+            (prepared,) = self.prepared(batch, destination)
+        except WrittenByOthers:
+            self.stage.forget_others(self.table.path)
+            (prepared,) = self.prepared(batch, replace(destination, contested=True))
         self.commit_staged(prepared)
         assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
         (newest,) = DeltaTable(self.table.path).history(1)
         assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
         return self.version - before
+
+    def prepared(self, batch: Batch, destination: Destination) -> list[PreparedTable]:
+        return prepare(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
 
     def commit_staged(self, prepared: PreparedTable) -> None:
         staged = prepared.staged
