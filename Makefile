@@ -30,7 +30,7 @@ test: setup ## every test, with real servers and a real Spark; JOBS (2) files of
 	@exec $(PYTEST) -n $(JOBS) --dist loadfile
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
-	@exec $(PYTEST) -m soak
+	@exec $(PYTEST) -m soak -o faulthandler_timeout=14400
 
 fuzz: setup ## property tests with FUZZ (20) times the usual number of examples
 	@PUBSUB_FUZZ=$(FUZZ) exec $(PYTEST) tests/property
