@@ -44,7 +44,7 @@ from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.transaction import Transaction
 
-PART_BYTES: Final = 16 << 20
+PART_BYTES: Final = 8 << 20
 """Frames of a transaction that are worth a part."""
 
 # Hashes of keys that are kept for one table, 8 bytes each; with more its changes must all be inserts.
@@ -315,13 +315,15 @@ def _note_keys(work: _Work, changes: rows.Changes) -> bool:
 
 
 def _keys_differ(work: _Work) -> bool:
-    """Whether the parts may be applied side by side."""
+    """Whether the parts may be applied side by side.  The keys are given back."""
     if work.inserts_only:
         return True
     if work.keys is None:
         return False
     every = np.concatenate(work.keys)
-    return len(np.unique(every)) == len(every)
+    work.keys = None
+    every.sort()
+    return not bool((every[1:] == every[:-1]).any())
 
 
 def _finish(
