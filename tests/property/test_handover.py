@@ -508,7 +508,7 @@ async def history(seed: int) -> World:
         for module in (apply.worker, tablesync.worker):
             patch.setattr(module, "Connection", Connection)
             patch.setattr(module, "replication", Replication(world))
-        patch.setattr(tablesync.worker.definitions, "slot_info", slot_info)
+        patch.setattr(tablesync.worker.slots, "slot_info", slot_info)
         patch.setattr(tablesync.worker.SyncWorker, "_seen", seen)
         patch.setattr(
             tablesync.worker,
