@@ -28,16 +28,14 @@ from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from apply.batch import Batch
 from apply.decode import Destination, WrittenByOthers, decode, look_for_others, wanted_by
-from apply.delta.parts import StagedParts
 from apply.delta.stage import Stage, discard
 from apply.fold import fold
-from apply.keyhash import key_words
-from apply.prepared import PreparedTable
+from apply.keyhash import Words, key_words
+from apply.prepared import Parts, PreparedTable
 from apply.threads import in_thread
 from pubsub.errors import PubsubError
 from pubsub.protocol import pgoutput, rows
@@ -51,7 +49,6 @@ PART_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 4 << 20
 _NEVER: Final = Lsn((1 << 64) - 1)
 
-Words = npt.NDArray[np.uint64]
 log = structlog.get_logger()
 
 
@@ -66,12 +63,9 @@ class _Work:
     """One table of one transaction.  `keys`: the keys that each part touches, None when they became too many."""
 
     destination: Destination
-    sink: StagedParts
+    parts: Parts
     keys: list[Words] | None = field(default_factory=list)
     inserts_only: bool = True
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
 
 
 @dataclass(slots=True)
@@ -256,15 +250,11 @@ class Ahead:
                 return "a table has changed, or is written by others"
             if work is None:
                 sink = self._stage.parts(table, rewrites=bool(table.key), replace_all=False)
-                work = streamed.works[name] = _Work(destination, sink)
+                work = streamed.works[name] = _Work(destination, Parts(sink))
             work.inserts_only &= inserts_only
             if table.key and not _note_keys(work, changes):
                 return "a key is touched again"
-            folded = fold(changes, table.key or None, full=full)
-            work.sink.add(folded)
-            work.inserts += folded.inserts
-            work.updates += folded.updates
-            work.deletes += folded.deletes
+            work.parts.add(fold(changes, table.key or None, full=full))
         return None
 
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[PreparedTable] | None:
@@ -334,11 +324,8 @@ def _finish(
     prepared: list[PreparedTable] = []
     try:
         for name, destination in wanted.items():
-            work = streamed.works.pop(name)
-            commit = destination.commit(batch)
-            prepared.append(
-                PreparedTable(destination, work.sink.finish(), commit, work.inserts, work.updates, work.deletes)
-            )
+            # It stays among the works: to abort a sink that has finished is harmless, and one that could not is left to it.
+            prepared.append(streamed.works[name].parts.finish(destination, batch))
     except BaseException:
         for one in prepared:
             discard(one.staged)
@@ -348,4 +335,4 @@ def _finish(
 
 def _throw_away(streamed: _Streamed) -> None:
     while streamed.works:
-        streamed.works.popitem()[1].sink.abort()
+        streamed.works.popitem()[1].parts.sink.abort()

@@ -36,12 +36,11 @@ from apply.decode import (
     wanted_by,
 )
 from apply.delta.direct import DirectStaged
-from apply.delta.parts import StagedParts
 from apply.delta.present import TablePresent
 from apply.delta.stage import Stage, discard
 from apply.fold import fold
 from apply.keyhash import key_hashes
-from apply.prepared import PreparedTable
+from apply.prepared import Parts, PreparedTable
 from pubsub.protocol import rows
 
 _CHUNK: Final = 16 << 20
@@ -58,10 +57,7 @@ class _Work:
     nbytes: int = 0
     rewrites: bool = False
     passes: int = 1
-    sink: StagedParts | None = None
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
+    parts: Parts | None = None
     present: TablePresent | None = None
     conflicts: Conflicts = field(default_factory=Conflicts)
 
@@ -98,28 +94,18 @@ def prepare(
                 look_for_others(stage, work.wanted.destination)
                 if work.wanted.destination.may_conflict:
                     work.present = stage.present(work.wanted.destination.table, work.wanted.destination.app_id)
-                work.sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
-            undo.callback(work.sink.abort)
+                sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
+            undo.callback(sink.abort)
+            work.parts = Parts(sink)
         for picks in _passes(works, part_bytes):
             _run(batch, picks, partitions, origin, chunk_bytes)
         for work in works:
-            assert work.sink is not None
-            destination = work.wanted.destination
-            staged = work.sink.finish()
-            undo.callback(discard, staged)
-            if work.present is not None and isinstance(staged, DirectStaged):
-                staged.still_holds = work.present.still_holds
-            prepared.append(
-                PreparedTable(
-                    destination,
-                    staged,
-                    destination.commit(batch),
-                    work.inserts,
-                    work.updates,
-                    work.deletes,
-                    work.conflicts,
-                )
-            )
+            assert work.parts is not None
+            one = work.parts.finish(work.wanted.destination, batch, work.conflicts)
+            undo.callback(discard, one.staged)
+            if work.present is not None and isinstance(one.staged, DirectStaged):
+                one.staged.still_holds = work.present.still_holds
+            prepared.append(one)
         undo.pop_all()
     return prepared
 
@@ -240,7 +226,7 @@ def _picked(
 
 
 def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, full: bool) -> None:
-    assert work.sink is not None
+    assert work.parts is not None
     destination = work.wanted.destination
     with blaming(destination):
         folded = fold(
@@ -252,7 +238,4 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
             upsert=destination.window is not None,
         )
         work.conflicts.add(judge(folded, batch, destination.table.relation, origin))
-    work.sink.add(folded)
-    work.inserts += folded.inserts
-    work.updates += folded.updates
-    work.deletes += folded.deletes
+    work.parts.add(folded)

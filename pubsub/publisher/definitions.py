@@ -265,7 +265,7 @@ async def binary_types(connection: Connection) -> BinaryTypes:
             delimiter=text(delimiter),
             send=text(send),
             subtype=number(subtype),
-            attributes=tuple(int(number) for number in (attributes or "").split()),
+            attributes=tuple(map(int, (attributes or "").split())),
         )
         for oid, name, kind, base, element, delimiter, send, subtype, attributes in rows
     )
@@ -480,13 +480,13 @@ def _column(row: Row) -> ColumnDefinition:
 
 
 def _names(attnums: str | None, by_number: dict[int, str]) -> tuple[str, ...]:
-    return tuple(by_number[int(number)] for number in (attnums or "").split())
+    return tuple(by_number[attnum] for attnum in map(int, (attnums or "").split()))
 
 
-def _array(text: str) -> tuple[str, ...]:
+def _array(array: str) -> tuple[str, ...]:
     """The elements of a one-dimensional text[] without NULLs (arrayfuncs.c: array_out)."""
     elements: list[str] = []
-    rest = text[1:-1]
+    rest = array[1:-1]
     at = 0
     while at < len(rest):
         element = ""
