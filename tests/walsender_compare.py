@@ -27,11 +27,15 @@ from typing import Self
 
 from pubsub.protocol.copyboth import XLogData, read_server_message
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Relation, read_message
 from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
 from pubsub.testing.servers import EmbeddedPostgres
 
-_HEADER = struct.Struct(">QI")
+HEADER = struct.Struct(">QI")
+"""What is before each of pgoutput's messages: its LSN and its length."""
+Definition = tuple[bytes, ...]
+"""A relation's Type messages and its Relation message, without what streams have between."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,7 @@ class Decoding:
     def messages(self) -> Iterator[Message]:
         data = self.output.read_bytes()
         if self.plugin == "pgoutput":
-            position = 0
-            while position < len(data):
-                lsn, length = _HEADER.unpack_from(data, position)
-                position += _HEADER.size
-                yield Message(lsn, 0, data[position : position + length])
-                position += length
+            yield from read_messages(data)
             return
         text = data
         while text:
@@ -159,6 +158,16 @@ class Decoding:
             assert end is not None
             yield Message(int(Lsn.parse(lsn_text.decode())), int(xid), rest[: end.start()])
             text = rest[end.end() :]
+
+
+def read_messages(data: bytes) -> Iterator[Message]:
+    """pgoutput as the command writes it."""
+    position = 0
+    while position + HEADER.size <= len(data):
+        lsn, length = HEADER.unpack_from(data, position)
+        position += HEADER.size
+        yield Message(lsn, 0, data[position : position + length])
+        position += length
 
 
 def create_slot(server: EmbeddedPostgres, dbname: str, name: str, plugin: str, *, two_phase: bool = False) -> int:
@@ -208,6 +217,11 @@ class ServerStream:
         self._stop.set()
         self._thread.join(30)
 
+    @property
+    def found(self) -> list[Message]:
+        """The messages so far."""
+        return self._found
+
     def wait_for(self, lsn: int, timeout: float = 60.0) -> list[Message]:
         """The messages, once the server has sent all up to `lsn`."""
         deadline = time.monotonic() + timeout
@@ -250,42 +264,102 @@ def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:
     return int(Lsn.parse(str(lsn)))
 
 
-def comparable(messages: Sequence[Message], *, pgoutput: bool) -> list[tuple[object, ...]]:
+def comparable(messages: Sequence[Message], *, pgoutput: bool, at_once: bool = False) -> list[tuple[object, ...]]:
     """Messages in a form that is equal for equal decodings: repeats of Relation and Type messages are taken out, and each
-    row, or truncation, has the definitions in effect beside it."""
+    row, or truncation, has the definitions in effect beside it.  `at_once`: for a subscriber's leader, which takes up what a
+    stream says while a parallel worker applies the stream."""
     if not pgoutput:
         return [(m.lsn, m.xid, m.data) for m in messages]
     found: list[tuple[object, ...]] = []
-    relations: dict[bytes, bytes] = {}
-    in_stream: dict[bytes, dict[bytes, bytes]] = {}
+    relations: dict[bytes, Definition] = {}
+    in_stream: dict[bytes, _Spooled] = {}
     types: list[bytes] = []
-    stream: bytes | None = None
+    stream: _Spooled | None = None
     for m in messages:
         kind = m.data[:1]
         skip = 5 if stream is not None else 1
+        if stream is not None and kind not in {b"E", b"O"}:
+            stream.enter(m.data[1:5])
         if kind == b"Y":
             types.append(m.data[skip:])
         elif kind == b"R":
-            known = relations if stream is None else in_stream.setdefault(stream, {})
-            known[m.data[skip : skip + 4]] = b"".join(types) + m.data[skip:]
+            oid, definition = m.data[skip : skip + 4], (*types, m.data[skip:])
             types = []
+            if stream is not None:
+                stream.definitions.append((oid, definition))
+            if stream is None or at_once:
+                relations[oid] = definition
         elif kind in {b"I", b"U", b"D", b"T"}:
             if kind == b"T":
                 (count,) = struct.unpack_from(">I", m.data, skip)
                 oids = [m.data[skip + 5 + 4 * i : skip + 9 + 4 * i] for i in range(count)]
             else:
                 oids = [m.data[skip : skip + 4]]
-            inside = in_stream.get(stream, {}) if stream is not None else {}
+            inside = dict(stream.definitions) if stream is not None else {}
             found.append((m.lsn, m.data, [inside.get(oid) or relations.get(oid) for oid in oids]))
         else:
             if kind == b"S":
-                stream = m.data[1:5]
+                stream = in_stream.setdefault(m.data[1:5], _Spooled())
             elif kind == b"E":
                 stream = None
-            elif kind == b"c":
-                relations.update(in_stream.pop(m.data[1:5], {}))
+            elif kind == b"A" and m.data[1:5] in in_stream:
+                in_stream[m.data[1:5]].abort(m.data[5:9])
+            elif kind in {b"c", b"p"}:
+                xid = m.data[1:5] if kind == b"c" else m.data[26:30]
+                applied = in_stream.pop(xid, _Spooled())
+                if not at_once:
+                    relations.update(applied.definitions)
             found.append((m.lsn, m.data))
     return found
+
+
+def inconsistency(messages: Sequence[Message], *, parallel: bool = False) -> str:
+    """Empty where a subscriber can read every row by the definition that it has then, and every stream has come to an end.
+    `parallel`: also one that applies streams in parallel, where it can."""
+    for at_once in (False, True) if parallel else (False,):
+        streaming = False
+        for item in comparable(messages, pgoutput=True, at_once=at_once):
+            data = item[1]
+            assert isinstance(data, bytes)
+            kind = data[:1]
+            streaming = kind == b"S" or (streaming and kind != b"E")
+            if kind in {b"I", b"U", b"D"}:
+                effect = item[2]
+                assert isinstance(effect, list)
+                (columns,) = struct.unpack_from(">H", data, 10 if streaming else 6)
+                if effect[0] is None or columns != _columns(effect[0]):
+                    return f"a row of {columns} columns: {_shown(item)}"
+    begun = {m.data[1:5] for m in messages if m.data[:1] == b"S"}
+    ended = {m.data[26:30] if m.data[:1] == b"p" else m.data[1:5] for m in messages if m.data[:1] in {b"c", b"p"}}
+    if left := begun - ended - _aborted(messages):
+        return f"streams without an end: {[int.from_bytes(xid) for xid in left]}"
+    return ""
+
+
+def _columns(definition: Definition) -> int:
+    relation = read_message(b"R" + definition[-1])
+    assert isinstance(relation, Relation)
+    return len(relation.columns)
+
+
+class _Spooled:
+    """The definitions in a streamed transaction, as a subscriber that spools it will come by them (worker.c)."""
+
+    def __init__(self) -> None:
+        self.definitions: list[tuple[bytes, Definition]] = []
+        """Each relation's oid and its messages, in order."""
+        self._first: dict[bytes, int] = {}
+
+    def enter(self, xid: bytes) -> None:
+        """The next message is of the (sub)transaction `xid`."""
+        self._first.setdefault(xid, len(self.definitions))
+
+    def abort(self, xid: bytes) -> None:
+        """What came since the subtransaction's first message is cut off (stream_abort_internal)."""
+        start = self._first.get(xid)
+        if start is not None:
+            del self.definitions[start:]
+            self._first = {other: first for other, first in self._first.items() if first < start}
 
 
 def _aborted(messages: Sequence[Message]) -> set[bytes]:
@@ -344,6 +418,10 @@ def _ends(item: tuple[object, ...]) -> bool:
     return isinstance(data, bytes) and data[:1] == b"C"
 
 
+def _shown(item: tuple[object, ...]) -> str:
+    return " ".join(str(Lsn(part)) if isinstance(part, int) else repr(part)[:600] for part in item)
+
+
 def differences(
     ours: Sequence[Message], theirs: Sequence[Message], *, pgoutput: bool = True, whole: bool = False
 ) -> str:
@@ -357,11 +435,11 @@ def differences(
         mine, other = comparable(ours, pgoutput=pgoutput), comparable(theirs, pgoutput=pgoutput)
     for number, (a, b) in enumerate(zip(mine, other, strict=False)):
         if a != b:
-            before = "\n".join(f"  both    {x}" for x in mine[max(0, number - 3) : number])
-            after = "\n".join(f"  ours    {x}" for x in mine[number : number + 3])
-            after2 = "\n".join(f"  server  {x}" for x in other[number : number + 3])
+            before = "\n".join(f"  both    {_shown(x)}" for x in mine[max(0, number - 3) : number])
+            after = "\n".join(f"  ours    {_shown(x)}" for x in mine[number : number + 3])
+            after2 = "\n".join(f"  server  {_shown(x)}" for x in other[number : number + 3])
             return f"message {number} of {len(mine)} (server: {len(other)})\n{before}\n{after}\n{after2}"
     if len(mine) != len(other):
         rest = mine[len(other) :] or other[len(mine) :]
-        return f"{len(mine)} messages, the server has {len(other)}; first of the rest: {rest[:3]}"
+        return f"{len(mine)} messages, the server has {len(other)}; first of the rest: {[_shown(x) for x in rest[:3]]}"
     return ""

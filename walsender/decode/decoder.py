@@ -394,7 +394,9 @@ class Decoder:
             # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
             for one in (*end.subxids, xid):
                 its = self.assembly.by_xid.get(one)
-                if its is not None and its.streamed and not its.prepared and one in self._memory.account(its).streamed:
+                if its is None or not its.streamed or (its.prepared and self._plugin.two_phase):
+                    continue
+                if one in self._memory.account(its).streamed:
                     self._plugin.stream_abort(its.sent, one, record.end_lsn, end.origin_time or end.time)
         if txn is not None and txn.xid == xid:
             if txn.prepared and self._plugin.two_phase:

@@ -156,7 +156,7 @@ class HeapDecoder:
         relids = struct.unpack_from(f"<{count}I", record.main, 12)
         numbers: list[int] = []
         for relid in relids:
-            found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
+            found: Any = self._registry.oid(relid, txn.xids, txn.redefined, shared=txn.cache is None)
             if self._usable(txn, found, record.xid, record.lsn) and not found.is_toast:
                 numbers.append(found.number)
         if numbers:
@@ -207,7 +207,10 @@ class HeapDecoder:
         cache = txn.cache
         found = (self._registry.by_file if cache is None else cache).get(number)
         if found is None:
-            found = self._registry.file(number, txn.xids, cache)
+            if cache is None and any(self._tracker.has_changes(xid) for xid in txn.xids):
+                # It did so before the position at which decoding began.
+                cache = txn.cache = {}
+            found = self._registry.file(number, txn.xids, cache, txn.redefined)
         return found
 
     def _usable(self, txn: Txn, found: Any, xid: int, lsn: int) -> bool:
@@ -222,7 +225,7 @@ class HeapDecoder:
         """A change of a catalog: the transaction sees it from here on."""
         changed = self._tracker.apply(record)
         if changed and txn is not None:
-            self._registry.outdate(changed)
+            self._registry.outdate(changed, txn.redefined)
             if txn.cache is None:
                 txn.cache = {}
             elif txn.cache:

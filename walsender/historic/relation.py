@@ -60,7 +60,7 @@ class RelationInfo:
     """The partitioned tables above it, the nearest first."""
     row: RowLayout
     depends: frozenset[ChangedKey] = field(default_factory=frozenset)
-    generation: tuple[int, int] = (0, 0)
+    generation: tuple[int, ...] = ()
     """Another one: what was said of the relation before may not hold any more."""
 
     @property

@@ -2,7 +2,9 @@
 
 Relation and Type messages are sent before a relation's first change, and again when what they say has changed.  PostgreSQL
 repeats them more often, whenever it has forgotten, and so do two of its walsenders of each other; a subscriber must not
-tell the difference.  What was sent inside a stream counts for the stream's transaction only, until it commits.
+tell the difference.  What was sent inside a stream counts for the stream's transaction only: a subscriber comes by it when it
+applies the transaction, over what it was told since, and never where its subtransaction is rolled back.  One that applies in
+parallel may also have taken it up at once (worker.c: handle_streamed_transaction), so that what it knows then is uncertain.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class PgoutputEntry:
     relation_id: bytes
     definitions: tuple[tuple[int, tuple[bytes, ...]], ...]
     """(oid, Type messages and the Relation message) of the ancestor that it is sent as, and of itself."""
-    generation: tuple[int, int]
+    generation: tuple[int, ...]
     encode: Encoder | None
     """For rows that are sent as they are."""
     insert_head: bytes
@@ -111,8 +113,21 @@ class PgoutputEntry:
 class _Known:
     """What the subscriber was told: each relation's messages, and at which generation a relation's were last looked at."""
 
-    generations: dict[int, tuple[int, int]] = field(default_factory=dict)
+    generations: dict[int, tuple[int, ...]] = field(default_factory=dict)
     messages: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    uncertain: set[int] = field(default_factory=set)
+    """Relations of which it may have been told something else, inside of this stream."""
+
+    def is_uncertain(self, oid: int) -> None:
+        """Whatever is sent of the relation next has its messages before it."""
+        self.messages.pop(oid, None)
+        self.generations.clear()
+
+    def rolled_back(self) -> None:
+        """A part of the stream is cut off; it is not known which."""
+        self.uncertain.update(self.messages)
+        self.messages.clear()
+        self.generations.clear()
 
 
 class PgoutputPlugin:
@@ -204,6 +219,8 @@ class PgoutputPlugin:
             if known.messages.get(oid) == messages:
                 continue
             known.messages[oid] = messages
+            if self._in_stream and self._options.streaming == "parallel" and self._known.messages.get(oid) != messages:
+                self._known.is_uncertain(oid)
             for message in messages:
                 self._send(txn, lsn, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
 
@@ -403,18 +420,35 @@ class PgoutputPlugin:
         if self._options.streaming == "parallel":
             message += Struct(">Qq").pack(lsn, time)
         self._send(txn, lsn, message)
-        self._known_in_stream.pop(txn.xid, None)
+        if xid == txn.xid:
+            self._known_in_stream.pop(xid, None)
+        elif (told := self._known_in_stream.get(txn.xid)) is not None:
+            told.rolled_back()
 
     def stream_commit(self, txn: SentTransaction) -> None:
         fields = _COMMIT.pack(0, txn.final_lsn, txn.end_lsn, txn.time)
         self._send(txn, txn.end_lsn, b"c" + U32.pack(txn.xid) + fields)
-        told = self._known_in_stream.pop(txn.xid, None)
-        if told is not None:
-            self._known.generations |= told.generations
-            self._known.messages |= told.messages
+        self._applied(txn)
 
     def stream_prepare(self, txn: SentTransaction) -> None:
         self._prepared(b"p", txn)
+        self._applied(txn)
+
+    def _applied(self, txn: SentTransaction) -> None:
+        """The subscriber has come by all that the stream said."""
+        told = self._known_in_stream.pop(txn.xid, None)
+        if told is None:
+            return
+        known = self._known
+        for oid in told.uncertain - told.messages.keys():
+            known.is_uncertain(oid)
+        for oid, messages in told.messages.items():
+            if known.messages.get(oid) != messages:
+                known.is_uncertain(oid)
+                if self._options.streaming != "parallel":
+                    known.messages[oid] = messages
+        if self._options.streaming != "parallel":
+            known.generations |= told.generations
 
     def _send(self, txn: SentTransaction, lsn: int, message: bytes) -> None:
         self._write(lsn, txn.xid, message)
