@@ -13,6 +13,7 @@ receive    receiving alone                               beside pg_recvlogical
 large      one transaction, from its COMMIT              beside a stock subscriber with streaming = on
 large-…    the same: updates; many at once; subtransactions         "
 decode-…   the publisher's decoder: inserts, pgbench, skip, ddl     beside pg_recvlogical
+types      fields of each type made columns, in processor time, with no server
 
 The publisher and the stock subscriber are two PostgreSQL servers of one version with the same settings, PostgreSQL's own
 but for those below; the stock subscriber's apply worker runs with synchronous_commit = off, the subscription's default.

@@ -53,7 +53,7 @@ def _comparisons(comparisons: list[Comparison]) -> Table:
 
 
 def _limits(limits: list[Limit]) -> Table:
-    table = Table(title="lag and memory", title_justify="left")
+    table = Table(title="lag, memory, fields", title_justify="left")
     table.add_column("what")
     for name in ("theirs", "ours", "goal", ""):
         table.add_column(name, justify="right")

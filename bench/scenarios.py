@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bench import decoding, large, machine
+from bench import decoding, large, machine, types
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed, Ours, Stock, Subscriber
 from bench.workload import Dataset, Orders, Pgbench, rate_of
@@ -55,7 +55,8 @@ PGBENCH: Final = ("pgbench", "lag")
 RECEIVE: Final = ("receive",)
 LARGE: Final = large.NAMES
 DECODING: Final = decoding.NAMES
-ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING)
+TYPES: Final = types.NAMES
+ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING, *TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Bench:
             (PGBENCH, self._pgbench_group),
             (LARGE, self._large_group),
             (DECODING, self._decoding_group),
+            (TYPES, self._types_group),
         ]
         workers_peak = 0
         with machine.MemoryWatch(self._ours.pid) as watch:
@@ -444,6 +446,10 @@ class Bench:
         plan = self._plan
         self._begin("decoding", "decoding: writing WAL, reading it with pg_recvlogical and with ours")
         decoding.measure(self._publisher, wanted, max(1, plan.rows // 5), plan.runs, self.results, self._say)
+
+    def _types_group(self, _wanted: Sequence[str]) -> None:
+        self._say("fields of each type")
+        self.results.limits += types.limits(max(1, self._plan.rows // 5))
 
     # What they share
 

@@ -19,6 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from bench.results import Limit
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Oid
@@ -27,6 +28,7 @@ from pubsub.protocol.rows import decode_changes, split_by_relation
 from pubsub.protocol.types import delta_type
 from pubsub.reorderbuffer.log import FrameBlock, FrameLog
 
+NAMES: Final = ("types",)
 _COLUMNS: Final = 8
 _RELATION: Final = Oid(16384)
 _DISTINCT: Final = 20_000
@@ -159,6 +161,22 @@ def measure(rows: int) -> dict[str, dict[str, float]]:
         }
         for one in _TYPES
     }
+
+
+def limits(rows: int) -> list[Limit]:
+    """The types that have a goal, as seconds of processor time for a million fields."""
+    return [
+        Limit(
+            f"fields_{name}_{kind}",
+            f"a million fields of {name}, {kind}",
+            "seconds",
+            1e6 / speeds[kind],
+            goal=1e6 / speeds["goal"],
+        )
+        for name, speeds in measure(rows).items()
+        if speeds["goal"]
+        for kind in ("text", "binary")
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
