@@ -241,20 +241,18 @@ class _Numerics:
     """
 
     def __init__(self, values: Any) -> None:
-        data, offsets = contents(values)
         self.valid = validity(values)
         self.there = np.arange(len(values)) if self.valid is None else np.flatnonzero(self.valid)
+        data, offsets = contents(values if self.valid is None else values.drop_null())
         starts, lengths = offsets[:-1], np.diff(offsets)
-        if self.valid is not None:
-            starts, lengths = starts[self.there], lengths[self.there]
         if (lengths < 8).any() or (lengths & 1).any():
             raise _malformed()
         bytes_read = int(lengths.max(initial=8))
-        if len(starts) and int(lengths.min()) == bytes_read and data.size == len(starts) * bytes_read:
-            rows = data.reshape(len(starts), bytes_read)  # all of one length, none NULL
+        pairs = data.view(">u2")
+        if int(lengths.min(initial=bytes_read)) == bytes_read:
+            words = pairs.reshape(len(starts), bytes_read >> 1).astype(np.int64)
         else:
-            rows = data.take(starts[:, None] + np.arange(bytes_read), mode="clip")
-        words = np.ascontiguousarray(rows).view(">u2").astype(np.int64)
+            words = pairs.take((starts >> 1)[:, None] + np.arange(bytes_read >> 1), mode="clip").astype(np.int64)
         self.count, self.weight, self.sign, self.scale = words[:, 0], words[:, 1], words[:, 2], words[:, 3]
         self.weight = self.weight - (self.weight >> 15 << 16)  # signed
         if (lengths != 8 + 2 * self.count).any():
@@ -271,6 +269,8 @@ def _malformed() -> ProtocolViolation:
 
 
 _POWERS: Final = 10 ** np.arange(19, dtype=np.int64)
+_WHOLE_GROUPS: Final = 4
+"""So many groups of digits make one integer of 64 bits."""
 
 
 def _decimals(values: Any, target: Any) -> Any | None:
@@ -280,22 +280,35 @@ def _decimals(values: Any, target: Any) -> Any | None:
     most = int(weight.max(initial=-1))
     if (parts.sign >= 0xC000).any() or 4 * (most + 1) + scale > 18:
         return None
+    width = digits.shape[1]
     if int(weight.min(initial=most)) == most:
         weight = weight[:1]  # the same for all
-    exponents = 4 * (weight[:, None] - np.arange(digits.shape[1])) + scale
-    if exponents.min(initial=0) < 0:
-        divisors = _POWERS[np.clip(-exponents, 0, 4)]
-        if (digits % divisors).any():
-            return None
-        digits = digits // divisors
-    powers = _POWERS[np.clip(exponents, 0, 18)]
-    sums = digits @ powers[0] if len(powers) == 1 else (digits * powers).sum(axis=1)
+    first = min(width, _WHOLE_GROUPS)
+    whole = np.zeros(len(digits), np.int64)
+    for place in range(first):
+        whole = whole * 10_000 + digits[:, place]
+    sums = _shifted(whole, 4 * (weight - (first - 1)) + scale)
+    for place in range(first, width):
+        more = _shifted(digits[:, place], 4 * (weight - place) + scale)
+        sums = None if sums is None or more is None else sums + more
+    if sums is None:
+        return None
     if target.precision < 19 and sums.max(initial=0) >= 10**target.precision:
         return None
     words = np.zeros((len(values), 2), np.int64)
     words[parts.there, 0] = np.where(parts.sign == _NEGATIVE, -sums, sums)
     words[:, 1] = words[:, 0] >> 63
     return pa.Array.from_buffers(target, len(values), [bitmap(parts.valid), pa.py_buffer(words)])
+
+
+def _shifted(numbers: npt.NDArray[np.int64], exponents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """`numbers` times a power of ten, one for each or for all; None where digits would be lost."""
+    if exponents.min(initial=0) < 0:
+        divisors = _POWERS[np.clip(-exponents, 0, 18)]
+        if (numbers % divisors).any():
+            return None
+        numbers = numbers // divisors
+    return numbers * _POWERS[np.clip(exponents, 0, 18)] if exponents.max(initial=0) > 0 else numbers
 
 
 def numeric_texts(values: Any) -> Any:
@@ -308,13 +321,16 @@ def numeric_texts(values: Any) -> Any:
     first = parts.digits[:, 0] if parts.digits.shape[1] else count
     leading = 1 + (first > 9) + (first > 99) + (first > 999)
     shape = ((((count << 16 | weight + (1 << 15)) << 16 | sign) << 14 | scale & 0x3FFF) << 2) | (leading - 1)
-    order = np.argsort(shape, kind="stable")
-    borders = np.flatnonzero(np.diff(shape[order], prepend=-1, append=-1))
-    matrices: list[tuple[npt.NDArray[np.int64], Bytes]] = []
+    if len(shape) and int(shape.min()) == int(shape.max()):
+        picks: list[Any] = [slice(None)]  # nothing to sort, and no rows to gather
+    else:
+        order = np.argsort(shape, kind="stable")
+        borders = np.flatnonzero(np.diff(shape[order], prepend=-1, append=-1))
+        picks = [order[begin:end] for begin, end in itertools.pairwise(borders.tolist())]
+    matrices: list[tuple[Any, Bytes]] = []
     text_lengths = np.zeros(len(values), np.int64)
-    for begin, end in itertools.pairwise(borders.tolist()):
-        rows = order[begin:end]
-        one = rows[0]
+    for rows in picks:
+        one = 0 if isinstance(rows, slice) else rows[0]
         digits = parts.digits[rows, : count[one]]
         written = _numeric_group(digits, int(weight[one]), int(sign[one]), int(scale[one]), int(leading[one]))
         matrices.append((rows, written))
