@@ -89,7 +89,7 @@ class Session:
             except BaseException:
                 await source.close()
                 raise
-        bootstrap = CatalogBootstrap(files, contents, server.encoding)
+        bootstrap = CatalogBootstrap(files, contents, server)
         tables, pending = bootstrap.tables(scan, status)
         buffer = ReorderBuffer(request.spill, request.work_mem)
         assembly = Assembly(buffer)
@@ -120,9 +120,7 @@ class Session:
             database=server.database,
             wal_format=wal_format,
             tracker=tracker,
-            registry=Registry(
-                tracker, plugin.describe, encoding, schema_renames=server.version >= 160000, dollars=server.dollars
-            ),
+            registry=Registry(tracker, plugin.describe, encoding, dollars=server.dollars),
             assembly=assembly,
             builder=builder,
             plugin=plugin,
@@ -189,7 +187,7 @@ async def _scan(
     """The catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says."""
     files = await upstream.catalog_files(connection)
     contents: dict[CatalogName, bytes] = {file.name: await upstream.read_file(connection, file.path) for file in files}
-    bootstrap = CatalogBootstrap(files, contents, server.encoding)
+    bootstrap = CatalogBootstrap(files, contents, server)
     scan = WindowScan(server.database, files)
     wal_format = format_of_version(server.version)
     assert wal_format is not None

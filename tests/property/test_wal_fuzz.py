@@ -17,7 +17,10 @@ from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
 from walsender.decode.assembly import Txn
 from walsender.decode.heap import heap_frame
 from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
+from walsender.historic.catalogs import CatalogAttribute, CatalogDefinition, CatalogLayout
+from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
+from walsender.hot.catalogs import RELATION, Catalogs, CatalogTable
 from walsender.hot.walk import Walk
 from walsender.output.encoder import compiled_encoder, interpreted_encoder
 from walsender.output.nodetree import read_nodes
@@ -134,7 +137,10 @@ def test_the_walk_does_what_the_general_way_does(
     reader = WalReader(GEOMETRY, wal.start)
     relation = SimpleNamespace(code=2 * 3 + is_toast)
     by_file = dict.fromkeys((16400, 1259), relation)
-    reader.walk = Walk(5, bytes(4096), {7: txn}, by_file, set(), Txn, lambda _: None, 1 << 20, True)
+    none = Catalogs({}, set())
+    reader.walk = Walk(
+        5, bytes(4096), {7: txn}, by_file, set(), none, Txn, lambda *_: None, lambda _: None, 1 << 20, True
+    )
     reader.feed(wal.start, bytes(wal.data))
     if not list(reader.records()):
         lsn, length, *_ = wal.records[0]
@@ -142,6 +148,80 @@ def test_the_walk_does_what_the_general_way_does(
         own = record.blocks[0].locator[1] in {0, 5}
         frame = heap_frame(record, 3, is_toast=is_toast) if own else None
         assert txn.frames == ([] if frame is None else [frame])
+
+
+CATALOG = CatalogDefinition("pg_class", ("oid", "relfilenode"), ("oid", "relfilenode", "relrewrite"))
+ATTRIBUTES = [CatalogAttribute(name, 26, 4, 4) for name in ("oid", "relfilenode", "relrewrite")]
+CATALOG_RECORDS = (
+    (0x00, one_block(row(bytes(12) + b"text", 4), struct.pack("<HB", 9, 0), number=1259)),
+    (0x00, one_block(row(bytes(11) + b"\1", 3), struct.pack("<HB", 9, 0), number=1259)),
+    (0x10, one_block(b"", struct.pack("<IHBB", 5, 3, 0, 0), number=1259)),
+    (0x10, one_block(b"", struct.pack("<IHBB", 5, 4, 0, 8), number=1259)),
+    (0x20, one_block(row(bytes(12), 3), struct.pack("<IHBBIH", 5, 1, 0, 0, 0, 9), number=1259)),
+    (0x40, one_block(b"\4\0\3\0" + row(bytes(5), 3), struct.pack("<IHBBIH", 5, 1, 0, 0x60, 0, 9), number=1259)),
+    (0x70, one_block(bytes(12), struct.pack("<H", 2) + bytes(18), number=1259)),
+    (0x60, one_block(b"", struct.pack("<IHBB", 5, 3, 0, 0), number=1259)),
+)
+UNUSUAL = {CATALOG_RECORDS[1][1], CATALOG_RECORDS[3][1], CATALOG_RECORDS[7][1]}
+MULTI_INSERTS = tuple(
+    (info, one_block(rows, struct.pack("<BxH", 8, 2) + listed, number=1259))
+    for info, listed in ((0x50, b"\5\0\7\0"), (0xD0, b""))
+    for rows in ((struct.pack("<HHHB", 13, 3, 0, 24) + bytes(13)) * 2,)
+)
+
+
+def catalog() -> CatalogTracker:
+    table = CatalogTable(CatalogLayout(CATALOG, ATTRIBUTES, "utf-8", told=RELATION))
+    for number in range(1, 5):
+        table.insert(number, row(struct.pack("<III", 100 + number, number, 0), 3), 7 * (number & 1))
+    return CatalogTracker(5, {1259: table}, {"pg_class": 1259}, lambda xid: True)
+
+
+def contents(tracker: CatalogTracker) -> object:
+    (table,) = tracker.catalogs.files.values()
+    return (
+        {tid: (t.row, t.xmin, t.xmax, t.keys) for tid, t in table.tuples.items()},
+        {key: table.find(key, {7})[0].number("relfilenode") for key in range(100, 106) if table.find(key, {7})},
+        {xid: [(tid, inserted) for _, tid, inserted in touched] for xid, touched in tracker.catalogs.touched.items()},
+        tracker.catalogs.generations,
+    )
+
+
+@settings(max_examples=500)
+@given(
+    st.sampled_from([*((10, *one) for one in CATALOG_RECORDS), *((9, *one) for one in MULTI_INSERTS)]),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=2),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_catalogs_are_changed_as_the_general_way_does(
+    kind: tuple[int, int, bytes], changes: list[tuple[int, int]], cut: int, whole: bool
+) -> None:
+    rmgr, info, payload = kind
+    data = bytearray(payload if whole else payload[: max(len(payload) - cut, 1)])
+    for place, value in changes if not whole else ():
+        data[place % len(data)] = value
+    wal = Wal()
+    wal.record(bytes(data), xid=7, info=info, rmgr=rmgr)
+    txn = Txn(7, 1)
+    seen: list[int] = []
+    quick, general = catalog(), catalog()
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.walk = Walk(
+        5, bytes(4096), {7: txn}, {}, set(), quick.catalogs, Txn, lambda _, at: seen.append(at), len, 1 << 20, True
+    )
+    reader.feed(wal.start, bytes(wal.data))
+    if list(reader.records()):
+        assert contents(quick) == contents(general)
+        assert not whole or payload in UNUSUAL
+        return
+    lsn, length, *_ = wal.records[0]
+    record = parse_record(bytes(wal.data[40:]), 0, length, lsn, lsn, 7, info, rmgr)
+    if record.blocks[0].locator[1] not in {0, 5}:
+        assert contents(quick) == contents(general)
+        return
+    assert general.apply(record) == bool(seen)
+    assert contents(quick) == contents(general)
 
 
 @settings(max_examples=300)

@@ -37,7 +37,6 @@ class Txn:
         "invalidations",
         "origin",
         "prepared",
-        "redefined",
         "replay",
         "sent",
         "streamed",
@@ -60,8 +59,6 @@ class Txn:
         """Whether it has done something that would have needed a snapshot: only then it is sent at all."""
         self.cache: dict[int, Any] | None = None
         """Relations by file, since it has changed the catalog itself."""
-        self.redefined: dict[int, int] = {}
-        """Relations that it has changed the definitions of, as the registry notes them."""
         self.catalog_xids: set[int] = set()
         """The (sub)transactions that changed a catalog, any one; kept only where streams are counted, as is the next."""
         self.invalidations = 0

@@ -104,7 +104,9 @@ class Decoder:
             assembly.by_xid,
             registry.by_file,
             registry.ignored_files,
+            tracker.catalogs,
             assembly.begin,
+            self._heap.sees_changes,
             assembly.hand_over,
             HANDOVER_BYTES,
             # Where every change is counted all of them take the general way.
@@ -388,8 +390,7 @@ class Decoder:
     def _rollback(self, record: Record, end: XactEnd) -> None:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
-        # What was said of a relation inside of a stream may have been its rolled back definition.
-        self._registry.outdate(self.tracker.abort((xid, *end.subxids)))
+        self.tracker.abort((xid, *end.subxids))
         if self._memory is not None:
             # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
             for one in (*end.subxids, xid):

@@ -156,7 +156,7 @@ class HeapDecoder:
         relids = struct.unpack_from(f"<{count}I", record.main, 12)
         numbers: list[int] = []
         for relid in relids:
-            found: Any = self._registry.oid(relid, txn.xids, txn.redefined, shared=txn.cache is None)
+            found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
             if self._usable(txn, found, record.xid, record.lsn) and not found.is_toast:
                 numbers.append(found.number)
         if numbers:
@@ -210,7 +210,7 @@ class HeapDecoder:
             if cache is None and any(self._tracker.has_changes(xid) for xid in txn.xids):
                 # It did so before the position at which decoding began.
                 cache = txn.cache = {}
-            found = self._registry.file(number, txn.xids, cache, txn.redefined)
+            found = self._registry.file(number, txn.xids, cache)
         return found
 
     def _usable(self, txn: Txn, found: Any, xid: int, lsn: int) -> bool:
@@ -223,14 +223,14 @@ class HeapDecoder:
 
     def _catalog(self, record: Record, txn: Txn | None) -> None:
         """A change of a catalog: the transaction sees it from here on."""
-        changed = self._tracker.apply(record)
-        if changed and txn is not None:
-            self._registry.outdate(changed, txn.redefined)
-            if txn.cache is None:
-                txn.cache = {}
-            elif txn.cache:
-                self._registry.retire(txn.cache, record.lsn)
-                txn.cache = {}
+        if self._tracker.apply(record) and txn is not None:
+            self.sees_changes(txn, record.lsn)
+
+    def sees_changes(self, txn: Txn, lsn: int) -> None:
+        """The transaction has changed the catalogs, and looks at relations anew."""
+        if txn.cache:
+            self._registry.retire(txn.cache, lsn)
+        txn.cache = {}
 
 
 def _logs_row(record: Record) -> bool:

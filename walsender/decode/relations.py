@@ -7,7 +7,7 @@ A change refers to its relation by number: it must be read, perhaps much later, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Generic, TypeVar
 
@@ -56,9 +56,6 @@ class _Ignored:
 
 IGNORED: Final = _Ignored()
 
-_RELATION_LEVEL: Final = frozenset({"pg_class", "pg_attribute", "pg_index", "pg_inherits", "pg_publication_rel"})
-_EVERY_RELATION: Final = frozenset({"pg_publication", "pg_publication_namespace"})
-
 Found = Decoded[Entry] | _Ignored | Unknown
 
 
@@ -71,13 +68,10 @@ class Registry(Generic[Entry]):
         describe: Describe[Entry],
         encoding: str,
         *,
-        schema_renames: bool,
         dollars: bool = False,
     ) -> None:
-        """`schema_renames`: whether subscribers are told of a schema's new name at once, as 16 and later do.  `dollars`: see
-        RelationResolver."""
+        """`dollars`: see RelationResolver."""
         self._dollars = dollars
-        self._every_relation = _EVERY_RELATION | ({"pg_namespace"} if schema_renames else frozenset())
         self._tracker = tracker
         self._describe = describe
         self._encoding = encoding
@@ -90,14 +84,9 @@ class Registry(Generic[Entry]):
         """What changes refer to, by number."""
         self._retired: deque[tuple[int, int]] = deque()
         self._next = 1
-        self._generation = 0
-        self._generations: dict[int, int] = {}
 
-    def file(
-        self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None, redefined: Mapping[int, int]
-    ) -> Found[Entry]:
-        """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog; `redefined`: see
-        `outdate`."""
+    def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
+        """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
         resolver = self._resolver(own)
         oid = resolver.oid_of_file(number)
         if 0 < oid < FIRST_UNPINNED_OID:
@@ -108,7 +97,7 @@ class Registry(Generic[Entry]):
             return Unknown(
                 PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"), no_relation=True
             )
-        found = self._resolve(oid, resolver, redefined)
+        found = self._resolve(oid, resolver)
         if cache is not None:
             cache[number] = found
         else:
@@ -116,12 +105,12 @@ class Registry(Generic[Entry]):
             self._note(resolver, number, oid, found)
         return found
 
-    def oid(self, oid: int, own: Set[int], redefined: Mapping[int, int], *, shared: bool) -> Found[Entry]:
+    def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
         """A relation by its oid.  `shared`: the transaction has not changed the catalog."""
         if shared and oid in self._by_oid:
             return self._by_oid[oid]
         resolver = self._resolver(own)
-        found = self._resolve(oid, resolver, redefined)
+        found = self._resolve(oid, resolver)
         if shared:
             self._by_oid[oid] = found
             self._note(resolver, -oid, oid, found)
@@ -148,27 +137,8 @@ class Registry(Generic[Entry]):
             if error is not None:
                 raise error
 
-    def outdate(self, changed: Iterable[ChangedKey], redefined: dict[int, int] | None = None) -> None:
-        """Definitions that were sent of the relations may be wrong now: what relcache invalidations are for.
-
-        `redefined` is of the transaction in progress that made the changes, and is noted in: the relations (0: any), whose
-        definitions are other ones for it than for everyone.
-        Of a type's change alone PostgreSQL's relation cache is not told, and so its subscribers are not, either.
-        """
-        for name, oid in changed:
-            if name in _RELATION_LEVEL and oid:
-                self._generations[oid] = self._generations.get(oid, 0) + 1
-                if redefined is not None:
-                    redefined[oid] = self._generations[oid]
-            elif name in self._every_relation:
-                self._generation += 1
-                if redefined is not None:
-                    redefined[0] = self._generation
-
     def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         """The catalog changed for everyone at `lsn`."""
-        changed = list(changed)
-        self.outdate(changed)
         for key in changed:
             if key[1] == 0 or key[0] in {"pg_publication", "pg_publication_namespace"}:
                 self._forget_all(lsn)
@@ -205,7 +175,7 @@ class Registry(Generic[Entry]):
         for key in resolver.depends | keys:
             self._dependents.setdefault(key, set()).add(place)
 
-    def _resolve(self, oid: int, resolver: RelationResolver, redefined: Mapping[int, int]) -> Found[Entry]:
+    def _resolve(self, oid: int, resolver: RelationResolver) -> Found[Entry]:
         row = resolver.class_row(oid)
         if row is not None and row.text("relkind") not in set("rpmt"):
             return IGNORED
@@ -220,12 +190,7 @@ class Registry(Generic[Entry]):
                 if not owner.is_logged or self._describe(owner, resolver) is None:
                     return IGNORED
                 return self._decoded(relation, None, is_toast=True)
-            relation.generation = (
-                self._generation,
-                self._generations.get(oid, 0),
-                redefined.get(0, 0),
-                redefined.get(oid, 0),
-            )
+            relation.generation = resolver.generation(oid)
             entry = self._describe(relation, resolver)
         except PubsubError as error:
             return Unknown(error)

@@ -26,9 +26,9 @@ from pubsub.protocol.lsn import Lsn
 from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.catalogs import DEFINITIONS, CatalogLayout, CatalogName
 from walsender.historic.encodings import python_encoding
-from walsender.historic.table import CatalogTable
 from walsender.historic.tuples import changes_tuples, places
-from walsender.historic.upstream import CatalogFile
+from walsender.historic.upstream import CatalogFile, Upstream
+from walsender.hot.catalogs import NOBODY, CatalogTable
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
 from walsender.xlog.heappage import (
@@ -131,10 +131,10 @@ class WindowScan:
 class CatalogBootstrap:
     """The catalogs' files as they were read, to become tables at R."""
 
-    def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], encoding: str) -> None:
+    def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], server: Upstream) -> None:
         self._files = files
         self._contents = contents
-        self._encoding = encoding
+        self._server = server
 
     def undecided(self, scan: WindowScan) -> set[int]:
         """The transactions whose fate only the server knows."""
@@ -161,9 +161,7 @@ class CatalogBootstrap:
         open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
         aborted = {xid for xid, said in status.items() if said == "aborted"}
         for file in self._files:
-            definition = next(d for d in DEFINITIONS if d.name == file.name)
-            table = CatalogTable(CatalogLayout(definition, file.attributes, python_encoding(self._encoding)))
-            tables[file.number] = table
+            table = tables[file.number] = CatalogTable(self._layout(file))
             for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
                 if mask & HEAP_MOVED:
                     raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
@@ -189,12 +187,23 @@ class CatalogBootstrap:
                     else:
                         continue
                 tid = block << 16 | number
-                table.insert(tid, row, creator, deleter)
+                try:
+                    table.insert(tid, row, creator, deleter)
+                except (IndexError, ValueError) as error:
+                    raise DataCorrupted(f"a row of {file.name} is too short", context=f"block {block}") from error
                 if creator:
                     pending.setdefault(creator, []).append((table, tid, True))
                 if deleter:
                     pending.setdefault(deleter, []).append((table, tid, False))
         return tables, pending
+
+    def _layout(self, file: CatalogFile) -> CatalogLayout:
+        definition = next(d for d in DEFINITIONS if d.name == file.name)
+        told = definition.told
+        if file.name == "pg_namespace" and self._server.version < 160000:
+            # Of a schema's new name subscribers are told at once only since then.
+            told = NOBODY
+        return CatalogLayout(definition, file.attributes, python_encoding(self._server.encoding), told=told)
 
     def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
         """The tuples at R, each with its block."""

@@ -12,8 +12,9 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.output import numbers
-from walsender.historic.catalogs import Row, vector
+from walsender.historic.catalogs import vector
 from walsender.historic.tracker import CatalogTracker, ChangedKey
+from walsender.hot.catalogs import Row
 from walsender.types import registry
 from walsender.types.layout import ColumnLayout, Raw, RowLayout, alignment_of
 from walsender.types.registry import TypeInfo, UnsupportedType
@@ -94,6 +95,10 @@ class RelationResolver:
         """The relation whose file has this number; 0: none that is visible."""
         row = self._tracker.first("pg_class", number, self._own, 1)
         return row.number("oid") if row is not None else 0
+
+    def generation(self, oid: int) -> tuple[int, ...]:
+        """See RelationInfo."""
+        return self._tracker.generation(oid, self._own)
 
     def class_row(self, oid: int) -> Row | None:
         self.depends.add(("pg_class", oid))

@@ -20,9 +20,9 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalogs import CatalogLayout, CatalogName, Row
-from walsender.historic.table import CatalogTable, CatalogTuple
+from walsender.historic.catalogs import CatalogName
 from walsender.historic.tuples import changes_tuples, operations
+from walsender.hot.catalogs import Catalogs, CatalogTable, Row
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr
@@ -38,7 +38,7 @@ from walsender.xlog.heappage import (
 )
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
 
-ChangedKey = tuple[CatalogName, int]
+ChangedKey = tuple[str, int]
 """A catalog and the oid that its changed rows belong to: a relation's, a type's; 0 where it can be any."""
 
 _RELMAP: Final = Struct("<III")
@@ -46,21 +46,6 @@ _SMGR_TRUNCATE: Final = Struct("<IIIII")
 _FIRST_NORMAL_XID: Final = 3
 _REMEMBERED: Final = 200_000
 _MAX_TUPLES: Final = 291  # of a page (htup_details.h: MaxHeapTuplesPerPage)
-
-# Catalogs of which what is made from a row is known by the oid that is the row's first key.
-_OWNED: Final[frozenset[CatalogName]] = frozenset(
-    {
-        "pg_class",
-        "pg_attribute",
-        "pg_index",
-        "pg_inherits",
-        "pg_publication_rel",
-        "pg_type",
-        "pg_enum",
-        "pg_range",
-        "pg_namespace",
-    }
-)
 
 
 class CatalogDiverged(DataCorrupted):
@@ -90,17 +75,14 @@ class CatalogTracker:
         aborted: Iterable[int] = (),
     ) -> None:
         self._database = database
+        self.catalogs = Catalogs(tables, frozenset(oids.values()))
+        """What the walk over records changes by itself (walk.py)."""
         self._files = tables
-        self._active: dict[CatalogName, CatalogTable] = {table.name: table for table in tables.values()}
+        self._active: dict[str, CatalogTable] = {table.name: table for table in tables.values()}
         self._by_oid = {oid: name for name, oid in oids.items()}
         self._in_progress = in_progress
-        self._touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
         # Who was rolled back, of those that had changed a catalog: rows may bear their marks without a hint.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
-        self.version = 0
-        """Grows with every change of a catalog."""
-        self.checks = 0
-        """How many images have been compared."""
 
     # Looking things up
 
@@ -114,27 +96,33 @@ class CatalogTracker:
     def all(self, name: CatalogName, own: Set[int]) -> Iterable[Row]:
         return self._active[name].all(own)
 
-    def layout(self, name: CatalogName) -> CatalogLayout:
-        return self._active[name].layout
+    def generation(self, oid: int, own: Set[int]) -> tuple[int, ...]:
+        """Another one: PostgreSQL would have told those who know the relation that it has changed.  What a transaction has
+        changed itself is another definition than everyone's."""
+        generations = self.catalogs.generations
+        found = [generations.get(0, 0), generations.get(oid, 0)]
+        for xid in own:
+            changed = self.catalogs.redefined.get(xid)
+            if changed is not None:
+                found += (xid, changed.get(0, 0), changed.get(oid, 0))
+        return tuple(found)
 
-    def tuple_count(self) -> int:
-        return sum(len(table.tuples) for table in self._files.values())
+    def has_changes(self, xid: int) -> bool:
+        """Whether a transaction in progress has changed a catalog."""
+        return xid in self.catalogs.touched
 
     def is_file(self, locator: RelFileLocator) -> bool:
         """Whether the file is a catalog's, of the database or shared."""
         return locator[2] in self._files and locator[1] in {self._database, 0}
 
-    def has_changes(self, xid: int) -> bool:
-        return xid in self._touched
-
     # Following the WAL
 
-    def apply(self, record: Record) -> list[ChangedKey]:
-        """A heap record, or one that carries images.  Returns what it changed for its own transaction.
+    def apply(self, record: Record) -> bool:
+        """A heap record, or one that carries images.  Returns whether its own transaction sees another catalog now.
 
         Raises WalCorrupted, CatalogDiverged.
         """
-        changed: list[ChangedKey] = []
+        changed = False
         if changes_tuples(record) and record.blocks and self.is_file(record.blocks[0].locator):
             changed = self._apply_operations(record)
         for block in record.blocks:
@@ -142,30 +130,24 @@ class CatalogTracker:
                 self._check_image(record, block)
         return changed
 
-    def _apply_operations(self, record: Record) -> list[ChangedKey]:
-        changed: list[ChangedKey] = []
+    def _apply_operations(self, record: Record) -> bool:
+        changed = False
         table = self._files[record.blocks[0].locator[2]]
         xid = record.xid
-        touched = self._touched.setdefault(xid, []) if xid else []
-        try:
-            for operation in operations(record, self._old_row):
-                tid = operation.block << 16 | operation.offset
+        for operation in operations(record, self._old_row):
+            tid = operation.block << 16 | operation.offset
+            try:
                 if operation.kind == "insert":
-                    key = self._key(table, table.insert(tid, operation.row, xid))
-                    if not changed or changed[-1] != key:
-                        changed.append(key)
-                    touched.append((table, tid, True))
+                    self.catalogs.insert(table, tid, operation.row, xid)
+                    changed = True
                     if table.name == "pg_class":
                         self._follow_rewrite(operation.row)
                 elif operation.kind == "delete":
-                    found = table.tuples.get(tid)
-                    if found is None:
+                    if not self.catalogs.delete(table, tid, xid):
                         raise CatalogDiverged(
                             f"{table.name} ({tid >> 16},{tid & 0xFFFF}) is deleted but not known", record.lsn
                         )
-                    found.xmax = xid
-                    changed.append(self._key(table, found))
-                    touched.append((table, tid, False))
+                    changed = True
                 elif operation.kind == "inplace":
                     if tid not in table.tuples:
                         raise CatalogDiverged(
@@ -174,16 +156,11 @@ class CatalogTracker:
                     table.change_in_place(tid, operation.row)
                 else:
                     table.remove(tid)
-        except DataCorrupted as error:
-            error.context = error.context or f"WAL position {Lsn(record.lsn)}"
-            raise
-        self.version += 1
+            except (IndexError, ValueError) as error:
+                raise DataCorrupted(
+                    f"a row of {table.name} is too short", context=f"WAL position {Lsn(record.lsn)}"
+                ) from error
         return changed
-
-    def _key(self, table: CatalogTable, found: CatalogTuple) -> ChangedKey:
-        """What a row belongs to."""
-        key = found.keys[0] if table.name in _OWNED else 0
-        return (table.name, key if isinstance(key, int) else 0)
 
     def _old_row(self, locator: RelFileLocator, block: int, offset: int) -> bytes | None:
         found = self._files[locator[2]].tuples.get(block << 16 | offset)
@@ -191,7 +168,8 @@ class CatalogTracker:
 
     def _follow_rewrite(self, row: bytes) -> None:
         """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
-        values = self._active["pg_class"].layout.read(row)
+        layout = self._active["pg_class"].layout
+        values = Row(layout, layout.places, layout.encoding, row)
         name = self._by_oid.get(values.number("relrewrite"))
         if name is None:
             return
@@ -210,7 +188,6 @@ class CatalogTracker:
         if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_FPI and table is not self._active[table.name]:
             self._adopt(table, block.block, found, record)
             return
-        self.checks += 1
         base = block.block << 16
         for number, (_, _, mask, row) in found.items():
             known = table.tuples.get(base | number)
@@ -230,21 +207,21 @@ class CatalogTracker:
         for number, (xmin, xmax, mask, row) in found.items():
             if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID or (not mask & HEAP_XMIN_FROZEN and xmin in self._aborted):
                 continue
-            creator = xmin if self._in_progress(xmin) or xmin in self._touched else 0
+            creator = xmin if self._in_progress(xmin) or xmin in self.catalogs.touched else 0
             deleter = 0
             if not mask & HEAP_XMAX_INVALID and not mask & HEAP_XMAX_LOCK_ONLY and xmax >= _FIRST_NORMAL_XID:
                 if mask & HEAP_XMAX_IS_MULTI:
                     raise CatalogDiverged(f"a tuple of {table.name} has several lockers and was updated", record.lsn)
-                if self._in_progress(xmax) or xmax in self._touched:
+                if self._in_progress(xmax) or xmax in self.catalogs.touched:
                     deleter = xmax
                 elif mask & HEAP_XMAX_COMMITTED or xmax not in self._aborted:
                     continue
-            table.insert(block << 16 | number, row, creator, deleter)
-            if creator:
-                self._touched.setdefault(creator, []).append((table, block << 16 | number, True))
-            if deleter:
-                self._touched.setdefault(deleter, []).append((table, block << 16 | number, False))
-        self.version += 1
+            try:
+                table.insert(block << 16 | number, row, creator, deleter)
+            except (IndexError, ValueError) as error:
+                raise WalCorrupted(f"a row of {table.name} is too short", record.lsn) from error
+            self.catalogs.touch(creator, table, block << 16 | number, True)
+            self.catalogs.touch(deleter, table, block << 16 | number, False)
 
     def truncate(self, record: Record) -> None:
         """A file is cut (storage.c: xl_smgr_truncate).  Raises WalCorrupted."""
@@ -254,7 +231,6 @@ class CatalogTracker:
             raise WalCorrupted("a truncation's record is too short", record.lsn) from error
         if flags & 1 and self.is_file((space, database, number)):
             self._files[number].truncate(blocks)
-            self.version += 1
 
     def relmap_update(self, record: Record) -> list[ChangedKey]:
         """The map of the catalogs that pg_class can not tell the file of (relmapper.c).  Raises WalCorrupted."""
@@ -275,7 +251,7 @@ class CatalogTracker:
                 changed += self._activate(name, number, record.lsn)
         return changed
 
-    def _activate(self, name: CatalogName, number: int, lsn: int) -> list[ChangedKey]:
+    def _activate(self, name: str, number: int, lsn: int) -> list[ChangedKey]:
         table = self._files.get(number)
         old = self._active[name]
         if table is old:
@@ -286,58 +262,26 @@ class CatalogTracker:
         for other, kept in list(self._files.items()):
             if kept is old:
                 del self._files[other]
-        self.version += 1
+        self.catalogs.generations[0] = self.catalogs.generations.get(0, 0) + 1
         return [("pg_publication", 0)]
 
     # Ends of transactions
 
     def commit(self, xids: Iterable[int], lsn: int) -> list[ChangedKey]:
         """The transactions' changes are everyone's now.  Returns what they changed."""
-        changed: dict[ChangedKey, None] = {}
-        for xid in xids:
-            for table, tid, inserted in self._touched.pop(xid, ()):
-                found = table.tuples.get(tid)
-                if found is None:
-                    continue
-                changed[self._key(table, found)] = None
-                if inserted and found.xmin == xid:
-                    found.xmin = 0
-                    if table.name == "pg_class":
-                        oid, number, _ = found.keys
-                        assert isinstance(oid, int)
-                        assert isinstance(number, int)
-                        name = self._by_oid.get(oid)
-                        if name is not None and number and found.xmax == 0:
-                            for key in self._activate(name, number, lsn):
-                                changed[key] = None
-                elif not inserted and found.xmax == xid:
-                    table.remove(tid)
-        if changed:
-            self.version += 1
-        return list(changed)
+        changed, moved = self.catalogs.commit(xids)
+        for oid, number in moved:
+            if number:
+                changed += self._activate(self._by_oid[oid], number, lsn)
+        return changed
 
-    def abort(self, xids: Iterable[int]) -> list[ChangedKey]:
-        """The transactions' changes never were.  Returns what they had changed."""
-        changed: dict[ChangedKey, None] = {}
-        for xid in xids:
-            touched = self._touched.pop(xid, None)
-            if touched is None:
-                continue
-            self.version += 1
+    def abort(self, xids: Iterable[int]) -> None:
+        """The transactions' changes never were."""
+        for xid in self.catalogs.abort(xids):
             self._aborted[xid] = None
             if len(self._aborted) > _REMEMBERED:
                 del self._aborted[next(iter(self._aborted))]
-            for table, tid, inserted in reversed(touched):
-                found = table.tuples.get(tid)
-                if found is None:
-                    continue
-                changed[self._key(table, found)] = None
-                if inserted and found.xmin == xid:
-                    table.remove(tid)
-                elif not inserted and found.xmax == xid:
-                    found.xmax = 0
-        return list(changed)
 
     def remember(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
         """A change of a transaction in progress that was made before the starting position."""
-        self._touched.setdefault(xid, []).append((table, tid, inserted))
+        self.catalogs.touch(xid, table, tid, inserted)

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-MODULES: Final = ("walk", "rows")
+MODULES: Final = ("walk", "rows", "catalogs")
 
 
 def compiled_directory() -> Path:

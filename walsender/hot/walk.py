@@ -1,9 +1,10 @@
 """The walk over records: from header to header, and the rows of most records cut out on the way.
 
-What nearly every record of a busy server is, is dealt with here in one go: records that do not matter are passed over, and
-a change of one row of a relation that is known becomes a frame of its transaction (changes.py).  The walk stops in front of
-everything else: the first record of a transaction that may be a subtransaction's, commits, catalogs, images, records over
-pages, and whatever is broken.  Those are for reader.py and decoder.py, which look at the record anew.
+What nearly every record of a busy server is, is dealt with here in one go: records that do not matter are passed over, a
+change of one row of a relation that is known becomes a frame of its transaction (changes.py), and one of a catalog is given to
+catalogs.py.  The walk stops in front of everything else: the first record of a transaction that may be a subtransaction's,
+commits, images, records over pages, and whatever is broken.  Those are for reader.py and decoder.py, which look at the record
+anew.
 
 Follows xlogreader.c (ValidXLogRecordHeader, ValidXLogRecord) and decode.c (DecodeInsert, DecodeUpdate, DecodeDelete).
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from google_crc32c import extend
-from librt.strings import BytesWriter, read_i64_le, write_i32_le, write_i64_le
+from librt.strings import BytesWriter, read_i16_le, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i32, i64
 
 FRAME_OVERHEAD: Final = 48
@@ -22,11 +23,17 @@ FRAME_OVERHEAD: Final = 48
 
 # xlogrecord.h, heapam_xlog.h and changes.py, as numbers that a compiler sees.
 _HEADER: Final = 24
+_XLOG: Final = 0
+_FPI_FOR_HINT: Final = 0xA0
+_FPI: Final = 0xB0
 _HEAP2: Final = 9
 _HEAP: Final = 10
 _RM_MAX_BUILTIN: Final = 22
 _DATA_SHORT: Final = 255
+_IMAGE: Final = 0x10
 _IMAGE_OR_SAME: Final = 0x90
+_IMAGE_HAS_HOLE: Final = 0x01
+_IMAGE_COMPRESSED: Final = 0x1C
 _HAS_DATA: Final = 0x20
 # id, flags, length of the data, locator, block, id and length of the main data
 _ONE_BLOCK: Final = 22
@@ -35,6 +42,7 @@ _INSERT: Final = 0x00
 _DELETE: Final = 0x10
 _UPDATE: Final = 0x20
 _HOT_UPDATE: Final = 0x40
+_INPLACE: Final = 0x70
 _MULTI_INSERT: Final = 0x50
 _KIND_INSERT: Final = 1
 _KIND_UPDATE: Final = 2
@@ -54,7 +62,8 @@ class Walk:
     records do not matter but for their transactions' ids.
     `by_xid`: the transactions in progress; `begin` makes one, from its id and the LSN of its first record.
     `by_file`: relations by file number: `code` says what is done with their changes.  `ignored_files`: those of which
-    nothing is sent, whatever a transaction does to the catalogs.
+    nothing is sent, whatever a transaction does to the catalogs.  `catalogs`: see catalogs.py; `sees_changes` is told which
+    transaction has changed them, and where.
     `rows`: whether rows may be taken here at all; `held` and `hand_over`: where a transaction has `enough` bytes.
     """
 
@@ -65,7 +74,9 @@ class Walk:
         by_xid: dict[int, Any],
         by_file: dict[int, Any],
         ignored_files: set[int],
+        catalogs: Any,
         begin: Callable[[int, int], Any],
+        sees_changes: Callable[[Any, int], None],
         hand_over: Callable[[Any], None],
         enough: int,
         rows: bool,
@@ -75,7 +86,10 @@ class Walk:
         self.by_xid = by_xid
         self.by_file = by_file
         self.ignored_files = ignored_files
+        self.catalogs = catalogs
+        self.tables: dict[int, Any] = catalogs.files
         self.begin = begin
+        self.sees_changes = sees_changes
         self.hand_over = hand_over
         self.enough: i64 = enough
         self.rows = rows
@@ -113,9 +127,17 @@ class Walk:
             word = read_i64_le(buffer, offset + 16)
             rmgr: i64 = (word >> 8) & 0xFF
             if boring[(rmgr << 4) | ((word >> 4) & 15)] != 0:
-                if xid != 0 and xid not in by_xid:
+                if xid != 0 and xid not in by_xid and not self._begins(buffer, offset, total, lsn, xid):
                     break
                 if rmgr > _RM_MAX_BUILTIN and rmgr < 128:
+                    break
+                if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+                    break
+            elif rmgr == _XLOG:
+                kind: i64 = word & 0xF0
+                if kind != _FPI and kind != _FPI_FOR_HINT:
+                    break
+                if not self._foreign_image(buffer, offset, after) or (xid != 0 and xid not in by_xid):
                     break
                 if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
                     break
@@ -132,13 +154,17 @@ class Walk:
                     break
                 if xid != 0 and xid not in by_xid:
                     break
+                checked = False
                 if word & _OPERATIONS == _MULTI_INSERT:
                     if xid == 0:
                         break
-                    if read_i64_le(buffer, offset + _HEADER + 8) >> 32 & 0xFFFFFFFF not in self.ignored_files:
-                        break
+                    number: i64 = read_i64_le(buffer, offset + _HEADER + 8) >> 32 & 0xFFFFFFFF
+                    if number not in self.ignored_files:
+                        if number not in self.tables or not self._several(buffer, offset, after, lsn, xid, word):
+                            break
+                        checked = True
                     by_xid[xid].has_base = True
-                if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+                if not checked and not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
                     break
             else:
                 break
@@ -148,13 +174,38 @@ class Walk:
         self.previous = previous
         return offset
 
+    def _begins(self, buffer: bytes, offset: i64, total: i64, lsn: i64, xid: i64) -> bool:
+        """A record that does not matter is its transaction's first; whether it has nothing but main data, and so names no
+        transaction above it: then that one begins."""
+        if total < _HEADER + 2 or buffer[offset + _HEADER] != _DATA_SHORT:
+            return False
+        if buffer[offset + _HEADER + 1] != total - _HEADER - 2:
+            return False
+        word: i64 = read_i64_le(buffer, offset + 16)
+        if not _right(buffer, offset, offset + total, (word >> 32) & 0xFFFFFFFF):
+            return False
+        self.begin(xid, lsn)
+        return True
+
+    def _foreign_image(self, buffer: bytes, offset: i64, after: i64) -> bool:
+        """Whether a record has the image of one page and nothing else, and the page is no catalog's."""
+        at: i64 = offset + _HEADER
+        if at + 9 > after or buffer[at] != 0 or buffer[at + 1] & (_IMAGE_OR_SAME | _HAS_DATA) != _IMAGE:
+            return False
+        size: i64 = i64(read_i16_le(buffer, at + 4)) & 0xFFFF
+        kind: i64 = buffer[at + 8]
+        at += 9
+        if kind & _IMAGE_COMPRESSED != 0 and kind & _IMAGE_HAS_HOLE != 0:
+            at += 2
+        if at + 16 + size != after:
+            return False
+        return i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF not in self.tables
+
     def _row(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
         """A heap record; whether it is dealt with."""
         operation: i64 = word & _OPERATIONS
         data: i64 = offset + _HEADER + _ONE_BLOCK
         if xid == 0 or data > after:
-            return False
-        if operation != _INSERT and operation != _UPDATE and operation != _HOT_UPDATE and operation != _DELETE:
             return False
         # One block, whose data is not replaced by an image, and short main data: all but a few records.
         block: i64 = read_i64_le(buffer, offset + _HEADER)
@@ -165,23 +216,29 @@ class Walk:
             return False
         main: i64 = data + size
         main_size: i64 = buffer[data - 1]
-        if main + main_size != after or main_size < 3:
+        if main + main_size != after or main_size < 2:
             return False
         locator: i64 = read_i64_le(buffer, offset + _HEADER + 8)
         database: i64 = locator & 0xFFFFFFFF
+        number: i64 = (locator >> 32) & 0xFFFFFFFF
         txn = self.by_xid.get(xid)
         code: i64 = IGNORED
-        if (locator >> 32) & 0xFFFFFFFF in self.ignored_files:
+        if number in self.ignored_files:
             pass
         elif database == self.database or database == 0:
-            if txn is not None and txn.cache is not None:
-                return False
-            found = self.by_file.get((locator >> 32) & 0xFFFFFFFF)
+            by_file = self.by_file if txn is None or txn.cache is None else txn.cache
+            found = by_file.get(number)
             if found is None:
-                return False
+                return number in self.tables and self._catalog(
+                    buffer, offset, data, main, after, lsn, xid, word, number
+                )
             code = found.code
             if code < 0:
                 return False
+        if operation != _INSERT and operation != _UPDATE and operation != _HOT_UPDATE and operation != _DELETE:
+            return False
+        if main_size < 3:
+            return False
         flags: i64 = buffer[main + 2]
         kind: i64 = _KIND_INSERT
         old = b""
@@ -221,7 +278,7 @@ class Walk:
         txn.has_base = True
         if code == IGNORED:
             return True
-        number: i64 = code >> 1
+        number = code >> 1
         writer = BytesWriter()
         writer.append(kind)
         write_i64_le(writer, xid | number << 32)
@@ -239,6 +296,46 @@ class Walk:
         txn.held = size
         if size >= self.enough:
             self.hand_over(txn)
+        return True
+
+    def _catalog(
+        self, buffer: bytes, offset: i64, data: i64, main: i64, after: i64, lsn: i64, xid: i64, word: i64, number: i64
+    ) -> bool:
+        """A change of a tuple of a catalog, `main` as in _row; whether it is dealt with."""
+        if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+            return False
+        block: i64 = i64(read_i32_le(buffer, offset + _HEADER + 16)) & 0xFFFFFFFF
+        done: int = self.catalogs.change(self.tables[number], buffer, word & _OPERATIONS, block, data, main, after, xid)
+        if done == 0:
+            return False
+        txn = self.by_xid.get(xid)
+        if txn is None:
+            txn = self.begin(xid, lsn)
+        txn.has_base = True
+        if done > 1 and txn.cache != {}:
+            self.sees_changes(txn, lsn)
+        return True
+
+    def _several(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
+        """A multi-insert into a catalog whose one block has no image; whether it is dealt with."""
+        head: i64 = read_i64_le(buffer, offset + _HEADER)
+        data: i64 = offset + _HEADER + _ONE_BLOCK
+        main: i64 = data + ((head >> 16) & 0xFFFF)
+        database: i64 = read_i64_le(buffer, offset + _HEADER + 8) & 0xFFFFFFFF
+        if database != self.database and database != 0:
+            return False
+        if buffer[data - 2] != _DATA_SHORT or main + i64(buffer[data - 1]) != after:
+            return False
+        if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+            return False
+        block: i64 = i64(read_i32_le(buffer, offset + _HEADER + 16)) & 0xFFFFFFFF
+        table = self.tables[(read_i64_le(buffer, offset + _HEADER + 8) >> 32) & 0xFFFFFFFF]
+        done: int = self.catalogs.several(table, buffer, word & 0xF0, block, data, main, after, xid)
+        if done == 0:
+            return False
+        txn = self.by_xid[xid]
+        if txn.cache != {}:
+            self.sees_changes(txn, lsn)
         return True
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pubsub.errors import FeatureNotSupported, UndefinedObject
-from walsender.historic.catalogs import Row, is_toasted
+from walsender.historic.catalogs import is_toasted
 from walsender.historic.relation import RelationInfo, RelationResolver, prattrs
 from walsender.historic.tracker import CatalogTracker
+from walsender.hot.catalogs import Row
 from walsender.output.rowfilter import Filter, RowFilterCompiler, UnsupportedFilter
 from walsender.types.layout import Raw
 

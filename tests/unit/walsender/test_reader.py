@@ -173,7 +173,8 @@ def test_find_first() -> None:
 def test_boring_records_are_passed_over(step: int) -> None:
     wal = Wal()
     for number in range(300):
-        wal.record(main_data(bytes(number * 91 % 700)), xid=number % 7, rmgr=11 if number % 3 else 10)
+        above = b"\xfc\1\0\0\0" if number % 7 > 3 else b""
+        wal.record(above + main_data(bytes(number * 91 % 700)), xid=number % 7, rmgr=11 if number % 3 else 10)
     wal.record(main_data(bytes(8192 - wal.end % 8192 - 29)), rmgr=11)  # ends with its page
     assert wal.end % 8192 == 0
     reader = WalReader(GEOMETRY, wal.start)
@@ -183,13 +184,38 @@ def test_boring_records_are_passed_over(step: int) -> None:
         reader.feed(wal.start + at, bytes(wal.data[at : at + step]))
         for _, _, length, lsn, xid, info, rmgr in reader.records():
             found.append((lsn, length, xid, info, rmgr))
-            assert reader.position == lsn + length + -length % 8 or length > 200
+            assert reader.position == lsn + length + -length % 8 or reader.position // 8192 > lsn // 8192
     left = [one for one in wal.records if one[4] == 10 or one[2] not in {0, 1, 2, 3}]
     # Those over pages are not passed over.
     assert [one for one in found if one in left] == left
     assert len(found) + reader.walk.taken == len(wal.records)
     assert len(found) < len(left) + 20 or step == 8
     assert reader.position == wal.end
+
+
+def test_a_boring_record_begins_its_transaction() -> None:
+    wal = Wal()
+    wal.record(main_data(b"a lock"), xid=700, rmgr=11)
+    wal.record(main_data(bytes(300)), xid=701, rmgr=11)
+    wal.record(b"\xfc\xbc\2\0\0" + main_data(b"of 700"), xid=702, rmgr=11)
+    wal.record(main_data(b"the end"), rmgr=10)
+    begun: list[int] = []
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.walk = walk({}, boring={11}, begin=lambda xid, lsn: begun.append(xid))
+    reader.feed(wal.start, bytes(wal.data))
+    assert [record[4] for record in reader.records()] == [701, 702, 0]
+    assert begun == [700]
+
+
+def test_images_of_pages_that_are_no_catalogs_are_passed_over() -> None:
+    wal = Wal()
+    for number in (16400, 1259, 16400):
+        head = struct.pack("<BBHHHBIIII", 0, 0x10, 0, 100, 24, 1, 1663, 5, number, 0)
+        wal.record(head + bytes(100), info=0xB0)
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.walk = walk({}, tables={1259: None})
+    reader.feed(wal.start, bytes(wal.data))
+    assert [record[3] for record in reader.records()] == [wal.records[1][0]]
 
 
 def test_rows_are_cut_out_on_the_way() -> None:
@@ -227,6 +253,8 @@ def walk(
     boring: set[int] = frozenset(),  # type: ignore[assignment]
     begin: Callable[[int, int], Any] = Txn,
     by_file: dict[int, Any] | None = None,
+    tables: dict[int, Any] | None = None,
 ) -> Walk:
     kinds = bytes(kind >> 4 in boring for kind in range(4096))
-    return Walk(5, kinds, by_xid, by_file or {}, set(), begin, lambda _: None, 1 << 20, True)
+    catalogs = SimpleNamespace(files=tables or {})
+    return Walk(5, kinds, by_xid, by_file or {}, set(), catalogs, begin, lambda *_: None, lambda _: None, 1 << 20, True)

@@ -1,0 +1,505 @@
+"""The catalogs as they are at the position that decoding has reached: of each a map from (block, offset) to a tuple.
+
+What makes it small and quick is that it follows the WAL: at any moment only these tuples matter: those that are
+committed, and those of transactions in progress.  So
+
+    insert by xid    a tuple with xmin = xid
+    delete by xid    the tuple's xmax = xid
+    commit of xid    its inserted tuples get xmin = 0 ("everyone's"), its deleted ones go
+    abort of xid     the reverse
+
+and a tuple is visible to a transaction if its xmin is 0 or one of the transaction's, and its xmax is 0 or none of the
+transaction's: the snapshot that PostgreSQL would build for this position (snapbuild.c), with the transaction's own
+changes over it.
+
+Nearly every record of a catalog's heap is dealt with here, straight from its bytes (`Catalogs.change`, `several`); what is left,
+those with images, over pages or wrong ones, is for tracker.py, which does the same with the record taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from typing import Any, Final
+
+from librt.strings import read_i16_le, read_i32_le
+from mypy_extensions import i64
+
+# heapam_xlog.h, as numbers that a compiler sees.
+_INSERT: Final = 0x00
+_DELETE: Final = 0x10
+_UPDATE: Final = 0x20
+_HOT_UPDATE: Final = 0x40
+_INPLACE: Final = 0x70
+_INIT_PAGE: Final = 0x80
+_IS_SUPER: Final = 0x08
+_PREFIX_FROM_OLD: Final = 0x20
+_SUFFIX_FROM_OLD: Final = 0x40
+_ROW_HEADER: Final = 5
+_ROW_IN_TUPLE: Final = 18
+
+# What `change` and `several` say.
+LEFT: Final = 0
+"""The record is for others: nothing was done."""
+DONE: Final = 1
+"""Nothing that anybody is told of has changed."""
+CHANGED: Final = 2
+
+# Whom PostgreSQL tells that a catalog's row has changed.
+NOBODY: Final = 0
+RELATION: Final = 1
+"""Those who know the relation that the row's first key names."""
+EVERYBODY: Final = 2
+
+
+# How a column of fixed place is read.
+UINT4: Final = 0
+INT4: Final = 1
+INT2: Final = 2
+BOOL: Final = 3
+CHAR: Final = 4
+NAME: Final = 5
+
+Value = int | str | bool | bytes | tuple[int, ...] | None
+"""A column's value: oids and integers as int, names and texts as str, "char" as str of one character, vectors as tuples."""
+
+
+class Row:
+    """A row's values by column name, as attributes are too many to name: `row["relname"]`.
+
+    They are made when they are asked for: of most rows few ever are.  `places`: of the columns of fixed place, kind << 16 |
+    offset from the first column; the others the layout reads (catalogs.py).
+    """
+
+    def __init__(self, layout: Any, places: dict[str, int], encoding: str, row: bytes) -> None:
+        self._layout = layout
+        self._places = places
+        self._encoding = encoding
+        self._row = row
+        self._base: i64 = row[4] - _ROW_IN_TUPLE
+        self._raw: Any = None
+
+    def __getitem__(self, name: str) -> Value:
+        place = self._places.get(name)
+        if place is not None:
+            at: i64 = self._base + (place & 0xFFFF)
+            kind: i64 = place >> 16
+            if kind < BOOL:
+                return self._integer(kind, at)
+            if kind == BOOL:
+                return self._row[at] != 0
+            return self._text(kind, at)
+        if self._raw is None:
+            self._raw = self._layout.deform(self._row)
+        value: Value = self._layout.value(self._raw, name)
+        return value
+
+    def number(self, name: str) -> int:
+        """An oid or integer; NULL and columns that the version has not are 0."""
+        place = self._places.get(name)
+        if place is not None:
+            return self._integer(place >> 16, self._base + (place & 0xFFFF))
+        value = self[name]
+        return value if isinstance(value, int) else 0
+
+    def text(self, name: str) -> str:
+        """A name, text or "char"; NULL is empty."""
+        place = self._places.get(name)
+        if place is not None:
+            return self._text(place >> 16, self._base + (place & 0xFFFF))
+        value = self[name]
+        return value if isinstance(value, str) else ""
+
+    def flag(self, name: str) -> bool:
+        place = self._places.get(name)
+        if place is not None:
+            return self._row[self._base + (place & 0xFFFF)] != 0
+        return self[name] is True
+
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """An int2vector or oidvector."""
+        value = self[name]
+        return value if isinstance(value, tuple) else None
+
+    def raw(self, name: str) -> bytes | None:
+        value = self[name]
+        return value if isinstance(value, bytes) else None
+
+    def _integer(self, kind: i64, at: i64) -> int:
+        if kind == UINT4:
+            return i64(read_i32_le(self._row, at)) & 0xFFFFFFFF
+        if kind == INT4:
+            return i64(read_i32_le(self._row, at))
+        return i64(read_i16_le(self._row, at))
+
+    def _text(self, kind: i64, at: i64) -> str:
+        row = self._row
+        if kind == CHAR:
+            return row[at : at + 1].decode("latin-1") if row[at] != 0 else ""
+        return row[at : row.index(b"\0", at)].decode(self._encoding)
+
+
+class CatalogTuple:
+    """A tuple of a catalog; `xmin` 0: committed, `xmax` 0: not deleted.  `keys`: as the table's indexes have them."""
+
+    def __init__(self, row: bytes, xmin: int, xmax: int, keys: list[Any]) -> None:
+        self.row = row
+        self.xmin = xmin
+        self.xmax = xmax
+        self.keys = keys
+        self.read: Row | None = None
+
+
+class CatalogTable:
+    """The tuples of one catalog and the indexes on them.  A tuple's place is block << 16 | offset number.
+
+    `layout` has its name, how its rows are read (see Row), where its keys lie in them (from their first column on; and whether each is
+    a name), how many bytes the columns up to the last of fixed place take, whether its first key says what a row belongs
+    to, where an oid lies that makes a row an unusual one (-1: nowhere), and whom its changes are told to.
+    """
+
+    def __init__(self, layout: Any) -> None:
+        self.layout = layout
+        self.name: str = layout.name
+        self.owned: bool = layout.owned
+        self.told: int = layout.told
+        self.tuples: dict[int, CatalogTuple] = {}
+        self._fixed_places: dict[str, int] = layout.places
+        self._encoding: str = layout.encoding
+        self._places: list[int] = [place for place, _ in layout.key_places]
+        self._names: list[bool] = [named for _, named in layout.key_places]
+        self._fixed: i64 = layout.fixed_bytes
+        self._unusual: i64 = layout.unusual_place
+        self._has_names = any(named for _, named in layout.key_places)
+        self._indexes: list[dict[Any, dict[int, None]]] = [{} for _ in layout.key_places]
+
+    def insert(self, tid: int, row: bytes, xmin: int, xmax: int = 0) -> CatalogTuple:
+        """Put a tuple at `tid`, over whatever was there.  Raises IndexError where the row is too short, ValueError where a name
+        does not end."""
+        keys = self._keys(row)
+        if tid in self.tuples:
+            self.remove(tid)
+        found = CatalogTuple(row, xmin, xmax, keys)
+        self.tuples[tid] = found
+        for number, key in enumerate(keys):
+            index = self._indexes[number]
+            tids = index.get(key)
+            if tids is None:
+                index[key] = {tid: None}
+            else:
+                tids[tid] = None
+        return found
+
+    def _keys(self, row: bytes) -> list[Any]:
+        """The row's key in each index: an oid, or a name's bytes."""
+        size: i64 = len(row)
+        if size < _ROW_HEADER:
+            raise IndexError
+        base: i64 = row[4] - _ROW_IN_TUPLE
+        if base < 0 or size < base + self._fixed:
+            raise IndexError
+        keys: list[Any] = []
+        for number, place in enumerate(self._places):
+            at: i64 = base + place
+            if self._names[number]:
+                keys.append(row[at : row.index(b"\0", at)])
+            else:
+                keys.append(i64(read_i32_le(row, at)) & 0xFFFFFFFF)
+        return keys
+
+    def takes(self, row: bytes) -> bool:
+        """Whether the row can be inserted without a look at it."""
+        size: i64 = len(row)
+        if size < _ROW_HEADER or self._has_names:
+            return False
+        base: i64 = row[4] - _ROW_IN_TUPLE
+        if base < 0 or size < base + self._fixed:
+            return False
+        return self._unusual < 0 or read_i32_le(row, base + self._unusual) == 0
+
+    def remove(self, tid: int) -> None:
+        """Take the tuple at `tid` away; none there is no error."""
+        found = self.tuples.pop(tid, None)
+        if found is None:
+            return
+        for number, key in enumerate(found.keys):
+            index = self._indexes[number]
+            tids = index.get(key)
+            if tids is not None:
+                tids.pop(tid, None)
+                if not tids:
+                    del index[key]
+
+    def change_in_place(self, tid: int, row: bytes) -> None:
+        """Other bytes for the tuple at `tid`: its visibility stays."""
+        old = self.tuples[tid]
+        self.insert(tid, row, old.xmin, old.xmax)
+
+    def truncate(self, blocks: int) -> None:
+        """Only the first `blocks` blocks are left."""
+        for tid in [tid for tid in self.tuples if tid >> 16 >= blocks]:
+            self.remove(tid)
+
+    def find(self, key: Any, own: Set[int], index: int = 0) -> list[Row]:
+        """The rows visible to a transaction with the ids `own` (empty: to none in particular) that have `key`."""
+        tids = self._indexes[index].get(key)
+        if tids is None:
+            return []
+        rows: list[Row] = []
+        for tid in tids:
+            found = self.tuples[tid]
+            if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
+                rows.append(self.read(found))
+        return rows
+
+    def first(self, key: Any, own: Set[int], index: int = 0) -> Row | None:
+        """One of them, or None."""
+        tids = self._indexes[index].get(key)
+        if tids is not None:
+            for tid in tids:
+                found = self.tuples[tid]
+                if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
+                    return self.read(found)
+        return None
+
+    def all(self, own: Set[int]) -> Iterator[Row]:
+        for found in self.tuples.values():
+            if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
+                yield self.read(found)
+
+    def read(self, found: CatalogTuple) -> Row:
+        """The tuple's values."""
+        row = found.read
+        if row is None:
+            row = found.read = Row(self.layout, self._fixed_places, self._encoding, found.row)
+        return row
+
+    def key(self, found: CatalogTuple) -> int:
+        """What the row belongs to; 0: it can be anything."""
+        if not self.owned:
+            return 0
+        key: int = found.keys[0]
+        return key
+
+
+class Catalogs:
+    """All of them.  `files`: by the number of the file; `oids`: the catalogs' own."""
+
+    def __init__(self, files: dict[int, CatalogTable], oids: Set[int]) -> None:
+        self.files = files
+        self._oids = oids
+        self.touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
+        """What transactions in progress have inserted (True) and deleted."""
+        self.generations: dict[int, int] = {}
+        """How often those who know a relation (0: any) would have been told that it has changed."""
+        self.redefined: dict[int, dict[int, int]] = {}
+        """Of each transaction in progress what it has changed, and the generation that it made."""
+
+    # One tuple
+
+    def insert(self, table: CatalogTable, tid: int, row: bytes, xid: int) -> None:
+        """Raises as CatalogTable.insert does."""
+        self.tell(table, table.insert(tid, row, xid), xid)
+        self.touch(xid, table, tid, True)
+
+    def delete(self, table: CatalogTable, tid: int, xid: int) -> bool:
+        """False: there is no such tuple."""
+        found = table.tuples.get(tid)
+        if found is None:
+            return False
+        found.xmax = xid
+        self.tell(table, found, xid)
+        self.touch(xid, table, tid, False)
+        return True
+
+    def touch(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
+        """Note what is to be ended with the transaction."""
+        if xid == 0:
+            return
+        touched = self.touched.get(xid)
+        if touched is None:
+            self.touched[xid] = [(table, tid, inserted)]
+        else:
+            touched.append((table, tid, inserted))
+
+    def tell(self, table: CatalogTable, found: CatalogTuple, xid: int) -> None:
+        """A row was changed, by a transaction in progress or (0) for everyone: relcache invalidations."""
+        if table.told == NOBODY:
+            return
+        key = table.key(found) if table.told == RELATION else 0
+        generation = self.generations.get(key, 0) + 1
+        self.generations[key] = generation
+        if xid != 0:
+            changed = self.redefined.get(xid)
+            if changed is None:
+                self.redefined[xid] = {key: generation}
+            else:
+                changed[key] = generation
+
+    # A record, straight from its bytes
+
+    def change(
+        self,
+        table: CatalogTable,
+        buffer: bytes,
+        operation: int,
+        block: int,
+        data: int,
+        main: int,
+        end: int,
+        xid: int,
+    ) -> int:
+        """An insert, update, delete or change in place of one block, which has no image: its data lies at buffer[data:main],
+        the main data at buffer[main:end], at least 2 bytes."""
+        head: i64 = main
+        size: i64 = end - head
+        body: i64 = data
+        base: i64 = block << 16
+        if operation == _INSERT:
+            row = buffer[body:head]
+            if not table.takes(row):
+                return LEFT
+            self.insert(table, base | _u16(buffer, head), row, xid)
+            return CHANGED
+        if operation == _DELETE:
+            if size < 8 or buffer[head + 7] & _IS_SUPER != 0:
+                return LEFT
+            return CHANGED if self.delete(table, base | _u16(buffer, head + 4), xid) else LEFT
+        if operation == _INPLACE:
+            tid: i64 = base | _u16(buffer, head)
+            found = table.tuples.get(tid)
+            if found is None or body == head:
+                return LEFT
+            old = found.row
+            row = old[: old[4] - _ROW_IN_TUPLE] + buffer[body:head]
+            if not table.takes(row):
+                return LEFT
+            table.insert(tid, row, found.xmin, found.xmax)
+            return DONE
+        if operation != _UPDATE and operation != _HOT_UPDATE:
+            return LEFT
+        if size < 14:
+            return LEFT
+        place: i64 = base | _u16(buffer, head + 4)
+        found = table.tuples.get(place)
+        if found is None:
+            return LEFT
+        flags: i64 = buffer[head + 7]
+        prefix: i64 = 0
+        suffix: i64 = 0
+        if flags & _PREFIX_FROM_OLD != 0:
+            prefix = _u16(buffer, body)
+            body += 2
+        if flags & _SUFFIX_FROM_OLD != 0:
+            suffix = _u16(buffer, body)
+            body += 2
+        if body + _ROW_HEADER > head:
+            return LEFT
+        row = buffer[body:head]
+        if prefix != 0 or suffix != 0:
+            old = found.row
+            begin: i64 = old[4] - _ROW_IN_TUPLE
+            length: i64 = len(old)
+            header: i64 = row[4] - _ROW_IN_TUPLE
+            if header < _ROW_HEADER or header > len(row) or begin + prefix > length or begin + suffix > length:
+                return LEFT
+            row = row[:header] + old[begin : begin + prefix] + row[header:] + old[length - suffix :]
+        if not table.takes(row):
+            return LEFT
+        self.delete(table, place, xid)
+        self.insert(table, base | _u16(buffer, head + 12), row, xid)
+        return CHANGED
+
+    def several(
+        self, table: CatalogTable, buffer: bytes, info: int, block: int, data: int, main: int, end: int, xid: int
+    ) -> int:
+        """A multi-insert, as above."""
+        head: i64 = main
+        body: i64 = data
+        size: i64 = end - head
+        base: i64 = block << 16
+        if size < 4:
+            return LEFT
+        count: i64 = _u16(buffer, head + 2)
+        listed = info & _INIT_PAGE == 0
+        if listed and size < 4 + 2 * count:
+            return LEFT
+        rows: list[bytes] = []
+        number: i64 = 0
+        at: i64 = 0
+        while number < count:
+            at = (at + 1) & ~1
+            start: i64 = body + at
+            if start + 7 > head:
+                return LEFT
+            length: i64 = _u16(buffer, start)
+            if start + 7 + length > head:
+                return LEFT
+            row = buffer[start + 2 : start + 7 + length]
+            if not table.takes(row):
+                return LEFT
+            rows.append(row)
+            at += 7 + length
+            number += 1
+        for place, row in enumerate(rows):
+            offset: i64 = _u16(buffer, head + 4 + 2 * place) if listed else place + 1
+            self.insert(table, base | offset, row, xid)
+        return CHANGED
+
+    # Ends of transactions
+
+    def commit(self, xids: Iterable[int]) -> tuple[list[tuple[str, int]], list[tuple[int, int]]]:
+        """The transactions' changes are everyone's now.  Returns what they changed: catalogs, and what their rows belong to; and
+        the catalogs that have another file, by their oids."""
+        changed: dict[tuple[str, int], None] = {}
+        moved: list[tuple[int, int]] = []
+        for xid in xids:
+            touched = self.touched.pop(xid, None)
+            if touched is None:
+                continue
+            self.redefined.pop(xid, None)
+            last: CatalogTable | None = None
+            last_key = 0
+            for table, tid, inserted in touched:
+                found = table.tuples.get(tid)
+                if found is None:
+                    continue
+                key = table.key(found)
+                if table is not last or key != last_key:
+                    changed[(table.name, key)] = None
+                    last = table
+                    last_key = key
+                self.tell(table, found, 0)
+                if inserted:
+                    if found.xmin == xid:
+                        found.xmin = 0
+                        if found.xmax == 0 and table.name == "pg_class" and key in self._oids:
+                            moved.append((key, found.keys[1]))
+                elif found.xmax == xid:
+                    table.remove(tid)
+        return list(changed), moved
+
+    def abort(self, xids: Iterable[int]) -> list[int]:
+        """The transactions' changes never were.  Returns which of them had made any."""
+        aborted: list[int] = []
+        for xid in xids:
+            touched = self.touched.pop(xid, None)
+            if touched is None:
+                continue
+            self.redefined.pop(xid, None)
+            aborted.append(xid)
+            touched.reverse()
+            for table, tid, inserted in touched:
+                found = table.tuples.get(tid)
+                if found is None:
+                    continue
+                self.tell(table, found, 0)
+                if inserted:
+                    if found.xmin == xid:
+                        table.remove(tid)
+                elif found.xmax == xid:
+                    found.xmax = 0
+        return aborted
+
+
+def _u16(buffer: bytes, at: i64) -> i64:
+    return i64(read_i16_le(buffer, at)) & 0xFFFF
