@@ -16,6 +16,7 @@ from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, Re
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
 from walsender.output.rowfilter import UnsupportedFilter
+from walsender.types.registry import TypeInfo
 
 Entry = TypeVar("Entry")
 
@@ -80,6 +81,10 @@ class Registry(Generic[Entry]):
         """Files of the system's own relations."""
         self._by_oid: dict[int, Found[Entry]] = {}
         self._dependents: dict[ChangedKey, set[int]] = {}
+        """Files, and oids below 0, that were found out from what has the key."""
+        self._depends: dict[int, set[ChangedKey]] = {}
+        self._types: dict[int, TypeInfo] = {}
+        """Built-in types, as everyone sees them."""
         self.numbered: dict[int, Decoded[Entry]] = {}
         """What changes refer to, by number."""
         self._retired: deque[tuple[int, int]] = deque()
@@ -87,7 +92,7 @@ class Registry(Generic[Entry]):
 
     def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
         """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
-        resolver = self._resolver(own)
+        resolver = self._resolver(own, shared=cache is None)
         oid = resolver.oid_of_file(number)
         if 0 < oid < FIRST_UNPINNED_OID:
             # A file belongs to one relation for good; this one's is a catalog's, whose changes nobody is sent.
@@ -102,18 +107,18 @@ class Registry(Generic[Entry]):
             cache[number] = found
         else:
             self.by_file[number] = found
-            self._note(resolver, number, oid, found)
+            self._note(resolver, number, oid)
         return found
 
     def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
         """A relation by its oid.  `shared`: the transaction has not changed the catalog."""
         if shared and oid in self._by_oid:
             return self._by_oid[oid]
-        resolver = self._resolver(own)
+        resolver = self._resolver(own, shared=shared)
         found = self._resolve(oid, resolver)
         if shared:
             self._by_oid[oid] = found
-            self._note(resolver, -oid, oid, found)
+            self._note(resolver, -oid, oid)
         return found
 
     def refuse_unsupported(self, refusal: Callable[[RelationInfo, Entry], PubsubError | None]) -> None:
@@ -121,7 +126,7 @@ class Registry(Generic[Entry]):
 
         What PostgreSQL itself refuses it refuses at a relation's first change, and so it is left until then.
         """
-        resolver = self._resolver(frozenset())
+        resolver = self._resolver(frozenset(), shared=True)
         for row in list(self._tracker.all("pg_class", frozenset())):
             oid = row.number("oid")
             if oid < FIRST_NORMAL_OID or row.text("relkind") != "r":
@@ -140,13 +145,18 @@ class Registry(Generic[Entry]):
     def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         """The catalog changed for everyone at `lsn`."""
         for key in changed:
-            if key[1] == 0 or key[0] in {"pg_publication", "pg_publication_namespace"}:
+            if key[1] == 0:
                 self._forget_all(lsn)
                 return
-            for place in self._dependents.pop(key, ()):
+            if key[0] == "pg_type":
+                self._types.pop(key[1], None)
+            elif key[0] == "pg_namespace":
+                self._types.clear()
+            for place in tuple(self._dependents.get(key, ())):
                 found = self.by_file.pop(place, None) if place > 0 else self._by_oid.pop(-place, None)
                 if isinstance(found, Decoded):
                     self._retired.append((lsn, found.number))
+                self._unnote(place)
 
     def release(self, oldest: int) -> None:
         """No transaction in progress has changes from before `oldest`."""
@@ -166,14 +176,31 @@ class Registry(Generic[Entry]):
                     self._retired.append((lsn, found.number))
             cached.clear()
         self._dependents.clear()
+        self._depends.clear()
+        self._types.clear()
 
-    def _resolver(self, own: Set[int]) -> RelationResolver:
-        return RelationResolver(self._tracker, own, self._encoding, dollars=self._dollars)
+    def _resolver(self, own: Set[int], *, shared: bool) -> RelationResolver:
+        types = self._types if shared else {}
+        return RelationResolver(self._tracker, own, self._encoding, types, dollars=self._dollars)
 
-    def _note(self, resolver: RelationResolver, place: int, oid: int, found: Found[Entry]) -> None:
-        keys: set[ChangedKey] = {("pg_class", oid), ("pg_publication_rel", oid)}
-        for key in resolver.depends | keys:
-            self._dependents.setdefault(key, set()).add(place)
+    def _note(self, resolver: RelationResolver, place: int, oid: int) -> None:
+        keys = resolver.depends
+        keys.add(("pg_class", oid))
+        keys.add(("pg_publication_rel", oid))
+        self._depends[place] = keys
+        for key in keys:
+            places = self._dependents.get(key)
+            if places is None:
+                self._dependents[key] = {place}
+            else:
+                places.add(place)
+
+    def _unnote(self, place: int) -> None:
+        for key in self._depends.pop(place, ()):
+            places = self._dependents[key]
+            places.discard(place)
+            if not places:
+                del self._dependents[key]
 
     def _resolve(self, oid: int, resolver: RelationResolver) -> Found[Entry]:
         row = resolver.class_row(oid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -26,8 +26,7 @@ _INVALIDATION_BYTES: Final = 16
 _LOCATOR_BYTES: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class XactEnd:
+class XactEnd(NamedTuple):
     """A commit or abort, of a plain or a prepared transaction."""
 
     time: int

@@ -7,8 +7,8 @@ Made once and kept until a row that it was made from changes (`depends`).  Follo
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.output import numbers
@@ -24,8 +24,7 @@ FIRST_UNPINNED_OID: Final = 12000
 _TOAST_NAMESPACE: Final = 99
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnInfo:
+class ColumnInfo(NamedTuple):
     """A column; `type` is None for a dropped one."""
 
     number: int
@@ -60,7 +59,6 @@ class RelationInfo:
     ancestors: tuple[int, ...]
     """The partitioned tables above it, the nearest first."""
     row: RowLayout
-    depends: frozenset[ChangedKey] = field(default_factory=frozenset)
     generation: tuple[int, ...] = ()
     """Another one: what was said of the relation before may not hold any more."""
 
@@ -82,8 +80,18 @@ class RelationInfo:
 class RelationResolver:
     """Relations and types out of the tracker, for a transaction with the ids `own`; notes what it looked at."""
 
-    def __init__(self, tracker: CatalogTracker, own: Set[int], encoding: str, *, dollars: bool = False) -> None:
-        """`dollars`: whether lc_monetary is one of registry.DOLLARS."""
+    def __init__(
+        self,
+        tracker: CatalogTracker,
+        own: Set[int],
+        encoding: str,
+        builtin: dict[int, TypeInfo],
+        *,
+        dollars: bool = False,
+    ) -> None:
+        """`builtin`: built-in types that are known already; more are added.  `dollars`: whether lc_monetary is one of
+        registry.DOLLARS."""
+        self._builtin = builtin
         self._dollars = dollars
         self._tracker = tracker
         self._own = own
@@ -133,7 +141,6 @@ class RelationResolver:
             self._identity(oid, replica_identity, kind),
             ancestors,
             layout,
-            frozenset(self.depends),
         )
 
     def namespace(self, oid: int) -> str:
@@ -233,6 +240,9 @@ class RelationResolver:
 
     def _type(self, oid: int, depth: int) -> TypeInfo:
         self.depends.add(("pg_type", oid))
+        known = self._builtin.get(oid)
+        if known is not None:
+            return known
         row = self._tracker.first("pg_type", oid, self._own)
         if row is None or depth > 32:
             raise UnsupportedType(f"the type {oid} is not in the historic catalog")
@@ -284,9 +294,12 @@ class RelationResolver:
                 f'values of type "{namespace}.{name}" can not be decoded',
                 hint="Leave the column out with a column list, or the table out of the publication.",
             )
-        return TypeInfo(
+        info = TypeInfo(
             oid, namespace, name, length, alignment, out, send, base_namespace, base_name, kind, label, base_oid
         )
+        if builtin is not None:
+            self._builtin[oid] = info
+        return info
 
     def _delimiter(self, element: int) -> str:
         row = self._tracker.first("pg_type", element, self._own)

@@ -103,8 +103,8 @@ class CatalogTracker:
         found = [generations.get(0, 0), generations.get(oid, 0)]
         for xid in own:
             changed = self.catalogs.redefined.get(xid)
-            if changed is not None:
-                found += (xid, changed.get(0, 0), changed.get(oid, 0))
+            if changed is not None and (0 in changed or oid in changed):
+                found += (changed.get(0, 0), changed.get(oid, 0))
         return tuple(found)
 
     def has_changes(self, xid: int) -> bool:

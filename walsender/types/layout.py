@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -58,8 +58,7 @@ class ToastPointer:
 Raw = bytes | ToastPointer | None
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnLayout:
+class ColumnLayout(NamedTuple):
     """`length`: bytes, -1 a varlena, -2 a C string; `alignment`: bytes.  `missing`: the value of rows older than it."""
 
     length: int
