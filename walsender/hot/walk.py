@@ -320,7 +320,10 @@ class Walk:
         """A multi-insert into a catalog whose one block has no image; whether it is dealt with."""
         head: i64 = read_i64_le(buffer, offset + _HEADER)
         data: i64 = offset + _HEADER + _ONE_BLOCK
-        main: i64 = data + ((head >> 16) & 0xFFFF)
+        size: i64 = (head >> 16) & 0xFFFF
+        main: i64 = data + size
+        if ((head >> 8) & _HAS_DATA != 0) != (size != 0):
+            return False
         database: i64 = read_i64_le(buffer, offset + _HEADER + 8) & 0xFFFFFFFF
         if database != self.database and database != 0:
             return False

@@ -128,7 +128,7 @@ class RowLayout:
         """Every column's value.  Raises DataCorrupted, whatever the bytes are."""
         try:
             return self._deform(row)
-        except (IndexError, struct.error) as error:
+        except (IndexError, ValueError, struct.error) as error:
             raise DataCorrupted("a value reaches past its tuple") from error
         except PubsubError:
             raise
