@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pubsub.errors import PublisherError
 from pubsub.protocol.copyboth import XLogData, read_server_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation, read_message
@@ -195,7 +196,13 @@ def slot_changes(
 
 
 class ServerStream:
-    """PostgreSQL's own walsender on a slot, followed while the changes are made; a context manager."""
+    """PostgreSQL's own walsender on a slot, followed while the changes are made; a context manager.
+
+    A walsender that streams can fail (XX000, XX001) while catalogs are written anew: "could not map filenumber" at the next
+    change of a relation after a subtransaction was rolled back, "could not read block".  Then it is begun anew, without
+    streaming, behind the last transaction that it sent: `failed` says so, and transactions have to be compared as wholes
+    (`assembled`).
+    """
 
     def __init__(self, server: EmbeddedPostgres, dbname: str, slot: str, options: dict[str, str]) -> None:
         self._conninfo = server.conninfo(dbname)
@@ -206,6 +213,7 @@ class ServerStream:
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self.failed = ""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -233,13 +241,23 @@ class ServerStream:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._receive())
+            try:
+                asyncio.run(self._receive(0))
+            except PublisherError as error:
+                if error.sqlstate not in {"XX000", "XX001"} or "streaming" not in self._options:
+                    raise
+                self.failed = error.message
+                self._options = {name: value for name, value in self._options.items() if name != "streaming"}
+                self._found = _finished(self._found)
+                asyncio.run(self._receive(_last_end(self._found)))
         except BaseException as error:
             self._failure = error
 
-    async def _receive(self) -> None:
+    async def _receive(self, start: int) -> None:
+        # What it sends once more are messages outside of transactions.
+        again = set(self._found) if start else set()
         async with await Connection.connect(self._conninfo, replication=True) as connection:
-            stream = await replication.start(connection, self._slot, 0, self._options)
+            stream = await replication.start(connection, self._slot, start, self._options)
             position = 0
             while not self._stop.is_set():
                 try:
@@ -252,9 +270,40 @@ class ServerStream:
                 for frame in frames:
                     message = read_server_message(frame)
                     if isinstance(message, XLogData):
-                        self._found.append(Message(int(message.start_lsn), 0, message.data))
+                        found = Message(int(message.start_lsn), 0, message.data)
+                        if found.data[:1] != b"M" or found not in again:
+                            self._found.append(found)
                     else:
                         position = max(position, int(message.wal_end))
+
+
+def _finished(messages: Sequence[Message]) -> list[Message]:
+    """Without the transactions of which the end is missing."""
+    ended = {m.data[1:5] for m in messages if m.data[:1] == b"c"} | _aborted(messages)
+    found: list[Message] = []
+    stream: bytes | None = None
+    begun: int | None = None
+    for m in messages:
+        kind = m.data[:1]
+        if kind == b"S":
+            stream = m.data[1:5]
+        elif kind == b"B":
+            begun = len(found)
+        if stream is None or stream in ended:
+            found.append(m)
+        if kind == b"E":
+            stream = None
+        elif kind == b"C":
+            begun = None
+    return found[:begun]
+
+
+def _last_end(messages: Sequence[Message]) -> int:
+    """Where the last transaction ends; 0: there is none."""
+    ends = [
+        int.from_bytes(m.data[skip : skip + 8]) for m in messages if (skip := {b"C": 10, b"c": 14}.get(m.data[:1], 0))
+    ]
+    return max(ends, default=0)
 
 
 def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:

@@ -375,6 +375,11 @@ STREAMING = (
         "INSERT INTO plain (id) SELECT g FROM generate_series(32001, 33900) g; RELEASE b; ROLLBACK TO a; "
         "INSERT INTO plain (id) VALUES (34000); COMMIT"
     ),
+    (
+        "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(35001, 35900) g; SAVEPOINT a; "
+        "SELECT pg_logical_emit_message(true, 'p', 'of a subtransaction'); "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(36001, 36900) g; COMMIT"
+    ),
     "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1030) g",
     (
         "INSERT INTO toasty (id, ext) SELECT g, repeat(md5(g::text), 400) FROM generate_series(1000, 1060) g "
@@ -402,3 +407,92 @@ ROLLED_BACK_DEFINITION = (
     ),
 )
 """The same; a server that reads late sends nothing of what was rolled back."""
+
+
+FILES_SETUP = """
+CREATE TYPE e AS ENUM ('x');
+CREATE TABLE a (id int PRIMARY KEY, x int, b text);
+CREATE TABLE o (id int, m e);
+CREATE PUBLICATION p FOR ALL TABLES;
+"""
+FILES = (
+    # Rows of catalogs whose files pg_class does not tell.
+    (
+        "one",
+        (
+            "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'select 1'; CREATE ROLE files; GRANT ALL ON a TO files; "
+            "DROP OWNED BY files; DROP ROLE files; INSERT INTO a VALUES (1, 1, 'x')"
+        ),
+    ),
+    (
+        "one",
+        (
+            "BEGIN; CREATE TABLE n (id int PRIMARY KEY, x int, b text); "
+            "INSERT INTO n SELECT g, 1, repeat('x', 50) FROM generate_series(1, 500) g"
+        ),
+    ),
+    ("other", "VACUUM FULL pg_class"),
+    ("one", "INSERT INTO n SELECT g, 2, repeat('y', 3000) FROM generate_series(501, 600) g"),
+    (
+        "one",
+        "SAVEPOINT s; TRUNCATE n, a; INSERT INTO n SELECT g, 3, repeat('z', 5000) FROM generate_series(1, 300) g",
+    ),
+    ("other", "VACUUM FULL pg_class"),
+    ("other", "VACUUM FULL pg_attribute"),
+    ("one", "INSERT INTO n SELECT g, 4, repeat('z', 50) FROM generate_series(1001, 1900) g"),
+    ("other", "VACUUM FULL pg_type"),
+    ("one", "SAVEPOINT s2; ALTER TABLE a ALTER x TYPE numeric; INSERT INTO a VALUES (2, 2, repeat('q', 9000))"),
+    ("other", "VACUUM FULL pg_class"),
+    ("one", "INSERT INTO a SELECT g, 7, 'h' FROM generate_series(2000, 3500) g"),
+    ("one", "ROLLBACK TO s2"),
+    ("one", "INSERT INTO a SELECT g, 8, 'i' FROM generate_series(2000, 3500) g"),
+    ("other", "VACUUM FULL pg_class"),
+    ("other", "VACUUM FULL pg_index"),
+    ("one", "ROLLBACK TO s"),
+    ("other", "VACUUM FULL pg_class"),
+    (
+        "one",
+        (
+            "INSERT INTO n SELECT g, 9, repeat('w', 50) FROM generate_series(3001, 4900) g; "
+            "INSERT INTO a VALUES (5, 5, repeat('e', 9000))"
+        ),
+    ),
+    ("one", "ALTER TABLE n ALTER x TYPE bigint; INSERT INTO n VALUES (9000, 9, repeat('f', 9000))"),
+    ("other", "VACUUM FULL pg_class"),
+    (
+        "one",
+        "CREATE TABLE n2 (id int PRIMARY KEY); INSERT INTO n2 SELECT g FROM generate_series(1, 1500) g; DROP TABLE n2",
+    ),
+    ("other", "VACUUM FULL pg_class"),
+    ("one", "INSERT INTO n SELECT g, 9, repeat('w', 50) FROM generate_series(5001, 6900) g"),
+    ("one", "PREPARE TRANSACTION 'files'"),
+    ("other", "VACUUM FULL pg_class"),
+    ("other", "VACUUM FULL pg_attribute"),
+    ("one", "COMMIT PREPARED 'files'"),
+    ("other", "VACUUM FULL n"),
+    ("other", "CLUSTER a USING a_pkey"),
+    ("one", "INSERT INTO n VALUES (10000, 1, repeat('f', 9000)); INSERT INTO a VALUES (10000, 1, repeat('g', 9000))"),
+    # Catalogs written anew by a transaction that goes on with them.
+    (
+        "one",
+        (
+            "BEGIN; CLUSTER pg_class USING pg_class_oid_index; CREATE TABLE m (id int); INSERT INTO m VALUES (1); "
+            "CLUSTER pg_attribute USING pg_attribute_relid_attnum_index; ALTER TABLE m ADD x int; "
+            "INSERT INTO m VALUES (7, 7); COMMIT"
+        ),
+    ),
+    (
+        "one",
+        (
+            "BEGIN; SAVEPOINT a; CLUSTER pg_enum USING pg_enum_oid_index; RELEASE a; ALTER TYPE e RENAME VALUE 'x' TO 'y'; "
+            "INSERT INTO o VALUES (1, 'y'); CREATE TYPE e2 AS ENUM ('u', 'v'); CREATE TABLE o2 (id int, m e2); "
+            "INSERT INTO o2 VALUES (1, 'v'); COMMIT"
+        ),
+    ),
+    (
+        "one",
+        "BEGIN; CLUSTER pg_class USING pg_class_oid_index; CREATE TABLE m3 (id int); INSERT INTO m3 VALUES (1); ROLLBACK",
+    ),
+    ("one", "INSERT INTO m VALUES (8, 8); INSERT INTO o VALUES (2, 'y'); INSERT INTO o2 VALUES (2, 'u')"),
+)
+"""Files of relations and of catalogs that change under a transaction: who says it, and what."""

@@ -6,10 +6,12 @@ comparison (tests/walsender_compare.py: comparable).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,7 @@ from tests.walsender_compare import (
     inconsistency,
     slot_changes,
 )
+from walsender.session import DecodeRequest, Session
 
 # Autovacuum's own transactions would come between a slot's consistent point and ours.
 SETTINGS: dict[str, str | int] = {"max_prepared_transactions": 10, "autovacuum": "off"}
@@ -335,4 +338,68 @@ def test_a_definition_from_before_the_start(upstreams: Servers) -> None:
             ours = [read_message(message.data) for message in decoding.stop()]
     assert [[c.name for c in m.columns] for m in ours if isinstance(m, Relation)] == [["a", "c"]]
     assert [m.new for m in ours if isinstance(m, Insert)] == [(b"2", b"2")]
+    server.drop_database(dbname)
+
+
+@pytest.mark.parametrize(("version", "streaming"), [("16", "on"), ("18", "off")])
+def test_files_that_move(upstreams: Servers, version: str, streaming: str) -> None:
+    """A row's relation is found by its file, whoever has written the catalogs anew in between."""
+    server = upstreams[version]
+    dbname = f"wal_{next(_numbers)}"
+    server.create_database(dbname)
+    server.execute(f"ALTER DATABASE {dbname} SET logical_decoding_work_mem = '64kB'")
+    server.execute(workload.FILES_SETUP, dbname)
+    slot = f"files_{next(_numbers)}"
+    create_slot(server, dbname, slot, "pgoutput")
+    options = {"proto_version": "2", "publication_names": "p"} | ({"streaming": "on"} if streaming == "on" else {})
+    with (
+        Decoding(
+            server, dbname, proto_version=2, options=[f"streaming={streaming}"], more=["--work-mem", "64kB"]
+        ) as decoding,
+        ServerStream(server, dbname, slot, options) as stream,
+        server.connect(dbname) as one,
+        server.connect(dbname) as other,
+    ):
+        decoding.wait_consistent()
+        for who, statement in workload.FILES:
+            (one if who == "one" else other).execute(statement.encode())
+        end = flush_lsn(server, dbname)
+        decoding.wait_for(end)
+        ours = decoding.stop()
+        assert differences(ours, stream.wait_for(end), whole=True) == ""
+        assert inconsistency(ours) == ""
+    server.drop_database(dbname)
+
+
+def test_a_catalog_is_kept_once(upstreams: Servers, tmp_path: Path) -> None:
+    """What a transaction had begun to write anew goes with it when it is rolled back."""
+    server = upstreams["18"]
+    dbname = f"wal_{next(_numbers)}"
+    server.execute(f"CREATE DATABASE {dbname}")
+    server.execute("CREATE PUBLICATION p", dbname)
+
+    class ReachedError(Exception):
+        pass
+
+    async def tuples() -> tuple[int, int]:
+        options = {"proto_version": "1", "publication_names": "p"}
+        request = DecodeRequest(server.conninfo(dbname), "pgoutput", options, tmp_path)
+        session = await Session.open(request, lambda *_: None, lambda _: None)
+        files = session.decoder.tracker.catalogs.files
+        before = sum(len(table.tuples) for table in files.values())
+        for _ in range(3):
+            server.execute("BEGIN; CLUSTER pg_attribute USING pg_attribute_relid_attnum_index; ROLLBACK", dbname)
+        end = flush_lsn(server, dbname)
+
+        def idle() -> None:
+            if session.reader.position >= end:
+                raise ReachedError
+
+        with contextlib.suppress(ReachedError):
+            await session.run(idle)
+        await session.close()
+        return before, sum(len(table.tuples) for table in files.values())
+
+    before, after = asyncio.run(tuples())
+    assert after < before + 500
     server.drop_database(dbname)

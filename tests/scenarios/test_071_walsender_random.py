@@ -2,7 +2,8 @@
 
     bytes      pgoutput's, against those of a logical slot on the same server
     streams    with logical_decoding_work_mem at 64kB on both sides: transactions compared whole, for where a server under
-               concurrent DDL breaks its streams depends on what it still knows of transactions that have ended
+               concurrent DDL breaks its streams depends on what it still knows of transactions that have ended; where its
+               own walsender fails (walsender_compare.py: ServerStream), it goes on without streaming
     replay     no slot anywhere, so that pruning and VACUUM bite: the changes applied, against the tables
 
 Each prints its seed; PUBSUB_SEED repeats it, as far as sessions beside each other can be.  `make soak` lets them run for
@@ -89,6 +90,8 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
                 assert replica.difference(server, "db") == ""
             else:
                 found = differences(ours, stream.wait_for(end, 300.0), whole=kind == "streams")
+                if stream.failed:
+                    print(f"the server's own walsender had failed: {stream.failed}", flush=True)
                 if found:
                     pytest.fail(found[:10_000])
         except BaseException:

@@ -81,6 +81,10 @@ class CatalogTracker:
         self._active: dict[str, CatalogTable] = {table.name: table for table in tables.values()}
         self._by_oid = {oid: name for name, oid in oids.items()}
         self._in_progress = in_progress
+        # The files that transactions in progress have begun to write catalogs anew into; and, once they go on with them, the
+        # catalogs that they see.
+        self._begun: dict[int, list[int]] = {}
+        self._rewritten: dict[int, dict[str, CatalogTable]] = {}
         # Who was rolled back, of those that had changed a catalog: rows may bear their marks without a hint.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
 
@@ -88,13 +92,19 @@ class CatalogTracker:
 
     def find(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Iterable[Row]:
         """Rows by the index-th key of the catalog's definition, as a transaction with the ids `own` sees them."""
-        return self._active[name].find(key, own, index)
+        return self._seen_by(name, own).find(key, own, index)
 
     def first(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Row | None:
-        return self._active[name].first(key, own, index)
+        return self._seen_by(name, own).first(key, own, index)
 
     def all(self, name: CatalogName, own: Set[int]) -> Iterable[Row]:
-        return self._active[name].all(own)
+        return self._seen_by(name, own).all(own)
+
+    def _seen_by(self, name: CatalogName, own: Set[int]) -> CatalogTable:
+        for xid, tables in self._rewritten.items():
+            if xid in own and name in tables:
+                return tables[name]
+        return self._active[name]
 
     def generation(self, oid: int, own: Set[int]) -> tuple[int, ...]:
         """Another one: PostgreSQL would have told those who know the relation that it has changed.  What a transaction has
@@ -134,6 +144,9 @@ class CatalogTracker:
         changed = False
         table = self._files[record.blocks[0].locator[2]]
         xid = record.xid
+        if xid and table.stands_in:
+            # Its pages were copied before, as images; from here on this is the catalog for the transaction.
+            self._rewritten.setdefault(xid, {})[table.name] = table
         for operation in operations(record, self._old_row):
             tid = operation.block << 16 | operation.offset
             try:
@@ -141,7 +154,7 @@ class CatalogTracker:
                     self.catalogs.insert(table, tid, operation.row, xid)
                     changed = True
                     if table.name == "pg_class":
-                        self._follow_rewrite(operation.row)
+                        self._follow_rewrite(operation.row, xid)
                 elif operation.kind == "delete":
                     if not self.catalogs.delete(table, tid, xid):
                         raise CatalogDiverged(
@@ -166,7 +179,7 @@ class CatalogTracker:
         found = self._files[locator[2]].tuples.get(block << 16 | offset)
         return None if found is None else found.row
 
-    def _follow_rewrite(self, row: bytes) -> None:
+    def _follow_rewrite(self, row: bytes, xid: int) -> None:
         """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
         layout = self._active["pg_class"].layout
         values = Row(layout, layout.places, layout.encoding, row)
@@ -176,7 +189,9 @@ class CatalogTracker:
         # The stand-in of a mapped catalog is mapped itself; the file of a new relation has its oid for a number.
         number = values.number("relfilenode") or values.number("oid")
         if number not in self._files:
-            self._files[number] = CatalogTable(self._active[name].layout)
+            table = self._files[number] = CatalogTable(self._active[name].layout)
+            table.stands_in = True
+            self._begun.setdefault(xid, []).append(number)
 
     def _check_image(self, record: Record, block: BlockRef) -> None:
         table = self._files[block.locator[2]]
@@ -259,6 +274,7 @@ class CatalogTracker:
         if table is None:
             raise CatalogDiverged(f"{name} moved to a file that was not followed", lsn)
         self._active[name] = table
+        table.stands_in = False
         for other, kept in list(self._files.items()):
             if kept is old:
                 del self._files[other]
@@ -269,7 +285,9 @@ class CatalogTracker:
 
     def commit(self, xids: Iterable[int], lsn: int) -> list[ChangedKey]:
         """The transactions' changes are everyone's now.  Returns what they changed."""
+        xids = list(xids)
         changed, moved = self.catalogs.commit(xids)
+        self._rewrites_ended(xids)
         for oid, number in moved:
             if number:
                 changed += self._activate(self._by_oid[oid], number, lsn)
@@ -277,10 +295,23 @@ class CatalogTracker:
 
     def abort(self, xids: Iterable[int]) -> None:
         """The transactions' changes never were."""
+        xids = list(xids)
+        for number in self._rewrites_ended(xids):
+            if self._files[number].stands_in:
+                del self._files[number]
         for xid in self.catalogs.abort(xids):
             self._aborted[xid] = None
             if len(self._aborted) > _REMEMBERED:
                 del self._aborted[next(iter(self._aborted))]
+
+    def _rewrites_ended(self, xids: Iterable[int]) -> list[int]:
+        """The files that the transactions had begun to write catalogs anew into."""
+        found: list[int] = []
+        if self._begun:
+            for xid in xids:
+                self._rewritten.pop(xid, None)
+                found += self._begun.pop(xid, ())
+        return [number for number in found if number in self._files]
 
     def remember(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
         """A change of a transaction in progress that was made before the starting position."""

@@ -163,6 +163,8 @@ class CatalogTable:
         self.owned: bool = layout.owned
         self.told: int = layout.told
         self.tuples: dict[int, CatalogTuple] = {}
+        self.stands_in = False
+        """A transaction is writing the catalog anew, and this is what it will be."""
         self._fixed_places: dict[str, int] = layout.places
         self._encoding: str = layout.encoding
         self._places: list[int] = [place for place, _ in layout.key_places]
@@ -209,7 +211,7 @@ class CatalogTable:
     def takes(self, row: bytes) -> bool:
         """Whether the row can be inserted without a look at it."""
         size: i64 = len(row)
-        if size < _ROW_HEADER or self._has_names:
+        if size < _ROW_HEADER or self._has_names or self.stands_in:
             return False
         base: i64 = row[4] - _ROW_IN_TUPLE
         if base < 0 or size < base + self._fixed:
@@ -361,7 +363,7 @@ class Catalogs:
             self.insert(table, base | _u16(buffer, head), row, xid)
             return CHANGED
         if operation == _DELETE:
-            if size < 8 or buffer[head + 7] & _IS_SUPER != 0:
+            if size < 8 or buffer[head + 7] & _IS_SUPER != 0 or table.stands_in:
                 return LEFT
             return CHANGED if self.delete(table, base | _u16(buffer, head + 4), xid) else LEFT
         if operation == _INPLACE:

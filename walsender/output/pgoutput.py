@@ -360,7 +360,9 @@ class PgoutputPlugin:
             return
         if transactional and txn is not None:
             self._begin_sent(txn, lsn)
-        head = b"M" + (U32.pack(xid) if self._in_stream else b"") + (b"\1" if transactional else b"\0")
+        # Of the transaction, not of the subtransaction as with changes (pgoutput.c: pgoutput_message).
+        stream = U32.pack(txn.xid) if self._in_stream and txn is not None else b""
+        head = b"M" + stream + (b"\1" if transactional else b"\0")
         body = U64.pack(lsn) + prefix + b"\0" + U32.pack(len(content)) + content
         self._write(lsn, txn.xid if txn is not None else 0, head + body)
 
