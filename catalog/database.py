@@ -13,7 +13,6 @@ import inspect
 import os
 import re
 import secrets
-import sqlite3
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +25,6 @@ from sqlalchemy import inspect as inspect_schema
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
@@ -73,7 +71,6 @@ class Database:
         self._engine = engine
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
-        self._keeper = _keep_open(engine.url)
 
     @property
     def url(self) -> str:
@@ -83,9 +80,6 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         await self._engine.dispose()
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
 
     @asynccontextmanager
     async def _read(self) -> AsyncIterator[AsyncConnection]:
@@ -138,11 +132,9 @@ def _engine(location: str | Path) -> AsyncEngine:
         if not parsed.database or parsed.database == ":memory:":
             raise PubsubError("a catalog in SQLite must be a file", sqlstate="22023", hint=_URL_HINT)
         _make_private(Path(parsed.database))
-        # Without a pool a connection lives as long as its transaction: no thread outlasts it, and a cancelled task
-        # leaves no connection half done.  To open one costs a millisecond.
-        engine = create_async_engine(
-            parsed, hide_parameters=True, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT}
-        )
+        # A connection is a thread, and to make one costs more than most transactions.  None comes back half done:
+        # transactions run to their end (catalog.whole).
+        engine = create_async_engine(parsed, hide_parameters=True, pool_size=4, connect_args={"timeout": BUSY_TIMEOUT})
         event.listen(engine.sync_engine, "connect", _configure_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
@@ -168,15 +160,6 @@ def _make_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise PubsubError(f'could not open the catalog "{path}": {error.strerror}', sqlstate="58030") from error
-
-
-def _keep_open(url: URL) -> sqlite3.Connection | None:
-    """A connection that does nothing: while it lives no other is the last, which empties the WAL as it closes."""
-    if url.get_backend_name() != "sqlite" or url.database is None:
-        return None
-    keeper = sqlite3.connect(url.database, timeout=BUSY_TIMEOUT, check_same_thread=False)
-    keeper.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return keeper
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
