@@ -1,5 +1,7 @@
 """The initial copy as a Spark job: each task reads one ctid range by COPY, under the exported snapshot, as Arrow.
 
+A small table is read right here instead: a job takes longer than its rows.
+
     driver                   executor's Python worker (one a task)
     ranges of blocks ──────► connect, SET TRANSACTION SNAPSHOT, COPY … TO STDOUT (FORMAT csv)
                              some megabytes of rows ─► pyarrow.csv ─► record batches ─► a data file of the table
@@ -14,8 +16,12 @@ executors, this module and pubsub.protocol, is shipped with the job.  Blocks; ru
 from __future__ import annotations
 
 import itertools
+import os
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +47,8 @@ _CHUNK_BYTES: Final = 4 << 20
 _BLOCK_SIZE: Final = 8192
 # A range is worth a task of its own from this size on; a task costs a connection and some tens of milliseconds.
 _LEAST_RANGE_BLOCKS: Final = 16 * 1024 * 1024 // _BLOCK_SIZE
+# A table is worth a job from this size on, TOAST counted.
+LEAST_JOB_BYTES: Final = 2 * 1024 * 1024
 _MOST_RANGES: Final = 4096
 
 
@@ -64,12 +72,47 @@ class CopySource:
     oid: int = 0
     file: int = 0
     """What pg_relation_filenode() must say: rows have other ctids once the table was rewritten.  0: it has none."""
+    bytes: int = 0
+    """Of the table at the publisher, about."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.schema}.{self.name})"
 
 
 Range = tuple[int, int | None] | None
+
+
+class Cut:
+    """Calling it breaks the watched connection, from another thread and whatever it waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._told = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._told = True
+            self._break()
+
+    @contextmanager
+    def watching(self, connection: Any) -> Iterator[None]:
+        """The connection of the body, a psycopg one."""
+        with self._lock:
+            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+            if self._told:
+                self._break()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._socket.close()
+                self._socket = None
+
+    def _break(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):  # the other side was first
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
@@ -80,7 +123,7 @@ def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
     if count > 1:
         # Whole rounds of tasks: no core idles while the last range is read.
         count = -(-count // parallelism) * parallelism
-    elif blocks >= _LEAST_RANGE_BLOCKS // 8:
+    elif blocks >= LEAST_JOB_BYTES // _BLOCK_SIZE:
         count = parallelism
     return tuple(blocks * i // count for i in range(count))
 
@@ -173,6 +216,27 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     ).save(table.path)
 
 
+def copy_here(source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut) -> int | None:
+    """`copy` of a small table without a job; gives the number of rows, or None, with nothing done, where it takes Spark.
+
+    `cut` breaks it off.  Raises psycopg.Error, InvalidValue and what the commit raises.
+    """
+    if source.bytes >= LEAST_JOB_BYTES or len(plan.edges) > 1:
+        return None
+    log = direct.log_of(table.path)
+    if log is None:
+        return None
+    table, definition = for_copy(log, table)
+    name = plan.attempts[-1]
+    for earlier in plan.attempts[:-1]:
+        datafiles.remove_copy(table.path, earlier)
+    (part,) = ranges(plan.edges)
+    with _cleared(log, table, name):
+        added = datafiles.write(table, _whole_rows(source, part, table, cut), name=name)
+        direct.commit_copy(log, table, added, record, definition)
+    return sum(direct.row_count(file) for file in added)
+
+
 def _copy_directly(
     context: Any,
     source: CopySource,
@@ -188,7 +252,6 @@ def _copy_directly(
 
     name = plan.attempts[-1]
     parts = ranges(plan.edges)
-    schema = pa.schema([table.schema.field(column) for column in source.columns])
     # Columns that the copy's commit maps anew have other names in the next attempt.
     keeps = plan.fingerprint is not None and len(parts) > 1 and not (definition and table.mapped)
     finished = kept(table, plan, record.app_id) if keeps else {}
@@ -201,15 +264,9 @@ def _copy_directly(
 
     def write(index: int) -> None:
         def rows() -> Iterator[Any]:
-            for batch in read_range(source, parts[index], schema):
-                done.add(batch.num_rows)
-                columns = {
-                    field.name: batch.column(field.name)
-                    if field.name in source.columns
-                    else pa.nulls(batch.num_rows, field.type)
-                    for field in table.schema
-                }
-                yield pa.table(columns)
+            for part in _whole_rows(source, parts[index], table):
+                done.add(part.num_rows)
+                yield part
 
         landed.add([(index, datafiles.write(table, rows(), number=index, name=name))])
 
@@ -221,7 +278,7 @@ def _copy_directly(
             faults.point(f"{len(finished)} chunks of {table.relation}")
 
     missing = [index for index in range(len(parts)) if index not in finished]
-    try:
+    with _cleared(log, table, name, finished if keeps else {}):
         with ThreadPoolExecutor(1, thread_name_prefix="chunks") as keeper:
             keeping = keeper.submit(keep)
             try:
@@ -232,11 +289,33 @@ def _copy_directly(
             keeping.result()
         added = [file for _, files in sorted(finished.items()) for file in files]
         direct.commit_copy(log, table, added, record, definition)
+
+
+@contextmanager
+def _cleared(
+    log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[datafiles.Action]] | None = None
+) -> Iterator[None]:
+    """When the body fails, the files of the attempt `name` that no commit has are removed, but for chunks that are `kept`."""
+    try:
+        yield
     except BaseException:
         # A commit may fail after it was made (its fsync): the files are the table's then.
         if not any(name in path for path in log.files):
-            datafiles.remove_copy(table.path, name, but=_paths(finished) if keeps else ())
+            datafiles.remove_copy(table.path, name, but=_paths(kept or {}))
         raise
+
+
+def _whole_rows(source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None) -> Iterator[Any]:
+    """The rows of one range as tables with all of the target's columns."""
+    schema = pa.schema([table.schema.field(column) for column in source.columns])
+    for batch in read_range(source, block_range, schema, cut):
+        columns = {
+            field.name: batch.column(field.name)
+            if field.name in source.columns
+            else pa.nulls(batch.num_rows, field.type)
+            for field in table.schema
+        }
+        yield pa.table(columns)
 
 
 def _paths(finished: Mapping[int, Sequence[datafiles.Action]]) -> set[str]:
@@ -258,9 +337,11 @@ def _reader(
     return read
 
 
-def read_range(source: CopySource, block_range: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_range(
+    source: CopySource, block_range: Range, schema: pa.Schema, cut: Cut | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold."""
-    with session(source) as connection:
+    with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
         connection.execute(BEGIN)
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
         if source.file:

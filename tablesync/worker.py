@@ -220,12 +220,13 @@ class SyncWorker:
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
             blocks = table.definition.pages if table.source.only else None
+            small = table.source.bytes < copyjob.LEAST_JOB_BYTES
             plan = CopyPlan(
                 generation=generation,
                 start=created.consistent_point,
                 until=created.consistent_point,
                 version=version,
-                edges=copyjob.edges(blocks, await self._engine.run(copyjob.parallelism)),
+                edges=copyjob.edges(blocks, 1 if small else await self._engine.run(copyjob.parallelism)),
                 snapshot=visible,
                 fingerprint=table.conditions.fingerprint if writable else None,
                 attempts=(str(uuid.uuid4()),),
@@ -280,6 +281,8 @@ class SyncWorker:
     async def _copy_rows(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int) -> None:
         until = plan.until if plan.until > plan.start else None
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
+        if await self._copy_here(plan, source, target, record):
+            return
         async with follow_progress(
             self._catalog, self._subscription, self._relation, rows, self._slot, self._engine
         ) as done:
@@ -287,6 +290,18 @@ class SyncWorker:
                 await self._engine.run(copyjob.copy, source, target, record, done, plan)
         await faults.reached(f"copy committed {self._relation.qualified_name}")
         await self._copied(plan)
+
+    async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
+        """A small table, without Spark; False when the copy takes a job."""
+        cut = copyjob.Cut()
+        with self._blaming():
+            rows = await self._engine.run_until_told(cut, copyjob.copy_here, source, target, record, plan, cut)
+        if rows is None:
+            return False
+        await self._catalog.put_copy_progress(self._subscription.oid, self._relation.relid, rows, rows, finished=True)
+        await faults.reached(f"copy committed {self._relation.qualified_name}")
+        await self._copied(plan)
+        return True
 
     async def _copied(self, plan: CopyPlan) -> None:
         relation = self._relation
@@ -318,6 +333,7 @@ class SyncWorker:
             lsn=str(lsn),
             oid=relation.relid,
             file=file,
+            bytes=definition.bytes,
         )
         return Described(
             definition, target, source, conditions(subscription, found, definition, target, publishing, file)
@@ -326,8 +342,8 @@ class SyncWorker:
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
         """The table as the connection's transaction sees it published."""
         relation = self._relation
-        published = await definitions.published_tables(connection, self._subscription.publications)
-        found = next((table for table in published if table.oid == relation.relid), None)
+        published = await definitions.published_tables(connection, self._subscription.publications, relation.relid)
+        found = published[0] if published else None
         with self._blaming():
             if found is None:
                 raise UndefinedTable(

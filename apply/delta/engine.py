@@ -73,7 +73,13 @@ class Engine:
 
     async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(…)` in one of the same threads, with or without a JVM.  Cancelled, it ends before this returns."""
-        return await self._finish(lambda: work(*args, **kwargs), lambda: None)
+        return await self.run_until_told(lambda: None, work, *args, **kwargs)
+
+    async def run_until_told(
+        self, stop: Callable[[], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`run_without_spark` for work that may take long: cancelled, `stop()` makes it fail soon."""
+        return await self._finish(lambda: work(*args, **kwargs), stop)
 
     async def _finish(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)

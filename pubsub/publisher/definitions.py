@@ -121,6 +121,8 @@ class TableDefinition:
     """How many columns it has had so far: a column that is added gets the next number."""
     storage: str = ""
     """Names the files that its rows lie in: another one since the rows were written anew."""
+    bytes: int = 0
+    """On disk, with TOAST and its partitions', without indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +176,10 @@ async def publications_with_foreign_rows(
     return [text(row[0]) for row in rows]
 
 
-async def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
-    """The tables that the publications publish, each once, by schema and name.
+async def published_tables(
+    connection: Connection, names: Sequence[str], only: int | None = None
+) -> list[PublishedTable]:
+    """The tables that the publications publish, each once, by schema and name; `only` the one with that oid, if it is among them.
 
     A partitioned table published via its root stands for its partitions; else its partitions stand here.  Row filters
     of several publications are alternatives; one without a filter takes them all.  Raises FeatureNotSupported for
@@ -184,7 +188,7 @@ async def published_tables(connection: Connection, names: Sequence[str]) -> list
     found: dict[Oid, PublishedTable] = {}
     unfiltered: set[Oid] = set()
     filters: dict[Oid, list[str]] = defaultdict(list)
-    for row in await connection.query(_PUBLISHED_TABLES, [list(names)]):
+    for row in await connection.query(_PUBLISHED_TABLES, [list(names), only]):
         table = _published_table(row)
         seen = found.get(table.oid)
         if seen is not None and seen.attnames != table.attnames:
@@ -228,9 +232,8 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
         columns[_oid(row[0])].append(_column(row[1:]))
     definitions = {}
     for row in await connection.query(_TABLES, [wanted]):
-        oid, schema, name, kind, identity, primary_key, identity_key, rows, pages, row_security, attributes, storage = (
-            row
-        )
+        oid, schema, name, kind, identity, primary_key, identity_key, *others = row
+        rows, pages, row_security, attributes, storage, size = others
         by_number = {column.attnum: column.name for column in columns[_oid(oid)]}
         definitions[_oid(oid)] = TableDefinition(
             oid=_oid(oid),
@@ -246,6 +249,7 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
             row_security=truth(row_security),
             attributes=number(attributes),
             storage=storage or "",
+            bytes=number(size),
         )
     return definitions
 
@@ -345,6 +349,7 @@ SELECT c.oid, n.nspname, c.relname,
             AND EXISTS (SELECT FROM published WHERE pubviaroot)
             AND EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a
                           JOIN published ON published.relid = a.relid WHERE a.relid <> c.oid))
+   AND ($2::oid IS NULL OR c.oid = $2::oid)
  ORDER BY n.nspname COLLATE "C", c.relname COLLATE "C", published.pubname COLLATE "C"
 """
 
@@ -402,7 +407,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
          WHERE i.indexrelid = pg_get_replica_identity_index(c.oid) AND c.relreplident IN ('d', 'i')),
        size.rows, CASE WHEN c.relkind = 'p' THEN 0 ELSE size.pages END,
-       c.relrowsecurity, c.relnatts, size.storage
+       c.relrowsecurity, c.relnatts, size.storage, size.bytes
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace,
   LATERAL (
@@ -410,6 +415,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
                              WHEN leaf.reltuples < 0 OR leaf.relpages = 0 THEN leaf.pages * 10
                              ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
            coalesce(sum(leaf.pages), 0)::int8 AS pages,
+           coalesce(sum(pg_table_size(leaf.oid)), 0)::int8 AS bytes,
            md5(string_agg(leaf.relfilenode::text, ' ' ORDER BY leaf.oid)) AS storage
       FROM (SELECT l.oid, l.relfilenode, l.reltuples, l.relpages,
                    coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8 AS pages

@@ -155,6 +155,10 @@ class Subscribed:
                 """
             )
 
+    def grow(self) -> None:
+        """From then on a copy of `a` takes a Spark job."""
+        self.database.execute("INSERT INTO a SELECT g, 0, repeat('x', 1000) FROM generate_series(300001, 303000) g")
+
     def caught_up(self) -> None:
         try:
             self.daemon.client(lambda node: node.wait_for_catchup(self.name, timeout=PATIENCE))

@@ -25,10 +25,15 @@ def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults
     for point in (
         "datasync public.a",  # stored, the slot not made
         "slot created public.a",  # nothing copied
+        "copying public.a",  # in a thread of the daemon
+        "grown",
         "copying public.a",  # in Spark's Python workers, which outlive the daemon for a moment
         "copy committed public.a",  # in Delta, f not stored
     ):
         subscribed.write()
+        if point == "grown":
+            subscribed.grow()
+            continue
         fault.clear()
         if point.startswith("copying"):
             fault.arm(point)
@@ -44,7 +49,7 @@ def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults
     fault.clear()
     daemon.start()
     subscribed.assert_equal()
-    assert subscribed.relations()["a"].copy_generation == 4, "a copy that was committed is recognised"
+    assert subscribed.relations()["a"].copy_generation == 5, "a copy that was committed is recognised"
 
 
 def test_killed_in_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
@@ -177,6 +182,7 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
 
 
 def test_a_daemon_that_is_told_to_end_leaves_nothing_undone(subscribed: Subscribed, daemon: Daemon) -> None:
+    subscribed.grow()
     subscribed.subscribe()
     subscribed.assert_equal()
     jvm = daemon.jvm()

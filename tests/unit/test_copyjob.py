@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablesync.copyjob import CopySource, edges, ranges, statement
+from tablesync.copyjob import CopySource, Cut, edges, ranges, statement
 
 SOURCE = CopySource("host=h password=hidden", "app", 'a"b', "t.x", ("id", 'we"ird', "Ünï"), "snap", None, True)
 
@@ -64,3 +66,27 @@ def test_a_row_filter_stands_in_brackets_beside_the_range() -> None:
 
 def test_no_password_in_the_repr() -> None:
     assert "hidden" not in repr(SOURCE)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_cut_ends_what_waits_for_the_publisher(early: bool) -> None:
+    cut = Cut()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if early:
+            cut()
+        waiting, received = threading.Event(), []
+
+        def work() -> None:
+            with cut.watching(ours):
+                waiting.set()
+                received.append(ours.recv(1))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        waiting.wait()
+        cut()
+        thread.join()
+        assert received == [b""]
+        cut()  # nothing is watched any more
+        assert theirs.recv(1) == b""
