@@ -20,6 +20,7 @@ from apply.delta.table import TargetTable
 from apply.target import column_type, row_key
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
 from pubsub.protocol import types
+from pubsub.protocol.contract import VARIANT
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.typechoices import TypeChoices
@@ -125,6 +126,8 @@ class _Wanted:
                 kind = self._retyped(old, now, sent_type)
                 if kind is not None:
                     retyped[sent.name] = kind
+            elif self._made_of_others(old, now):
+                raise self._copy_again(f'the composite type of column "{old.name}" was altered')
             elif self._written_anew(old, now):
                 raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
             columns.append(
@@ -165,6 +168,9 @@ class _Wanted:
             )
         if after == self._known:
             return None
+        for field in self._target.schema:
+            if renamed.get(field.name, field.name) in key and types.is_nested(field.type):
+                raise self._copy_again(f'column "{field.name}" joins its key')
         moves_key = set(key) != {renamed.get(name, name) for name in self._target.key}
         return Change(after, alteration, moves_key)
 
@@ -179,6 +185,14 @@ class _Wanted:
         kind = column_type(now, self._definition, self._choices)
         column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin)
         return column, kind
+
+    def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
+        """Whether its type is the same, and has other attributes.  The stream says nothing of that."""
+        have = self._target.schema.field(old.name).type
+        if now is None or self._definition is None or have == VARIANT or not types.is_nested(have):
+            return False
+        # Whatever the option says now: arrays and composites are natural here.
+        return not _same_fields(have, types.shaped_type(now.shape, lambda names: None, "natural"))
 
     def _written_anew(self, old: Attribute, now: ColumnDefinition | None) -> bool:
         """Whether an ALTER TYPE may have changed its values, and not its type: it writes the table, and the column's row in the
@@ -252,6 +266,17 @@ class _Wanted:
 
     def _copy_again(self, reason: str) -> CopyAgain:
         return CopyAgain(int(self._message.oid), self._target.relation, reason)
+
+
+def _same_fields(have: Any, now: Any) -> bool:
+    """Whether structs within have the same fields; what one of the two keeps as text is not looked into."""
+    if pa.types.is_list(have) and pa.types.is_list(now):
+        return _same_fields(have.value_type, now.value_type)
+    if pa.types.is_struct(have) and pa.types.is_struct(now):
+        return [field.name for field in have] == [field.name for field in now] and all(
+            _same_fields(one.type, other.type) for one, other in zip(have, now, strict=True)
+        )
+    return True
 
 
 def _value(column: Attribute, kind: Any) -> Any:

@@ -32,9 +32,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from apply.canonical import canonical
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.arrays import Mask
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
+from pubsub.protocol.types import is_nested
 
 # Longer than a column's name in PostgreSQL can be: no table has them.
 UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
@@ -552,6 +554,8 @@ def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
             return _spread(column.view(pa.int64()).to_numpy())
     if kinds.is_floating(column.type):
         column = comparable(column, exact)
+    elif is_nested(column.type):
+        column = canonical(column)
     encoded = column.dictionary_encode()
     indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
     return indices + 1, len(encoded.dictionary) + 1

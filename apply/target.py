@@ -53,20 +53,29 @@ def target_table(
 
 
 def column_type(column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None) -> Any:
-    """The Arrow type of a column of the table.  Raises FeatureNotSupported, naming it, for what Delta can not hold."""
+    """The Arrow type of a column of the table; one of the key is text where its type's choice would make it nested.
+
+    Raises FeatureNotSupported, naming it, for what Delta can not hold, and for a column of the key with such a choice of its own.
+    """
+    choices = choices or TypeChoices()
+    own = choices.of_column(definition.schema, definition.name, column.name)
+    is_key = column.name in row_key(definition, {one.name for one in definition.columns})
     try:
-        return types.delta_type(
-            column.base_type_oid,
-            column.base_typmod,
-            column.base_type_kind,
-            column.type_name,
-            (choices or TypeChoices()).of(
-                definition.schema, definition.name, column.name, types.type_names(column.base_type_oid)
-            ),
+        found = types.shaped_type(column.shape, choices.of_type, own)
+        if not (is_key and types.is_nested(found)):
+            return found
+        if own is None:
+            return types.shaped_type(column.shape, choices.of_type, "text")
+        raise FeatureNotSupported(
+            f"a column of the key can not be replicated as {own}",
+            detail="Delta keeps no least and greatest value of arrays, structs and variants, and has no order of them.",
+            hint="Leave it as text.",
         )
     except FeatureNotSupported as error:
         raise FeatureNotSupported(
-            f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}', hint=error.hint
+            f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}',
+            detail=error.detail,
+            hint=error.hint,
         ) from error
 
 

@@ -20,12 +20,13 @@ from typing import Final
 import pyarrow as pa
 
 from bench.results import Limit
-from pubsub.protocol.binary.values import BinaryTypes
+from pubsub.protocol.binary.values import BinaryTypes, TypeRow
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import Column, Relation
 from pubsub.protocol.rows import decode_changes, split_by_relation
-from pubsub.protocol.types import delta_type
+from pubsub.protocol.shapes import TypeShape
+from pubsub.protocol.types import delta_type, shaped_type
 from pubsub.reorderbuffer.log import FrameBlock, FrameLog
 
 NAMES: Final = ("types",)
@@ -48,6 +49,10 @@ class _Type:
     binary: Callable[[int], bytes]
     slow: bool = False
     """Value by value in binary transfer."""
+    shape: TypeShape | None = None
+    """Of a type that is natural by choice."""
+    choice: str = "natural"
+    slow_text: bool = False
 
 
 def _numeric(n: int) -> bytes:
@@ -59,9 +64,25 @@ def _json(n: int) -> str:
     return f'{{"id": {n}, "name": "customer {n}", "tags": ["a", "b"], "paid": true}}'
 
 
+def _array_of(oid: int, values: list[bytes]) -> bytes:
+    written = b"".join(struct.pack(">i", len(value)) + value for value in values)
+    return struct.pack(">iiIii", 1, 0, oid, len(values), 1) + written
+
+
 def _array(n: int) -> bytes:
-    values = b"".join(struct.pack(">ii", 4, n + i) for i in range(4))
-    return struct.pack(">iiIii", 1, 0, 23, 4, 1) + values
+    return _array_of(23, [struct.pack(">i", n + i) for i in range(4)])
+
+
+def _labels(n: int) -> list[str]:
+    return [f"label {n}", "new", f'a "{n}"']
+
+
+def _pair(n: int) -> bytes:
+    name = b"customer %d" % n
+    return struct.pack(">iIiiIi", 2, 23, 4, n, 25, len(name)) + name
+
+
+_PAIR: Final = TypeShape(20_000, kind="c", name="public.pair", attributes=(("a", TypeShape(23)), ("b", TypeShape(25))))
 
 
 _TYPES: Final = (
@@ -107,7 +128,49 @@ _TYPES: Final = (
     ),
     _Type("bytea", 17, -1, 0, lambda n: "\\x" + n.to_bytes(16, "big").hex(), lambda n: n.to_bytes(16, "big")),
     _Type("jsonb", 3802, -1, 1_000_000, _json, lambda n: b"\1" + _json(n).encode()),
-    _Type("int4[]", 1007, -1, 1_000_000, lambda n: f"{{{n},{n + 1},{n + 2},{n + 3}}}", _array, slow=True),
+    _Type("int4[]", 1007, -1, 1_000_000, lambda n: f"{{{n},{n + 1},{n + 2},{n + 3}}}", _array),
+    _Type(
+        "int4[] natural",
+        1007,
+        -1,
+        1_000_000,
+        lambda n: f"{{{n},{n + 1},{n + 2},{n + 3}}}",
+        _array,
+        shape=TypeShape(1007, element=TypeShape(23)),
+    ),
+    _Type(
+        "text[] natural",
+        1009,
+        -1,
+        1_000_000,
+        lambda n: f'{{"label {n}",new,"a \\"{n}\\""}}',
+        lambda n: _array_of(25, [label.encode() for label in _labels(n)]),
+        shape=TypeShape(1009, element=TypeShape(25)),
+    ),
+    _Type(
+        "composite",
+        _PAIR.oid,
+        -1,
+        0,
+        lambda n: f'({n},"customer {n}")',
+        _pair,
+        shape=_PAIR,
+        choice="text",
+        slow=True,
+    ),
+    _Type("composite natural", _PAIR.oid, -1, 0, lambda n: f'({n},"customer {n}")', _pair, shape=_PAIR),
+    _Type(
+        "jsonb variant",
+        3802,
+        -1,
+        0,
+        _json,
+        lambda n: b"\1" + _json(n).encode(),
+        shape=TypeShape(3802),
+        choice="variant",
+        slow=True,
+        slow_text=True,
+    ),
     _Type(
         "interval",
         1186,
@@ -140,8 +203,11 @@ def _speed(one: _Type, kind: bytes, rows: int) -> float:
     relation = Relation(
         _RELATION, "public", "t", "d", tuple(Column(0, f"c{i}", Oid(one.oid), one.modifier) for i in range(_COLUMNS))
     )
-    fields = [pa.field(column.name, delta_type(one.oid, one.modifier)) for column in relation.columns]
-    types = BinaryTypes()
+    target = delta_type(one.oid, one.modifier)
+    if one.shape is not None:
+        target = shaped_type(one.shape, lambda names: None, one.choice)
+    fields = [pa.field(column.name, target) for column in relation.columns]
+    types = BinaryTypes([TypeRow(_PAIR.oid, _PAIR.name, "c", 0, 0, ",", "record_send", 0, (23, 25))])
     times = []
     for _ in range(3):
         start = time.process_time()
@@ -155,7 +221,7 @@ def measure(rows: int) -> dict[str, dict[str, float]]:
     pa.set_cpu_count(1)
     return {
         one.name: {
-            "text": _speed(one, b"t", rows),
+            "text": _speed(one, b"t", rows // 10 if one.slow_text else rows),
             "binary": _speed(one, b"b", rows // 10 if one.slow else rows),
             "goal": one.goal,
         }
@@ -188,10 +254,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"rows": options.rows, "columns": _COLUMNS, "fields_per_second": found}))
         return 0
-    print(f"{'':16}{'text':>14}{'binary':>14}{'goal':>14}   million fields a second")
+    print(f"{'':18}{'text':>14}{'binary':>14}{'goal':>14}   million fields a second")
     for name, speeds in found.items():
         goal = f"{speeds['goal'] / 1e6:.0f}" if speeds["goal"] else ""
-        print(f"{name:16}{speeds['text'] / 1e6:14.1f}{speeds['binary'] / 1e6:14.1f}{goal:>14}")
+        print(f"{name:18}{speeds['text'] / 1e6:14.1f}{speeds['binary'] / 1e6:14.1f}{goal:>14}")
     return 0
 
 

@@ -169,7 +169,13 @@ def refuse_unknown_types(choices: TypeChoices) -> None:
     from pubsub.protocol import contract
 
     for name, choice in choices.types.items():
-        rule = contract.BY_NAME.get(name)
+        is_array = name == contract.ARRAYS or name.endswith("[]")
+        rule = contract.BY_NAME.get(name.removesuffix("[]"))
+        if is_array or name == contract.COMPOSITES or "." in name:
+            if choice == "variant":
+                raise FeatureNotSupported(f"type {name} can not be replicated as variant", detail="Only jsonb can.")
+            if rule is not None or name in (contract.ARRAYS, contract.COMPOSITES) or "." in name:
+                continue  # of users' types only the publisher knows: refuse_unknown_columns
         if rule is None:
             raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
         if choice not in rule.choices:
@@ -179,7 +185,19 @@ def refuse_unknown_types(choices: TypeChoices) -> None:
 
 
 def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> None:
-    """Refuse what the option `types` says of a column that is not published."""
+    """Refuse what the option `types` says of a column that is not published, or of a user's type that no published column has."""
+    from pubsub.protocol.types import type_names
+
+    held = {
+        name
+        for one in plans
+        for column in one.definition.columns
+        for shape in column.shape.all()
+        for name in type_names(shape)
+    }
+    for name in choices.types:
+        if "." in name and name not in held:
+            raise UndefinedObject(f'type "{name}" of subscription option types is no published column\'s')
     columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.schema.names}
     for schema, table, column in choices.columns:
         if (schema, table, column) not in columns:

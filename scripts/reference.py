@@ -12,7 +12,7 @@ from pathlib import Path
 
 from catalog.system_views import VIEWS
 from pubsub.protocol import types
-from pubsub.protocol.contract import KINDS, RULES, TypeRule
+from pubsub.protocol.contract import KINDS, NESTED, RULES, TypeRule
 from pubsub.settings import Settings
 from pubsub.sql.options import CREATE_OPTIONS, SubscriptionOptions
 
@@ -35,9 +35,28 @@ written, with an error that names table, column, key and LSN. A table that is to
 
     CREATE SUBSCRIPTION … WITH (types = 'timestamptz text, public.prices.low text')
 
-Elements are divided by commas. Each is a type's name, or `schema.table.column`, and then `text` or `natural`; a column's own
-choice goes before its type's. It counts when a Delta table is made: to change it for a table that is there, drop the Delta table,
-or point the subscription to another `target`, and copy it again.
+Elements are divided by commas. Each is a type's name, or `schema.table.column`, and then `text`, `natural` or, of jsonb, `variant`;
+a column's own choice goes before its type's. It counts when a Delta table is made: to change it for a table that is there, drop the
+Delta table, or point the subscription to another `target`, and copy it again.
+"""
+
+_TYPES_NESTED = """
+    CREATE SUBSCRIPTION … WITH (types = 'integer[] natural, public.address natural, public.orders.document variant')
+    CREATE SUBSCRIPTION … WITH (types = 'arrays natural, composites natural, jsonb variant, public.grids.cells text')
+
+A type of a user is named `schema.type`, its arrays `schema.type[]`; `arrays` and `composites` stand for all of them. What is within
+an array or a composite becomes what its own type's choice says, and is natural where there is none. Domains over them, and elements
+and attributes whose types are domains or enums, go as the types below.
+
+Their columns can be no key: a type's choice leaves those of the key text, a column's own is refused. Under REPLICA IDENTITY FULL
+rows are told apart by them as by others. Spark 4 and DuckDB 1.5 read all of them; the deltalake package too, VARIANT as its two
+binary parts.
+
+The stream says nothing of an ALTER TYPE that changes a composite's attributes. A value with another number of attributes than the
+STRUCT has fields stops the subscription (RESYNC TABLE copies the table with the new ones). Attributes that were renamed, or dropped
+and added so that their number is the same, are seen when the table's definition is next looked at (the worker's next start, or an
+ALTER TABLE of it); the table is then copied again. Until then values stand under the old names: alter such a type while its table is
+not written, and RESYNC the table.
 """
 
 _TYPES_KEYS = """\
@@ -92,6 +111,12 @@ def types_page() -> str:
             [(kind.name, kind.delta, kind.why, kind.binary) for kind in KINDS],
         ),
         _TYPES_CHOICE,
+        "## Arrays, composites and jsonb as Delta's own\n\n"
+        + table(
+            ("PostgreSQL", "choice", "Delta", "how", "refused in it", "binary"),
+            [(one.name, one.choice, one.delta, one.how, one.refused, one.binary) for one in NESTED],
+        )
+        + _TYPES_NESTED,
         _TYPES_KEYS,
         _TYPES_BINARY,
     )

@@ -22,7 +22,7 @@ from apply.delta import datafiles, schema
 from apply.delta.datafiles import Action
 from apply.delta.direct import living_rows, remove_action
 from apply.delta.log import DataFile, TableLog, is_local
-from apply.delta.table import STATISTICS, Commit, TargetTable, described, is_ntz, needs_mapping
+from apply.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
 from pubsub.errors import NotInPrerequisiteState
 
 _ATTEMPTS: Final = 10
@@ -160,8 +160,8 @@ def _definition(
         configuration |= {schema.MODE: "name", schema.MAX_ID: str(greatest)}
     metadata = {**log.metadata, "schemaString": schema.schema_string(columns), "configuration": configuration}
     actions: list[Action] = [{"metaData": metadata}]
-    features = {"columnMapping": bool(table.mapped), "timestampNtz": any(is_ntz(f.type) for f in table.schema)}
-    wanted = [name for name, needed in features.items() if needed and name not in log.protocol["readerFeatures"]]
+    features = [*(["columnMapping"] if table.mapped else []), *schema.features(table.schema)]
+    wanted = [name for name in features if name not in log.protocol["readerFeatures"]]
     if wanted:
         protocol = dict(log.protocol)
         for kind in ("readerFeatures", "writerFeatures"):

@@ -9,6 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from apply.canonical import canonical
+from pubsub.protocol.types import is_nested
+
 Indices = npt.NDArray[np.int64]
 _NOT_FOUND: Final = -1
 # A table of integer keys has at most so many places for each key, or so many in all.
@@ -22,8 +25,16 @@ def can_match(schema: pa.Schema) -> bool:
 
 
 def can_match_whole(schema: pa.Schema) -> bool:
-    """Whether whole rows of such columns can be told apart here: floats by their bits, as their text would; nothing nested."""
-    return all(_exact(field.type) or _is_float(field.type) for field in schema)
+    """Whether whole rows of such columns can be told apart here: floats by their bits, as their text would; no maps."""
+    return all(_can_match_whole(field.type) for field in schema)
+
+
+def _can_match_whole(kind: Any) -> bool:
+    if pa.types.is_list(kind):
+        return _can_match_whole(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_can_match_whole(field.type) for field in kind)
+    return _exact(kind) or _is_float(kind)
 
 
 class KeySet:
@@ -127,7 +138,9 @@ def _pair(left: Any, right: Any, count: int) -> Any:
 
 
 def _comparable(column: Any) -> Any:
-    """Floats as their bits: two zeros are two values, and a NaN is one."""
+    """Floats as their bits: two zeros are two values, and a NaN is one.  Arrays and composites as bytes."""
+    if is_nested(column.type):
+        return canonical(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if not _is_float(column.type):
         return column
     if isinstance(column, pa.ChunkedArray):

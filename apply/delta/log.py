@@ -27,7 +27,9 @@ from apply.delta import schema, vectors
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
 
 # What a writer of these features must know, we know; each other one is left to Spark.
-_KNOWN_FEATURES: Final = frozenset({"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping"})
+_KNOWN_FEATURES: Final = frozenset(
+    {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", "variantType"}
+)
 # Table properties that ask something of each writer.
 _DEMANDING: Final = {
     "delta.appendOnly": "true",

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from pubsub.protocol.contract import VARIANT
+
 ID: Final = "delta.columnMapping.id"
 PHYSICAL: Final = "delta.columnMapping.physicalName"
 MODE: Final = "delta.columnMapping.mode"
@@ -38,8 +40,28 @@ def field_of(field: pa.Field) -> Field:
     """An Arrow field as Delta has it.  Raises what deltalake raises for a type that Delta has not."""
     from deltalake import Schema
 
+    if field.type == VARIANT:
+        return {"name": field.name, "type": "variant", "nullable": field.nullable, "metadata": {}}
     found: Field = json.loads(Schema.from_arrow(pa.schema([field.remove_metadata()])).to_json())["fields"][0]
     return found
+
+
+def features(columns: pa.Schema) -> list[str]:
+    """The table features that readers need for columns of these types."""
+    kinds = [kind for field in columns for kind in _kinds(field.type)]
+    wanted = {
+        "timestampNtz": any(pa.types.is_timestamp(kind) and kind.tz is None for kind in kinds),
+        "variantType": VARIANT in kinds,
+    }
+    return [name for name, needed in wanted.items() if needed]
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    """A type and all types within it."""
+    yield kind
+    if kind != VARIANT:
+        for place in range(kind.num_fields):
+            yield from _kinds(kind.field(place).type)
 
 
 def mapping(columns: Sequence[Field]) -> Mapped:

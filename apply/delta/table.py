@@ -19,10 +19,9 @@ from apply.delta import log
 from apply.delta import schema as delta_schema
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import types
+from pubsub.protocol.contract import VARIANT
 from pubsub.protocol.lsn import Lsn
 
-# Characters that a Parquet column name can not hold without column mapping (delta: DeltaColumnMapping / SchemaUtils).
-_UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 
@@ -126,16 +125,13 @@ def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
     `identity` are the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState
     when a table that is there lacks a column or has another type for it.
     """
-    from deltalake import Schema
-
     if not log.is_local(table.path) or _needs_mapping(table):
         return False
     if not exists(table.path):
-        features = ["deletionVectors"]
-        if any(is_ntz(field.type) for field in table.schema):
-            features.append("timestampNtz")
+        features = ["deletionVectors", *delta_schema.features(table.schema)]
+        columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
         try:
-            log.create(table.path, Schema.from_arrow(table.schema).to_json(), features, _settings(table, identity))
+            log.create(table.path, columns, features, _settings(table, identity))
             return True
         except FileExistsError:
             pass
@@ -187,13 +183,7 @@ def _needs_mapping(table: TargetTable) -> bool:
 
 def needs_mapping(name: str) -> bool:
     """Whether no data file can have a column of that name."""
-    return bool(_UNSAFE_NAME & set(name))
-
-
-def is_ntz(data_type: Any) -> bool:
-    if pa.types.is_list(data_type):
-        return is_ntz(data_type.value_type)
-    return bool(pa.types.is_timestamp(data_type) and data_type.tz is None)
+    return bool(types.UNSAFE_NAME & set(name))
 
 
 def _has_statistics(data_type: Any) -> bool:
@@ -225,7 +215,7 @@ def spark_ddl(data_type: Any) -> str:
         return f"ARRAY<{spark_ddl(data_type.value_type)}>"
     if kinds.is_map(data_type):
         return f"MAP<{spark_ddl(data_type.key_type)}, {spark_ddl(data_type.item_type)}>"
-    if kinds.is_struct(data_type):
+    if kinds.is_struct(data_type) and data_type != VARIANT:
         return f"STRUCT<{', '.join(f'{quote(field.name)}: {spark_ddl(field.type)}' for field in data_type)}>"
     if kinds.is_int8(data_type):
         return "TINYINT"

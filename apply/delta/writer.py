@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from apply.delta.table import Commit, TargetTable, quote, spark_ddl
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.protocol.contract import VARIANT
 
 ROW_GROUP: Final = 128 * 1024
 # Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
@@ -206,10 +207,24 @@ def _row_text(prefix: str, schema: pa.Schema) -> str:
     """A Spark expression: the row as one text, equal for equal rows alone."""
     parts = []
     for index, field in enumerate(schema):
-        column = prefix + quote(field.name)
-        text = f"hex({column})" if pa.types.is_binary(field.type) else f"CAST({column} AS STRING)"
-        parts.append(f"{text} AS c{index}")
+        parts.append(f"{_value_text(prefix + quote(field.name), field.type)} AS c{index}")
     return f"to_json(struct({', '.join(parts)}))"
+
+
+def _value_text(value: str, kind: Any, depth: int = 0) -> str:
+    """A Spark expression: the value as a text, or an array or struct of such texts."""
+    if kind == VARIANT:
+        return f"to_json({value})"
+    if pa.types.is_list(kind):
+        one = f"v{depth}"
+        return f"transform({value}, {one} -> {_value_text(one, kind.value_type, depth + 1)})"
+    if pa.types.is_struct(kind):
+        fields = (
+            f"'f{place}', {_value_text(f'{value}.{quote(field.name)}', field.type, depth)}"
+            for place, field in enumerate(kind)
+        )
+        return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
+    return f"hex({value})" if pa.types.is_binary(kind) else f"CAST({value} AS STRING)"
 
 
 def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:

@@ -40,6 +40,8 @@ class TypeRule:
     @property
     def choices(self) -> tuple[str, ...]:
         """What the subscription option `types` may ask for."""
+        if self.oid == JSONB:
+            return ("text", "variant")
         return ("natural", "text") if self.natural is not None else ("text",)
 
 
@@ -52,6 +54,61 @@ class KindRule:
     why: str
     binary: str
 
+
+ARRAYS: Final = "arrays"
+COMPOSITES: Final = "composites"
+"""What the option `types` calls them all."""
+
+JSONB: Final = 3802
+
+VARIANT: Final = pa.struct(
+    [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
+"""What a VARIANT is in Arrow and in data files."""
+
+
+@dataclass(frozen=True, slots=True)
+class NestedRule:
+    """What the option `types` can make of types that are text without it: `choice` is the word for it."""
+
+    name: str
+    choice: str
+    delta: str
+    how: str
+    refused: str
+    binary: str
+
+
+NESTED: Final = (
+    NestedRule(
+        ARRAYS,
+        "natural",
+        "ARRAY",
+        "of what the elements become: integer[] is ARRAY<INT>, numeric(8,2)[] ARRAY<DECIMAL(8,2)>, an enum's or uuid[] ARRAY<STRING>; "
+        "NULL elements stay NULL",
+        "more dimensions than one, a lower bound other than 1, what is refused of the elements' type; box[], whose elements are "
+        "not divided by commas",
+        "by columns, text too",
+    ),
+    NestedRule(
+        COMPOSITES,
+        "natural",
+        "STRUCT",
+        "a field for each attribute, with the attribute's name and what its type becomes, arrays and composites within as such, "
+        "jsonb as text",
+        "what is refused of the attributes' types; types without attributes, with names that differ only in case or that Delta can "
+        "not have for fields (blanks and any of ,;{}()=)",
+        "by columns, text too",
+    ),
+    NestedRule(
+        "jsonb",
+        "variant",
+        "VARIANT",
+        "numbers as integers or decimals with their scale; the order of keys, which says nothing in jsonb, is lost",
+        "numbers of more than 38 digits, more than 400 arrays and objects within each other, more than 16 MB",
+        "value by value, text too",
+    ),
+)
 
 _OUT_OF_YEARS: Final = "infinity, -infinity, BC, years past 9999"
 _SAME: Final = "its text is its value"
@@ -109,9 +166,7 @@ RULES: Final = (
     TypeRule("char", 18, '"char"', None, "one byte; from 16 on those that are not ASCII as an octal escape", "values"),
     TypeRule("name", 19, "name", None, _SAME, "columns"),
     TypeRule("json", 114, "json", None, "its text, with its blanks, order and repeated keys", "columns"),
-    TypeRule(
-        "jsonb", 3802, "jsonb", None, "its text: numbers keep their digits, which a VARIANT would round", "columns"
-    ),
+    TypeRule("jsonb", 3802, "jsonb", None, "its text: every number keeps its digits; VARIANT as a choice", "columns"),
     TypeRule("jsonpath", 4072, "jsonpath", None, _SAME, "columns"),
     TypeRule("xml", 142, "xml", None, _SAME, "columns"),
     TypeRule("uuid", 2950, "uuid", None, "Delta has no such type", "columns"),
@@ -200,18 +255,23 @@ KINDS: Final = (
         "arrays of any of these",
         "STRING",
         "PostgreSQL's text: a column of arrays says nothing of their dimensions and lower bounds, and each value has its own; "
-        "read back with ::type[]",
+        "read back with ::type[]; ARRAY as a choice",
         "by columns where they have one dimension from 1 on (the elements as their own type is); other shapes value by value",
     ),
     KindRule("enums", "STRING", "the label; a renamed one stays in the rows that had it", "by columns"),
     KindRule("domains", "as the type below", "a constraint is the publisher's to keep", "as the type below"),
-    KindRule("composites, nested ones too", "STRING", 'PostgreSQL\'s text: (1,"a b",)', "value by value"),
+    KindRule(
+        "composites, nested ones too", "STRING", 'PostgreSQL\'s text: (1,"a b",); STRUCT as a choice', "value by value"
+    ),
     KindRule("ranges of users, their multiranges", "STRING", "PostgreSQL's text", "value by value"),
     KindRule("citext", "STRING", "its text", "by columns"),
     KindRule("ltree, lquery, ltxtquery", "STRING", "its text", "value by value"),
     KindRule("hstore", "STRING", "its text", "value by value"),
-    KindRule("pgvector's vector", "STRING", "its text", "value by value"),
-    KindRule("PostGIS's geometry and geography", "STRING", "PostGIS's text: EWKB in hexadecimal digits", "refused"),
+    KindRule("pgvector's vector, halfvec and sparsevec", "STRING", "their text", "value by value"),
+    KindRule(
+        "PostGIS's geometry and geography", "STRING", "PostGIS's text: EWKB in hexadecimal digits", "value by value"
+    ),
+    KindRule("PostGIS's box2d and box3d", "STRING", "their text", "text"),
     KindRule("all other types of extensions", "STRING", "their text", "refused"),
     KindRule("pseudo-types", "refused", "no column of a table has one", "refused"),
 )

@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 
 from pubsub.errors import FeatureNotSupported, InvalidValue
 from pubsub.protocol.arrays import Bytes, bitmap, contents, slices, validity
-from pubsub.protocol.contract import BY_OID
+from pubsub.protocol.contract import ARRAYS, BY_OID, COMPOSITES, JSONB, VARIANT
+from pubsub.protocol.nested import OtherShape, array_parts, record_parts
+from pubsub.protocol.shapes import TypeShape
+from pubsub.protocol.variant import variants
+
+UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
+"""Characters that no Parquet column can have in its name without column mapping (delta: DeltaColumnMapping / SchemaUtils)."""
 
 MAX_DECIMAL_PRECISION: Final = 38
 """Digits of the widest decimal that Delta has."""
@@ -100,32 +106,165 @@ def delta_type(
     return pa.string()
 
 
-def type_names(type_oid: int) -> tuple[str, ...]:
-    """By what names the option `types` knows a type."""
-    rule = BY_OID.get(type_oid)
-    return () if rule is None else (rule.name, rule.sql_name)
+Choice = Callable[[tuple[str, ...]], str | None]
+"""From a type's names to what the option `types` makes of it; None where it says nothing."""
+
+
+def shaped_type(shape: TypeShape, choice: Choice, own: str | None = None) -> Any:
+    """The Arrow type of a column whose base type is `shape`; arrays and composites are text unless another choice is made.
+
+    `own` is the column's own choice.  What is within a natural type is natural too, unless its own type's choice is text.  Raises
+    FeatureNotSupported.
+    """
+    default = "text" if shape.element is not None or shape.kind == "c" else "natural"
+    return _chosen(shape, own or choice(type_names(shape)) or default, choice)
+
+
+def _chosen(shape: TypeShape, chosen: str, choice: Choice) -> Any:
+    if chosen == "natural" and shape.element is not None:
+        _refuse_delimiter(shape)
+        return pa.list_(pa.field("element", _within(shape.element, choice)))
+    if chosen == "natural" and shape.kind == "c":
+        _refuse_attributes(shape)
+        return pa.struct([pa.field(name, _within(attribute, choice)) for name, attribute in shape.attributes])
+    if chosen == "variant":
+        if shape.oid != JSONB:
+            raise FeatureNotSupported(
+                f"type {shape.name or shape.oid} can not be replicated as variant", detail="Only jsonb can."
+            )
+        return VARIANT
+    return delta_type(shape.oid, shape.modifier, shape.kind, shape.name, chosen)
+
+
+def _within(shape: TypeShape, choice: Choice) -> Any:
+    chosen = choice(type_names(shape)) or "natural"
+    return _chosen(shape, "text" if chosen == "variant" else chosen, choice)  # a VARIANT is a column alone
+
+
+def _refuse_delimiter(shape: TypeShape) -> None:
+    if shape.delimiter != ",":
+        raise FeatureNotSupported(
+            f"type {shape.name} can not be replicated as natural",
+            detail=f'Its elements are divided by "{shape.delimiter}", not by commas.',
+            hint="Leave it as text.",
+        )
+
+
+def _refuse_attributes(shape: TypeShape) -> None:
+    """Refuse a composite that no STRUCT can be."""
+    names = [name for name, _ in shape.attributes]
+    reason = None
+    if not names:
+        reason = "It has no attributes."
+    for index, name in enumerate(names):
+        if UNSAFE_NAME & set(name):
+            reason = f'Delta can not hold a field with the name of attribute "{name}".'
+        for other in names[:index]:
+            if name.lower() == other.lower():
+                reason = (
+                    f'Attributes "{other}" and "{name}" differ only in case; Delta does not tell such fields apart.'
+                )
+    if reason is not None:
+        raise FeatureNotSupported(
+            f"composite type {shape.name} can not be replicated as natural", detail=reason, hint="Leave it as text."
+        )
+
+
+def type_names(shape: TypeShape) -> tuple[str, ...]:
+    """By what names the option `types` knows a type, its own first."""
+    rule = BY_OID.get(shape.oid)
+    if rule is not None:
+        return rule.name, rule.sql_name
+    if shape.element is not None:
+        rule = BY_OID.get(shape.element.oid)
+        of_element = () if rule is None else (f"{rule.name}[]", f"{rule.sql_name}[]")
+        return *dict.fromkeys((*of_element, shape.name)), ARRAYS
+    if shape.kind == "c":
+        return shape.name, COMPOSITES
+    return (shape.name,) if shape.name else ()
 
 
 def spark_ddl(data_type: Any) -> str:
-    """The type's name in Spark's DDL, of a type that `delta_type` gives."""
+    """The type's name in Spark's DDL, of a type that `shaped_type` gives."""
     if pa.types.is_decimal128(data_type):
         return f"DECIMAL({data_type.precision},{data_type.scale})"
+    if data_type == VARIANT:
+        return "VARIANT"
+    if pa.types.is_list(data_type):
+        return f"ARRAY<{spark_ddl(data_type.value_type)}>"
+    if pa.types.is_struct(data_type):
+        fields = (f"`{field.name.replace('`', '``')}`: {spark_ddl(field.type)}" for field in data_type)
+        return f"STRUCT<{', '.join(fields)}>"
     return _SPARK_NAMES[data_type]
+
+
+def is_nested(data_type: Any) -> bool:
+    """Whether values hold others, or are a VARIANT: they have no order, and are no key."""
+    return bool(pa.types.is_nested(data_type))
 
 
 def from_text(values: Any, target: Any) -> Any:
     """PostgreSQL's text as values of `target`: pyarrow Array to Array of the same length, NULLs kept.
 
-    `values` is a binary or string array (32-bit offsets).  Raises InvalidText for the first value that does not fit.
+    `values` is a binary or string array (32-bit offsets); a NULL has no bytes.  Raises InvalidText for the first value that does
+    not fit.
     """
-    convert, sqlstate = _converter(target)
     if pa.types.is_string(values.type):
         values = values.view(pa.binary())
+    if is_nested(target):
+        return nested_values(values, target, lambda: _nested(values, target), bytes)
+    convert, sqlstate = _converter(target)
     try:
         return convert(values, target)
     except (pa.ArrowInvalid, BadValue) as error:
         index = first_refused(values, target, convert)
         raise InvalidText(index, values[index].as_py(), spark_ddl(target), sqlstate) from error
+
+
+def nested_values(values: Any, target: Any, convert: Callable[[], Any], out: Callable[[bytes], bytes]) -> Any:
+    """What `convert` gives, which raises OtherShape, or InvalidText with the row's index; with the whole value's text, by `out`."""
+    try:
+        return convert()
+    except OtherShape as error:
+        raise InvalidText(error.index, out(values[error.index].as_py()), spark_ddl(target), "22P02") from error
+    except InvalidText as error:
+        text = out(values[error.index].as_py())
+        raise InvalidText(error.index, text, spark_ddl(target), str(error.sqlstate)) from error
+
+
+def list_array(offsets: Any, elements: Callable[[], Any], target: Any, valid: Any) -> Any:
+    """Arrays of `target` whose elements `elements` makes: row i has those from offsets[i] to offsets[i + 1].
+
+    Raises InvalidText with the index of the row in place of the element's.
+    """
+    try:
+        children = elements()
+    except InvalidText as error:
+        error.index = int(np.searchsorted(offsets, error.index, side="right")) - 1
+        raise
+    return pa.Array.from_buffers(
+        target,
+        len(offsets) - 1,
+        [bitmap(valid), pa.py_buffer(np.ascontiguousarray(offsets, np.int32))],
+        children=[children],
+    )
+
+
+def struct_array(children: list[Any], target: Any, valid: Any, count: int) -> Any:
+    """Composites of `target`, whose attributes are `children`."""
+    return pa.Array.from_buffers(target, count, [bitmap(valid)], children=children)
+
+
+def _nested(values: Any, target: Any) -> Any:
+    valid = validity(values)
+    if target == VARIANT:
+        return variants(values)
+    if pa.types.is_list(target):
+        parts = array_parts(values)
+        return list_array(parts.offsets, lambda: from_text(parts.texts, target.value_type), target, valid)
+    texts = record_parts(values, target.num_fields)
+    children = [from_text(text, field.type) for text, field in zip(texts, target, strict=True)]
+    return struct_array(children, target, valid, len(values))
 
 
 def first_refused(values: Any, target: Any, convert: Callable[[Any, Any], Any]) -> int:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import FeatureNotSupported, UndefinedTable
 from pubsub.protocol.ids import Oid
+from pubsub.protocol.shapes import TypeShape
 from pubsub.publisher.connection import Connection, Row
 from pubsub.publisher.fields import number, text, truth
 
@@ -95,6 +96,13 @@ class ColumnDefinition:
     """The text of what rows have that were stored before the column was added (pg_attribute.attmissingval)."""
     xmin: int = 0
     """The transaction that altered the column last, or added it."""
+    held: TypeShape | None = None
+    """The base type of an array or a composite, with what it holds."""
+
+    @property
+    def shape(self) -> TypeShape:
+        """The base type, with what it holds."""
+        return self.held or TypeShape(self.base_type_oid, self.base_typmod, self.base_type_kind, self.type_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +233,14 @@ async def table_definition(connection: Connection, oid: int) -> TableDefinition:
 
 
 async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict[Oid, TableDefinition]:
-    """Those of `oids` that exist, in two queries that are not one snapshot unless the caller's transaction makes them one."""
+    """Those of `oids` that exist, in queries that are not one snapshot unless the caller's transaction makes them one."""
     wanted = list(dict.fromkeys(oids))
+    held = _Held(await connection.query(_HELD_TYPES, [wanted]))
     columns: dict[Oid, list[ColumnDefinition]] = defaultdict(list)
     for row in await connection.query(_COLUMNS, [wanted]):
-        columns[_oid(row[0])].append(_column(row[1:]))
+        column = _column(row[1:])
+        shape = held.shape(column.base_type_oid, column.base_typmod)
+        columns[_oid(row[0])].append(replace(column, held=shape) if shape.element or shape.attributes else column)
     definitions = {}
     for row in await connection.query(_TABLES, [wanted]):
         oid, schema, name, kind, identity, primary_key, identity_key, *others = row
@@ -386,6 +397,29 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
  ORDER BY a.attrelid, a.attnum
 """
 
+# An array is what array_out writes: int2vector and oidvector, which have elements too, are none.
+_HELD_TYPES: Final = """
+WITH RECURSIVE held AS (
+    SELECT a.atttypid AS oid FROM pg_attribute a WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT inner_type.oid
+      FROM held JOIN pg_type t ON t.oid = held.oid,
+      LATERAL (
+        SELECT t.typbasetype AS oid WHERE t.typtype = 'd'
+        UNION ALL SELECT t.typelem WHERE t.typoutput = 'array_out'::regproc
+        UNION ALL SELECT a.atttypid FROM pg_attribute a
+                   WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+      ) inner_type
+)
+SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype, t.typtypmod,
+       CASE WHEN t.typoutput = 'array_out'::regproc THEN t.typelem ELSE 0 END, e.typdelim,
+       a.attname, a.atttypid, a.atttypmod
+  FROM held JOIN pg_type t ON t.oid = held.oid
+  LEFT JOIN pg_type e ON e.oid = t.typelem
+  LEFT JOIN pg_attribute a ON t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY t.oid, a.attnum
+"""
+
 _TYPES: Final = """
 SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
        CASE WHEN p.proname = 'array_send' THEN t.typelem ELSE 0 END, t.typdelim, coalesce(p.proname, '-'),
@@ -483,6 +517,39 @@ def _column(row: Row) -> ColumnDefinition:
         missing=None if missing is None else _array(missing)[0],
         xmin=number(xmin),
     )
+
+
+class _Held:
+    """The types of some tables' columns and all that they hold, from the rows of _HELD_TYPES."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: dict[int, Row] = {}
+        self._attributes: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+        for row in rows:
+            oid = number(row[0])
+            self._rows[oid] = row
+            if row[7] is not None:
+                self._attributes[oid].append((row[7], number(row[8]), number(row[9])))
+
+    def shape(self, oid: int, modifier: int, within: tuple[int, ...] = ()) -> TypeShape:
+        """What a type holds; of one that holds itself nothing."""
+        if oid not in self._rows:
+            return TypeShape(oid, modifier)  # altered between two queries: as one that holds nothing
+        _, name, kind, base, base_modifier, element, delimiter, *_ = self._rows[oid]
+        if oid in within:
+            return TypeShape(oid, modifier, text(kind), text(name))
+        within = (*within, oid)
+        if kind == "d":
+            return self.shape(number(base), number(base_modifier), within)
+        return TypeShape(
+            oid,
+            modifier,
+            text(kind),
+            text(name),
+            self.shape(number(element), modifier, within) if number(element) else None,
+            text(delimiter) if number(element) else ",",
+            tuple((label, self.shape(inner, typmod, within)) for label, inner, typmod in self._attributes[oid]),
+        )
 
 
 def _names(attnums: str | None, by_number: dict[int, str]) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
     types = 'timestamptz text, public.events.price text'
 
 Elements are divided by commas; each names a type, as pg_type or SQL does, or a column as schema.table.column, and then says
-`text` (PostgreSQL's text, which holds every value) or `natural` (Delta's own type, which refuses some).  A column's own choice
-goes before its type's.  It counts when a Delta table is made: later changes do not touch tables that are there.
+`text` (PostgreSQL's text, which holds every value), `natural` (Delta's own type, which refuses some) or, of jsonb, `variant`.
+Types that users made are schema.type; an array is its element's type and []; `arrays` and `composites` are all of them.  A column's
+own choice goes before its type's, and that before the one for all.  It counts when a Delta table is made: later changes do not touch
+tables that are there.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
 from pubsub.errors import PubsubError
+from pubsub.sql.identifiers import quote_qualified
 from pubsub.sql.lexer import Kind, Token, tokenize
 
-TypeChoice = Literal["natural", "text"]
-_CHOICES: Final = ("natural", "text")
+TypeChoice = Literal["natural", "text", "variant"]
+_CHOICES: Final = ("natural", "text", "variant")
 Column = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TypeChoices:
-    """`columns` by schema, table and column; `types` by the type's name, in lower case and with single blanks."""
+    """`columns` by schema, table and column; `types` by the type's name as format_type has it, or pg_type."""
 
     columns: Mapping[Column, TypeChoice] = field(default_factory=dict)
     types: Mapping[str, TypeChoice] = field(default_factory=dict)
@@ -38,22 +41,23 @@ class TypeChoices:
                 raise PubsubError(
                     f'invalid value for parameter "types": "{text}"',
                     sqlstate="22023",
-                    detail="Each element is a type or schema.table.column, and then text or natural.",
+                    detail="Each element is a type or schema.table.column, and then text, natural or variant.",
                 )
             choice = cast(TypeChoice, element[-1].value)
             name = element[:-1]
-            if any(_is(token, ".") for token in name):
+            if sum(_is(token, ".") for token in name) > 1:
                 columns[_column(name, text)] = choice
             else:
-                types[text[name[0].start : name[-1].end].lower() if _is_quoted(name) else _words(name)] = choice
+                types[_type(name, text)] = choice
         return cls(columns, types)
 
-    def of(self, schema: str, table: str, column: str, type_names: tuple[str, ...]) -> TypeChoice:
-        """The choice for a column whose type has these names."""
-        own = self.columns.get((schema, table, column))
-        if own is not None:
-            return own
-        return next((self.types[name] for name in type_names if name in self.types), "natural")
+    def of_column(self, schema: str, table: str, column: str) -> TypeChoice | None:
+        """The column's own choice."""
+        return self.columns.get((schema, table, column))
+
+    def of_type(self, names: tuple[str, ...]) -> TypeChoice | None:
+        """The choice for a type with these names, of which the first that has one counts."""
+        return next((self.types[name] for name in names if name in self.types), None)
 
 
 def _elements(text: str) -> list[list[Token]]:
@@ -77,8 +81,24 @@ def _is_quoted(name: list[Token]) -> bool:
     return len(name) == 1 and name[0].kind is Kind.NAME
 
 
-def _words(name: list[Token]) -> str:
-    return " ".join(token.value for token in name)
+def _type(name: list[Token], text: str) -> str:
+    """A type's name: words, "char", or schema.type, and [] for an array of such."""
+    is_array = len(name) > 2 and _is(name[-2], "[") and _is(name[-1], "]")
+    parts = name[:-2] if is_array else name
+    qualified = len(parts) == 3 and _is(parts[1], ".")
+    if not all(token.kind in (Kind.WORD, Kind.NAME) for token in (parts[0::2] if qualified else parts)):
+        raise PubsubError(
+            f'invalid value for parameter "types": "{text}"',
+            sqlstate="22023",
+            detail="A type is named as in SQL: words without a modifier, or schema.type, and [] for an array.",
+        )
+    if qualified:
+        found = quote_qualified(parts[0].value, parts[2].value)
+    elif _is_quoted(parts):
+        found = text[parts[0].start : parts[0].end].lower()
+    else:
+        found = " ".join(token.value for token in parts)
+    return found + "[]" * is_array
 
 
 def _column(name: list[Token], text: str) -> Column:

@@ -2,8 +2,8 @@
 
 Nothing here shares code with what it judges.  The publisher's side is PostgreSQL's own text (COPY … FORMAT csv); the Delta
 side is read by DataFusion (deltalake's QueryBuilder, which knows deletion vectors, without a JVM) and rendered as PostgreSQL's
-text by DuckDB.  Floating point alone goes the other way, text to the number, as shortest texts differ between the two; a
-value that does not parse stays text, and differs.
+text by DuckDB, arrays, structs and variants by `nested`.  Floating point alone goes the other way, text to the number, as shortest
+texts differ between the two; a value that does not parse stays text, and differs.
 
 Each side is streamed once and keeps 8 bytes a row: a 64-bit hash over all its columns.  The sorted hashes are compared as
 multisets, so that order does not matter and copies count.  Only when they differ are both sides streamed again, in the same
@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from psycopg import sql
 
-from pubsub.errors import PubsubError, UndefinedTable
+from pubsub.errors import UndefinedTable
+from pubsub.testing import nested
 
 Row = tuple[str | None, ...]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -276,6 +277,7 @@ class _Delta(_Side):
     def __init__(self, table: Any, columns: Sequence[str], kinds: Sequence[pa.DataType]) -> None:
         super().__init__([_from_delta(kind) for kind in kinds])
         self._table = table
+        self._kinds = kinds
         self._list = ", ".join(f"{_quoted(name)} AS c{index}" for index, name in enumerate(columns))
 
     @contextmanager
@@ -283,7 +285,21 @@ class _Delta(_Side):
         from deltalake import QueryBuilder
 
         builder = QueryBuilder().register("target", self._table)
-        yield pa.RecordBatchReader.from_stream(builder.execute(f"SELECT {self._list or '1 AS one'} FROM target"))
+        reader = pa.RecordBatchReader.from_stream(builder.execute(f"SELECT {self._list or '1 AS one'} FROM target"))
+        places = [place for place, kind in enumerate(self._kinds) if nested.is_nested(kind)]
+        if places:
+            schema = reader.schema
+            for place in places:
+                schema = schema.set(place, pa.field(f"c{place}", pa.large_string()))
+            reader = pa.RecordBatchReader.from_batches(schema, self._rendered(reader, places, schema))
+        yield reader
+
+    def _rendered(self, reader: Any, places: Sequence[int], schema: pa.Schema) -> Iterator[Any]:
+        for batch in reader:
+            columns = list(batch.columns)
+            for place in places:
+                columns[place] = nested.texts(_cast(columns[place], self._kinds[place]))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class _CopyFile(io.RawIOBase):
@@ -337,9 +353,14 @@ def _from_delta(kind: pa.DataType) -> str:
         return _with_era("CAST(make_timestamp(epoch_us({})) AS VARCHAR)", "" if kind.tz is None else "+00")
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return "'\\x' || lower(hex(CAST({} AS BLOB)))"
-    if pa.types.is_nested(kind):
-        raise PubsubError(f"can not compare a column of type {kind}", sqlstate="0A000")
+    if nested.is_nested(kind):
+        return "{}"  # texts already
     return text
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    """As the table's schema has it: DataFusion reads strings as views, within structs as well."""
+    return column if column.type == kind else column.cast(kind)
 
 
 def _with_era(text: str, zone: str) -> str:

@@ -33,16 +33,42 @@ def test_choices() -> None:
     choices = TypeChoices.parse(
         'timestamptz text, timestamp  WITHOUT time zone text, "S".t."a.b" text, public.t.c natural'
     )
-    assert choices.of("x", "t", "c", ("timestamptz", "timestamp with time zone")) == "text"
-    assert choices.of("x", "t", "c", ("timestamp", "timestamp without time zone")) == "text"
-    assert choices.of("S", "t", "a.b", ("date",)) == "text"
-    assert choices.of("public", "t", "c", ("timestamptz",)) == "natural"
-    assert choices.of("x", "t", "c", ()) == "natural"
+    assert choices.of_type(("timestamptz", "timestamp with time zone")) == "text"
+    assert choices.of_type(("timestamp", "timestamp without time zone")) == "text"
+    assert choices.of_column("S", "t", "a.b") == "text"
+    assert choices.of_column("public", "t", "c") == "natural"
+    assert choices.of_column("x", "t", "c") is None is choices.of_type(("date",))
     assert TypeChoices.parse("") == TypeChoices()
 
 
+def test_choices_of_arrays_and_composites() -> None:
+    choices = TypeChoices.parse(
+        'arrays natural, integer [] text, double precision[] natural, public."My Type" natural, "S".m[] text, "char"[] text'
+    )
+    assert choices.types == {
+        "arrays": "natural",
+        "integer[]": "text",
+        "double precision[]": "natural",
+        'public."My Type"': "natural",
+        '"S".m[]': "text",
+        '"char"[]': "text",
+    }
+
+
 @pytest.mark.parametrize(
-    "text", ["date", "date exact", "t.c text", "a.b.c.d text", "text", "date text,", ", date text"]
+    "text",
+    [
+        "date",
+        "date exact",
+        "t.c.d.e text",
+        "numeric(3) text",
+        "[] natural",
+        "a. text",
+        "int4[3] text",
+        "text",
+        "date text,",
+        ", date text",
+    ],
 )
 def test_choices_that_are_none(text: str) -> None:
     with pytest.raises(PubsubError) as caught:

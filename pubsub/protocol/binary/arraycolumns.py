@@ -1,4 +1,4 @@
-"""Arrays of binary transfer as PostgreSQL's text, all rows at once.
+"""Arrays of binary transfer, all rows at once: as PostgreSQL's text, or their elements as values.
 
 By columns go arrays that are empty or have one dimension with lower bound 1: what nearly all are.  The elements of all rows are
 walked side by side, converted as one column, and joined again.  Other shapes are the caller's to convert one by one.
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, contents, slices, validity
+from pubsub.protocol.nested import OtherShape, Parts
 
 _HEADER: Final = 12  # dimensions, flags, the element's type
 _FIRST: Final = 20  # behind the one dimension's length and lower bound
@@ -45,9 +46,8 @@ def plain_rows(values: Any) -> tuple[Mask, int]:
     return plain, int(np.uint32(types[0]))
 
 
-def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> Any:
-    """The texts (a binary array) of values that are all plain; `convert` takes the elements' bytes to their texts, which
-    may have to be quoted if `quote`."""
+def array_elements(values: Any) -> Parts:
+    """The elements of values that are all plain, in binary."""
     data, offsets = contents(values)
     starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
     valid = validity(values)
@@ -60,14 +60,60 @@ def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> A
         raise ProtocolViolation("an array has more elements than it can hold")
     begins, stops, present = _walk(data, starts + _FIRST, ends, counts)
     elements = slices(data, begins, stops, pa.binary(), valid=None if present.all() else present)
-    texts = convert(elements).cast(pa.string())
+    return Parts(elements, np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)]))
+
+
+def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> Any:
+    """The texts (a binary array) of values that are all plain; `convert` takes the elements' bytes to their texts, which
+    may have to be quoted if `quote`."""
+    parts, valid = array_elements(values), validity(values)
+    texts = convert(parts.texts).cast(pa.string())
     texts = (_quoted(texts) if quote else texts).fill_null("NULL")
-    bounds = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(bounds), texts), ",")
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(parts.offsets), texts), ",")
     result = pc.binary_join_element_wise("{", joined, "}", "")
     if valid is not None:
         result = pc.if_else(pa.array(valid), result, pa.scalar(None, pa.string()))
     return result.cast(pa.binary())
+
+
+def record_columns(values: Any, width: int) -> list[tuple[int, Any]]:
+    """The attributes of composites: each one's type and its values in binary, NULL where the composite is.
+
+    Raises OtherShape for a composite with another number of attributes, or with one of another type than the first row's.
+    """
+    data, offsets = contents(values)
+    valid = validity(values)
+    rows = np.arange(len(values)) if valid is None else np.flatnonzero(valid)
+    starts, ends = offsets[:-1].astype(np.int64)[rows], offsets[1:].astype(np.int64)[rows]
+    if (ends - starts < 4).any():
+        raise ProtocolViolation("incorrect binary data format", sqlstate="22P03")
+    _require(rows, _words(data, starts) == width)
+    positions = starts + 4
+    found = []
+    for _ in range(width):
+        if (positions + 8 > ends).any():
+            raise ProtocolViolation("a composite has not the bytes that its columns say")
+        types, lengths = _words(data, positions), _words(data, positions + 4)
+        present = lengths >= 0
+        begins = positions + 8
+        stops = begins + np.where(present, lengths, 0)
+        if (stops > ends).any():
+            raise ProtocolViolation("a composite has not the bytes that its columns say")
+        _require(rows, types == types[:1])
+        all_begins, all_valid = offsets[:-1].astype(np.int64), np.zeros(len(values), np.bool_)
+        all_stops = all_begins.copy()
+        all_begins[rows], all_stops[rows], all_valid[rows] = begins, stops, present
+        column = slices(data, all_begins, all_stops, pa.binary(), valid=None if all_valid.all() else all_valid)
+        found.append((int(np.uint32(types[0])) if len(types) else 0, column))
+        positions = stops
+    if (positions != ends).any():
+        raise ProtocolViolation("a composite has not the bytes that its columns say")
+    return found
+
+
+def _require(rows: Places, good: Mask) -> None:
+    if not good.all():
+        raise OtherShape(int(rows[int(np.argmin(good))]))
 
 
 def _walk(data: Bytes, positions: Places, ends: Places, counts: Places) -> tuple[Places, Places, Mask]:

@@ -17,9 +17,21 @@ import pyarrow.compute as pc
 
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol.arrays import Bytes, Mask, bitmap, contents, slices, validity
-from pubsub.protocol.binary.arraycolumns import array_texts, plain_rows
+from pubsub.protocol.binary.arraycolumns import array_elements, array_texts, plain_rows, record_columns
 from pubsub.protocol.binary.values import BinaryTypes
-from pubsub.protocol.types import BadValue, InvalidText, first_refused, from_text, spark_ddl
+from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.nested import OtherShape
+from pubsub.protocol.types import (
+    BadValue,
+    InvalidText,
+    first_refused,
+    from_text,
+    is_nested,
+    list_array,
+    nested_values,
+    spark_ddl,
+    struct_array,
+)
 
 _UUID: Final = 2950
 _NUMERIC: Final = 1700
@@ -40,6 +52,10 @@ def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> 
     ProtocolViolation for bytes that no value has.
     """
     oid = types.base(type_oid)
+    if target == VARIANT and oid in _VERSIONED:
+        return from_text(_without_version(values), target)
+    if is_nested(target):
+        return nested_values(values, target, lambda: _nested(values, oid, target, types), types.out(oid))
     if pa.types.is_string(target):
         if types.is_text(oid):
             return from_text(values, target)
@@ -68,6 +84,31 @@ def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> 
             index = first_refused(values, target, convert)
             text = types.out(oid)(values[index].as_py())
             raise InvalidText(index, text, spark_ddl(target), "22008") from error
+    return from_text(_texts_one_by_one(values, oid, types), target)
+
+
+def _nested(values: Any, oid: int, target: Any, types: BinaryTypes) -> Any:
+    """Arrays and composites as such."""
+    valid = validity(values)
+    if pa.types.is_list(target) and types.is_array(oid):
+        plain, element = plain_rows(values)
+        if not plain.all():
+            raise OtherShape(int(np.argmin(plain)))
+        parts = array_elements(values)
+        kind = target.value_type
+        return list_array(
+            parts.offsets,
+            lambda: from_binary(parts.texts, element, kind, types) if element else pa.nulls(len(parts.texts), kind),
+            target,
+            valid,
+        )
+    if pa.types.is_struct(target) and types.is_record(oid):
+        columns = record_columns(values, target.num_fields)
+        children = [
+            from_binary(column, inner, field.type, types) if inner else pa.nulls(len(column), field.type)
+            for (inner, column), field in zip(columns, target, strict=True)
+        ]
+        return struct_array(children, target, valid, len(values))
     return from_text(_texts_one_by_one(values, oid, types), target)
 
 

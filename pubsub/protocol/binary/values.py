@@ -5,7 +5,7 @@ their rows of pg_type (TypeRow), and a type without one, or whose binary form do
 
 Follows the receive functions: numeric.c (numeric_recv), timestamp.c (interval_recv), network.c (network_recv), varbit.c,
 geo_ops.c, tsvector.c, tsquery.c, arrayfuncs.c (array_recv), rowtypes.c (record_recv), rangetypes.c, multirangetypes.c;
-hstore_io.c (hstore_send), ltree_io.c, pgvector's vector.c.
+hstore_io.c (hstore_send), ltree_io.c, pgvector's vector.c, halfvec.c and sparsevec.c, PostGIS's lwgeom_inout.c.
 """
 
 from __future__ import annotations
@@ -85,6 +85,11 @@ class BinaryTypes:
         """Whether its values are arrays; int2vector and oidvector are not."""
         row = self._rows.get(oid)
         return oid in _ARRAYS if row is None else row.send == "array_send"
+
+    def is_record(self, oid: int) -> bool:
+        """Whether its values are composites."""
+        row = self._rows.get(oid)
+        return row is not None and row.send == "record_send"
 
     def delimiter(self, element: int) -> bytes:
         """What stands between the elements of an array of such."""
@@ -325,6 +330,29 @@ def _pgvector(value: bytes) -> bytes:
     return b"[" + b",".join(numbers.float4out(value[at + 3 : at - 1 : -1]) for at in range(4, 4 + 4 * count, 4)) + b"]"
 
 
+def _halfvec(value: bytes) -> bytes:
+    (count,) = struct.unpack_from(">h", value)
+    numbers_ = struct.unpack_from(f">{count}e", value, 4)
+    return b"[" + b",".join(numbers.float4out(struct.pack("<f", one)) for one in numbers_) + b"]"
+
+
+def _sparsevec(value: bytes) -> bytes:
+    """Places count from 0 here, from 1 in the text."""
+    dimensions, count, _ = struct.unpack_from(">iii", value)
+    places = struct.unpack_from(f">{count}i", value, 12)
+    found = struct.unpack_from(f">{count}f", value, 12 + 4 * count)
+    pairs = [
+        b"%d:%b" % (place + 1, numbers.float4out(struct.pack("<f", one)))
+        for place, one in zip(places, found, strict=True)
+    ]
+    return b"{" + b",".join(pairs) + b"}/%d" % dimensions
+
+
+def _ewkb(value: bytes) -> bytes:
+    """PostGIS's geometry and geography: their text is the binary form in hexadecimal digits."""
+    return value.hex().upper().encode()
+
+
 def _restruct(sent: str, stored: str, out: Out) -> Out:
     read, write = struct.Struct(sent), struct.Struct(stored)
     return lambda value: out(write.pack(*read.unpack(value)))
@@ -385,6 +413,10 @@ _SENDS: Final[dict[str, Out]] = {
     "lquery_send": _versioned,
     "ltxtq_send": _versioned,
     "vector_send": _pgvector,
+    "halfvec_send": _halfvec,
+    "sparsevec_send": _sparsevec,
+    "geometry_send": _ewkb,
+    "geography_send": _ewkb,
 }
 _RANGES: Final = {3904: 23, 3906: 1700, 3908: 1114, 3910: 1184, 3912: 1082, 3926: 20}
 _MULTIRANGES: Final = {4451: 3904, 4532: 3906, 4533: 3908, 4534: 3910, 4535: 3912, 4536: 3926}

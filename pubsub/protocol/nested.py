@@ -1,0 +1,202 @@
+"""The texts of arrays and composites taken apart, all rows at once: where their elements and attributes lie, and what these say.
+
+    {1,NULL,"a \\"b"}      (1,"a ""b",)
+
+A text is a run of bytes; a comma or a brace that is not within quotes divides.  Quotes toggle: what is within is found by counting
+them, over all rows together, since each row has an even number.  Then what escapes others is left out.  (arrayfuncs.c: array_out;
+rowtypes.c: record_out.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pubsub.protocol.arrays import Bytes, Mask, contents, slices, validity
+
+_QUOTE, _BACKSLASH, _COMMA = ord('"'), ord("\\"), ord(",")
+_NULL: Final = np.frombuffer(b"NULL", np.uint8)
+Places = npt.NDArray[np.int64]
+
+
+class OtherShape(Exception):
+    """A text that the target has no place for: `index` is its row."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The bytes of all rows' elements, one after the other (a binary array), and where each row's begin: one more than rows."""
+
+    texts: Any
+    offsets: npt.NDArray[np.int32]
+
+
+def array_parts(values: Any) -> Parts:
+    """Taken apart: texts of arrays that are empty or have one dimension with lower bound 1 (a NULL one has no elements).
+
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for others, and for what is no array's text.
+    """
+    data, offsets = contents(values)
+    starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
+    there = _present(values)
+    starts, ends = starts[there], ends[there]
+    _require(there, ends - starts >= 2)
+    _require(there, (data[starts] == ord("{")) & (data[ends - 1] == ord("}")))
+    escapes = _escapes(data)
+    quoted = _within_quotes(data, there, starts, ends, escapes)
+    braces = (data == ord("{")) | (data == ord("}"))
+    outside = None if quoted is None else ~quoted
+    if outside is not None:
+        braces &= outside
+    _require(there, _counts(braces, starts, ends) == 2)
+    commas = data == _COMMA
+    if outside is not None:
+        commas &= outside
+    places = np.flatnonzero(commas)
+    counts = np.searchsorted(places, ends) - np.searchsorted(places, starts) + 1
+    empty = ends - starts == 2
+    counts[empty] = 0
+    begins, stops = _bounds(starts[~empty] + 1, ends[~empty] - 1, counts[~empty], places)
+    _require_some(there, np.repeat(np.arange(len(counts)), counts), stops > begins)
+    is_null = stops - begins == len(_NULL)
+    is_null[is_null] = (data[begins[is_null, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)
+    if quoted is not None:
+        begins, stops = _unquoted(data, begins, stops)
+    offsets_of_rows = np.zeros(len(values) + 1, np.int32)
+    offsets_of_rows[1:][there] = counts
+    np.cumsum(offsets_of_rows, out=offsets_of_rows)
+    return Parts(_texts(data, begins, stops, is_null, escapes), offsets_of_rows)
+
+
+def record_parts(values: Any, width: int) -> list[Any]:
+    """The texts of the attributes of composites, a binary array for each of `width`; all are NULL where the composite is.
+
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for one with another number of attributes, and for what is
+    no composite's text.
+    """
+    data, offsets = contents(values)
+    starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
+    there = _present(values)
+    starts, ends = starts[there], ends[there]
+    _require(there, ends - starts >= 2)
+    _require(there, (data[starts] == ord("(")) & (data[ends - 1] == ord(")")))
+    quoted = _within_quotes(data, there, starts, ends, None)
+    commas = data == _COMMA
+    if quoted is not None:
+        commas &= ~quoted
+    places = np.flatnonzero(commas)
+    _require(there, np.searchsorted(places, ends) - np.searchsorted(places, starts) == width - 1)
+    counts = np.full(len(starts), width)
+    begins, stops = _bounds(starts + 1, ends - 1, counts, places)
+    is_null = stops == begins
+    escapes = None
+    if quoted is not None:
+        begins, stops = _unquoted(data, begins, stops)
+        escapes = _doubles(data, begins, stops)
+    # In the order of the rows, so that all slices are in order: then every width-th is an attribute's.
+    texts = _texts(data, begins, stops, is_null, escapes)
+    found = []
+    for place in range(width):
+        of_rows = np.full(len(values), -1, np.int64)
+        of_rows[there] = np.arange(len(starts)) * width + place
+        indices = pa.array(of_rows, mask=of_rows < 0) if len(starts) < len(values) else pa.array(of_rows)
+        found.append(texts.take(indices))
+    return found
+
+
+def _present(values: Any) -> Places:
+    """The rows that are not NULL."""
+    valid = validity(values)
+    return np.arange(len(values)) if valid is None else np.flatnonzero(valid)
+
+
+def _require(rows: Places, good: Mask) -> None:
+    if not good.all():
+        raise OtherShape(int(rows[int(np.argmin(good))]))
+
+
+def _require_some(rows: Places, of_elements: Places, good: Mask) -> None:
+    if not good.all():
+        raise OtherShape(int(rows[of_elements[int(np.argmin(good))]]))
+
+
+def _escapes(data: Bytes) -> Mask | None:
+    """Which backslashes escape what follows: of a run each second one is escaped itself.  None: there is none."""
+    found = data == _BACKSLASH
+    if not found.any():
+        return None
+    places = np.flatnonzero(found)
+    run_starts = np.ones(len(places), np.bool_)
+    run_starts[1:] = np.diff(places) > 1
+    first = np.maximum.accumulate(np.where(run_starts, places, 0))
+    escaping: Mask = np.zeros(data.size, np.bool_)
+    escaping[places] = (places - first) % 2 == 0
+    return escaping
+
+
+def _within_quotes(data: Bytes, rows: Places, starts: Places, ends: Places, escapes: Mask | None) -> Mask | None:
+    """Which bytes lie behind an odd number of quotes: what is within quotes, and the opening one.  None: there are no quotes."""
+    quotes = data == _QUOTE
+    if escapes is not None:
+        quotes[1:] &= ~escapes[:-1]
+    if not quotes.any():
+        return None
+    _require(rows, _counts(quotes, starts, ends) % 2 == 0)
+    odd: Mask = (np.cumsum(quotes, dtype=np.uint8) & 1).astype(np.bool_)
+    return odd
+
+
+def _counts(mask: Mask, starts: Places, ends: Places) -> Places:
+    """How many are set in each row."""
+    places = np.flatnonzero(mask)
+    return np.searchsorted(places, ends) - np.searchsorted(places, starts)
+
+
+def _bounds(starts: Places, ends: Places, counts: Places, commas: Places) -> tuple[Places, Places]:
+    """Where each element begins and ends, row after row, of rows with `counts` elements, which `commas` divide."""
+    total = int(counts.sum())
+    lasts = np.cumsum(counts) - 1
+    begins, stops = np.empty(total, np.int64), np.empty(total, np.int64)
+    last = np.zeros(total, np.bool_)
+    last[lasts] = True
+    first = np.roll(last, 1)
+    begins[first], stops[last] = starts, ends
+    begins[~first], stops[~last] = commas + 1, commas
+    return begins, stops
+
+
+def _unquoted(data: Bytes, begins: Places, stops: Places) -> tuple[Places, Places]:
+    """Without the quotes around a value."""
+    around = (stops > begins) & (data.take(begins, mode="clip") == _QUOTE)
+    return begins + around, stops - around
+
+
+def _doubles(data: Bytes, begins: Places, stops: Places) -> Mask | None:
+    """Of the quotes and backslashes within these values, which all come in pairs, the second ones."""
+    inside = np.zeros(data.size + 1, np.int8)
+    inside[begins] += 1  # no two begin, or end, at one place
+    inside[stops] -= 1
+    within = np.cumsum(inside[:-1], dtype=np.int8).astype(np.bool_)
+    found = np.zeros(data.size, np.bool_)
+    for sign in (_QUOTE, _BACKSLASH):
+        places = np.flatnonzero((data == sign) & within)
+        found[places[1::2]] = True
+    return found if found.any() else None
+
+
+def _texts(data: Bytes, begins: Places, stops: Places, is_null: Mask, leave_out: Mask | None) -> Any:
+    """The values' bytes without those that are to be left out."""
+    if leave_out is not None:
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(~leave_out)])
+        data, begins, stops = data[~leave_out], kept[begins], kept[stops]
+    if not is_null.any():
+        return slices(data, begins, stops, pa.binary())
+    return slices(data, begins, np.where(is_null, begins, stops), pa.binary(), valid=~is_null)

@@ -1,0 +1,247 @@
+"""types = '… natural': arrays, composites and jsonb as Delta's own, through copy and stream, text and binary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from apply.delta.session import Spark
+from pubsub.errors import PubsubError
+from pubsub.protocol.contract import VARIANT
+from tests.replica import Replica, wait_until
+
+SETUP = """
+CREATE TYPE mood AS ENUM ('sad', 'o k', 'a,b', '"');
+CREATE DOMAIN positive AS int CHECK (VALUE > 0);
+CREATE DOMAIN ints AS int[];
+CREATE TYPE pair AS (a int, b text);
+CREATE TYPE nested AS (p pair, ps pair[], at timestamptz, d positive, m mood, n numeric(8,3), raw bytea, j jsonb);
+CREATE TABLE t (
+    id int PRIMARY KEY, ints int[], longs bigint[], texts text[], prices numeric(8,3)[], loose numeric[], stamps timestamptz[],
+    days date[], flags bool[], doubles float8[], reals real[], raws bytea[], uuids uuid[], moods mood[], positives positive[],
+    domained ints, matrix ints[], p pair, n nested, ns nested[], ranges int4range[], j jsonb
+);
+CREATE PUBLICATION p FOR TABLE t;
+"""
+
+ROWS = (
+    """1, '{1,2,NULL,-2147483648}', '{9223372036854775807}', '{a,NULL,"NULL","","a b","q\\"\\\\,{}"}', '{1.5,-99999.999,NULL}',
+    '{1.50,1e40,NaN}', '{"2024-02-29 12:34:56.7+00",NULL}', '{0001-01-01,9999-12-31}', '{t,f,NULL}',
+    '{0,-0,1e22,NaN,-Infinity,0.0001,123456.789}', '{0.1,1e6,NaN}', '{"\\\\x00ff","\\\\x"}', '{00112233-4455-6677-8899-aabbccddeeff}',
+    '{"o k","\\""}', '{1,2}', '{3}', ARRAY['{1,2}'::ints, '{}'::ints], '(1,"a ""b"", c")',
+    ROW (ROW (1, NULL), ARRAY[ROW (2, 'x')::pair, NULL], '2024-01-01', 5, 'a,b', 1.5, '\\xdead', '{"a": 1}'),
+    ARRAY[ROW (NULL, '{}', NULL, NULL, NULL, NULL, NULL, NULL)::nested], '{"[1,2)",empty}',
+    '{"b": [1, 2.50, -1e-10, 123456789012345678901234567890], "aa": {"x": null, "\u00e9\U0001f600": "\\u0001\\n\\\\"}, "": true}'""",
+    "2" + ", NULL" * 21,
+    """3, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '(,)',
+    '(,,,,,,,)', '{}', '{}', 'null'""",
+    """4, '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
+    '{NULL}', '{NULL}', '{NULL}', '{NULL}', '(,"")',
+    ROW (NULL, '{NULL}', NULL, NULL, 'sad', NULL, '\\x', '[]'), '{NULL}', '{NULL}', '"x"'""",
+)
+CHOICES = "'arrays natural, composites natural, jsonb variant'"
+
+
+def insert(first: int) -> str:
+    rows = []
+    for row in ROWS:
+        number, rest = row.split(",", 1)
+        rows.append(f"({int(number) + first}, {rest})")
+    return "INSERT INTO t VALUES " + ", ".join(rows)
+
+
+def arrow_schema(replica: Replica) -> pa.Schema:
+    return pa.schema(DeltaTable(replica.path("t")).schema().to_arrow())
+
+
+@pytest.mark.parametrize("binary", ["false", "true"])
+def test_corpus(replica: Replica, binary: str) -> None:
+    """Copied, inserted, updated, deleted; with the whole old row, too."""
+    replica.execute(SETUP, insert(0))
+    replica.subscribe(types=CHOICES, binary=binary)
+    replica.assert_equal("t")
+    names = "ints, texts, prices, n, ns, j"
+    replica.execute(
+        insert(10),
+        f"UPDATE t SET ({names}) = (SELECT {names} FROM t o WHERE o.id = 14 - t.id) WHERE id < 10",
+        "DELETE FROM t WHERE id = 12",
+    )
+    replica.assert_equal("t")
+    replica.execute("ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET p = (7, 'new'), j = '[1]' WHERE id = 13")
+    replica.assert_equal("t")
+
+
+@pytest.mark.parametrize("binary", ["false", "true"])
+def test_without_a_key(replica: Replica, binary: str, spark: Spark) -> None:
+    """Rows are found by all their values: exactly one of those that are equal changes; also where Spark writes."""
+    replica.execute(
+        SETUP,
+        "ALTER TABLE t DROP CONSTRAINT t_pkey",
+        "ALTER TABLE t ALTER id DROP NOT NULL",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        *(insert(0) for _ in range(3)),
+    )
+    replica.subscribe(types=CHOICES, binary=binary)
+    replica.execute(
+        insert(0),
+        "DELETE FROM t WHERE ctid = (SELECT min(ctid) FROM t WHERE id = 1)",
+        "UPDATE t SET ints = ints || 7, texts[1] = 'a b,c' WHERE ctid IN (SELECT min(ctid) FROM t GROUP BY id)",
+        "UPDATE t SET n.p.a = 8 WHERE ctid IN (SELECT max(ctid) FROM t GROUP BY id)",
+    )
+    replica.assert_equal("t")
+    replica.execute(
+        "UPDATE t SET j = '{\"a\": 1.0}' WHERE id = 3",
+        "DELETE FROM t WHERE ctid IN (SELECT min(ctid) FROM t GROUP BY id)",
+    )
+    replica.assert_equal("t")
+    spark.session.sql(
+        f"ALTER TABLE delta.`{replica.path('t')}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+    )
+    replica.execute(
+        "INSERT INTO t (id, texts, p) VALUES (50, '{a,b}', '(1,)'), (50, '{\"a, b\"}', '(1,)'), (50, '{a,b}', '(1,\"\")')",
+        insert(0),
+    )
+    replica.assert_equal("t")
+    replica.execute(
+        "DELETE FROM t WHERE id = 50 AND texts = '{\"a, b\"}'; DELETE FROM t WHERE id = 50 AND (p).b = ''",
+        "UPDATE t SET stamps = '{now}' WHERE ctid IN (SELECT max(ctid) FROM t GROUP BY id)",
+    )
+    replica.assert_equal("t")
+
+
+def test_other_readers(replica: Replica, spark: Spark) -> None:
+    """What Spark, DataFusion and DuckDB read is the same, value by value."""
+    replica.execute(SETUP, insert(0))
+    replica.subscribe(types=CHOICES)
+    replica.execute(insert(10), "DELETE FROM t WHERE id = 2")
+    replica.assert_equal("t")
+    schema = arrow_schema(replica)
+    assert schema.field("prices").type == pa.list_(pa.decimal128(8, 3))
+    assert schema.field("loose").type == schema.field("moods").type == pa.list_(pa.string())
+    assert schema.field("ns").type.value_type.field("ps").type.value_type.field("a").type == pa.int32()
+    assert schema.field("j").type == VARIANT
+    ours = replica.rows("t", "* EXCEPT (j) FROM delta_t ORDER BY id")
+    frame = spark.session.read.format("delta").load(replica.path("t")).orderBy("id")
+    theirs = frame.drop("j").toArrow().to_pylist()
+    assert list(map(str, theirs)) == list(map(str, ours))
+    documents = [(row.id, row.text) for row in frame.selectExpr("id", "to_json(j) AS text").collect()]
+    wanted = replica.query("SELECT id, j::text FROM t ORDER BY id")
+    for (key, found), (_, text) in zip(documents, wanted, strict=True):
+        same = found is text if text is None else replica.query(f"SELECT $${found}$$::jsonb = $${text}$$::jsonb")[0][0]
+        assert same, (key, found, text)
+    duckdb = pytest.importorskip("duckdb")
+    extension = pytest.importorskip("duckdb_extension_delta")
+    (file,) = Path(extension.__file__).parent.glob("extensions/*/delta.duckdb_extension")
+    with duckdb.connect() as connection:
+        connection.execute(f"LOAD '{file}'; SET TimeZone = 'UTC'")
+        scan = f"delta_scan('{replica.path('t')}') ORDER BY id"
+        found = connection.sql(f"SELECT * EXCLUDE (j) FROM {scan}").to_arrow_table()
+        assert list(map(str, found.to_pylist())) == list(map(str, ours))
+        documents = connection.sql(f"SELECT id, j::json::varchar FROM {scan}").fetchall()
+    for (key, found), (_, text) in zip(documents, wanted, strict=True):
+        same = found is text if text is None else replica.query(f"SELECT $${found}$$::jsonb = $${text}$$::jsonb")[0][0]
+        assert same, (key, found, text)
+
+
+def test_choices_that_are_refused(replica: Replica) -> None:
+    """Before anything is made; a key's column by its own choice, while its type's leaves it text."""
+    replica.execute(
+        SETUP,
+        'CREATE TYPE cased AS (a int, "A" int); CREATE TYPE nothing AS ()',
+        "CREATE TABLE u (tags text[] PRIMARY KEY, c cased, b box[], o nothing, d text)",
+        "ALTER PUBLICATION p ADD TABLE u",
+    )
+    for wrong, why in {
+        "public.u.tags natural": "key",
+        "public.cased natural": "only in case",
+        "composites natural": "",
+        "public.u.b natural": "divided by",
+        "public.nothing natural": "no attributes",
+        "public.u.d variant": "Only jsonb",
+        "json variant": "",
+        "arrays variant": "Only jsonb",
+        "public.missing natural": "",
+        "uuid natural": "",
+    }.items():
+        with pytest.raises(PubsubError) as caught:
+            replica.subscribe(types=f"'{wrong}'")
+        assert why in f"{caught.value.message} {caught.value.detail}", wrong
+    assert replica.slots() == []
+    replica.execute("INSERT INTO u VALUES ('{a,b}', '(1,2)', '{(1,1),(0,0)}', '()', 'x')")
+    replica.subscribe(types="'arrays natural, box[] text, public.pair natural'")
+    replica.execute("UPDATE u SET tags = '{c}'", "INSERT INTO u VALUES ('{a,b}')", "DELETE FROM u WHERE tags = '{c}'")
+    replica.assert_equal("t", "u")
+
+
+@pytest.mark.parametrize("binary", ["false", "true"])
+def test_values_that_are_refused(replica: Replica, binary: str) -> None:
+    """The table, the column, the key and the LSN are named; nothing of the transaction is there."""
+    replica.execute(
+        "CREATE TYPE pair AS (a int, b numeric(6,2)[])",
+        "CREATE TABLE t (id int PRIMARY KEY, a int[], p pair, j jsonb)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe(
+        types="'arrays natural, composites natural, jsonb variant'", binary=binary, on_table_error="isolate"
+    )
+    bad = {
+        "a": ("'{{1},{2}}'", '"{{1},{2}}" can not be held exactly by Delta type ARRAY<INT>'),
+        "p": ("'(1,\"{1,NaN}\")'", '"(1,"{1.00,NaN}")" can not be held exactly by Delta type STRUCT<'),
+        "j": (f"'{'1' * 39}'", f'"{"1" * 39}" can not be held exactly by Delta type VARIANT'),
+    }
+    for number, (column, (value, words)) in enumerate(bad.items()):
+        replica.caught_up()
+        replica.execute(
+            f"INSERT INTO t (id) VALUES ({number}); INSERT INTO t (id, {column}) VALUES ({number + 100}, {value})"
+        )
+        wait_until(lambda: replica.relation("t").error, "the table's failure")
+        row = replica.node.statistics(replica.name)
+        assert f'column "{column}" of table "public.t"' in row["error"]
+        assert words in row["error"]
+        assert f"Key (id)=({number + 100})." in row["error_detail"]
+        assert "The transaction finished at " in row["error_detail"]
+        assert {one["id"] for one in replica.rows("t")} == set(range(number))
+        replica.execute(f"DELETE FROM t WHERE id = {number + 100}")
+        replica.alter("RESYNC TABLE public.t")
+        replica.assert_equal("t")
+
+
+def test_schema_changes(replica: Replica) -> None:
+    """Columns that are added with a default; values that are not sent again; a composite type that is altered."""
+    replica.execute(
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TABLE t (id int PRIMARY KEY, big int[], p pair)",
+        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT g, ARRAY(SELECT generate_series(g, g + 2000)), (g, 'x y') FROM generate_series(1, 3) g",
+    )
+    replica.subscribe(types="'arrays natural, composites natural, jsonb variant'")
+    replica.execute("UPDATE t SET p.a = 7 WHERE id = 1", "UPDATE t SET id = 20 WHERE id = 2")
+    replica.assert_equal("t")
+    replica.execute(
+        "ALTER TABLE t ADD texts text[] DEFAULT '{a,NULL,\"b c\"}', ADD q pair DEFAULT (1, 'z'), "
+        "ADD j jsonb DEFAULT '{\"a\": [1.0]}', "
+        "ADD stamps timestamp[]",
+        "INSERT INTO t (id) VALUES (30)",
+        "UPDATE t SET stamps = '{2024-01-01}' WHERE id = 1",
+    )
+    replica.assert_equal("t")
+    replica.execute("ALTER TABLE t RENAME texts TO words", "UPDATE t SET words = words || 'd' WHERE id = 3")
+    replica.assert_equal("t")
+    replica.execute("ALTER TABLE t ALTER big TYPE bigint[]", "UPDATE t SET big = '{9000000000}' WHERE id = 1")
+    replica.assert_equal("t")
+    replica.execute("ALTER TYPE pair ADD ATTRIBUTE c int[]", "INSERT INTO t (id, p) VALUES (40, (1, 'a', '{2}'))")
+    assert 'column "p" of table "public.t": value "(1,a,{2})"' in replica.error()
+    replica.alter("RESYNC TABLE public.t")
+    replica.assert_equal("t")
+    # As many attributes as before: seen when the table is next altered.
+    replica.execute(
+        "ALTER TYPE pair RENAME ATTRIBUTE b TO d",
+        "ALTER TABLE t ADD more int",
+        "INSERT INTO t (id, p) VALUES (50, (1, 'a', '{2}'))",
+    )
+    replica.assert_equal("t")
+    assert "d" in {field.name for field in arrow_schema(replica).field("p").type}

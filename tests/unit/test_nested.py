@@ -1,0 +1,142 @@
+"""Arrays, composites and VARIANT as such: which types they become, and what is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+
+from pubsub.errors import FeatureNotSupported
+from pubsub.protocol.binary.columns import from_binary
+from pubsub.protocol.binary.values import BinaryTypes
+from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.shapes import TypeShape
+from pubsub.protocol.types import InvalidText, from_text, shaped_type, spark_ddl
+from pubsub.sql.typechoices import TypeChoices
+
+INTS = pa.list_(pa.field("element", pa.int32()))
+PAIR = TypeShape(
+    20001,
+    kind="c",
+    name="public.pair",
+    attributes=(("a", TypeShape(1007, element=TypeShape(23))), ("at", TypeShape(1184))),
+)
+
+
+def _type(shape: TypeShape, choices: str, own: str | None = None) -> str:
+    return spark_ddl(shaped_type(shape, TypeChoices.parse(choices).of_type, own))
+
+
+def test_types_and_choices() -> None:
+    prices = TypeShape(1231, (6 << 16 | 2) + 4, name="numeric[]", element=TypeShape(1700, (6 << 16 | 2) + 4))
+    assert _type(prices, "") == _type(prices, "composites natural") == "STRING"
+    assert _type(prices, "arrays natural") == _type(prices, "", "natural") == "ARRAY<DECIMAL(6,2)>"
+    assert _type(prices, "numeric[] natural, arrays text") == "ARRAY<DECIMAL(6,2)>"
+    assert _type(prices, "numeric[] text, arrays natural") == "STRING"
+    assert _type(prices, "arrays natural, numeric text") == "ARRAY<STRING>"
+    assert _type(prices, "arrays natural", "text") == "STRING"
+    assert _type(PAIR, "arrays natural") == "STRING"
+    assert _type(PAIR, "public.pair natural") == "STRUCT<`a`: ARRAY<INT>, `at`: TIMESTAMP>"
+    assert _type(PAIR, "composites natural, arrays text, timestamptz text") == "STRUCT<`a`: STRING, `at`: STRING>"
+    pairs = TypeShape(20002, name="public.pair[]", element=PAIR)
+    assert _type(pairs, "public.pair[] natural") == "ARRAY<STRUCT<`a`: ARRAY<INT>, `at`: TIMESTAMP>>"
+    assert _type(pairs, "public.pair[] natural, public.pair text") == "ARRAY<STRING>"
+    documents = TypeShape(3802, name="jsonb")
+    assert _type(documents, "") == "STRING"
+    assert _type(documents, "jsonb variant") == _type(documents, "", "variant") == "VARIANT"
+    within = TypeShape(20003, kind="c", name="x", attributes=(("j", documents),))
+    assert _type(within, "jsonb variant", "natural") == "STRUCT<`j`: STRING>"
+
+
+@pytest.mark.parametrize(
+    ("shape", "own", "words"),
+    [
+        (TypeShape(1020, name="box[]", element=TypeShape(603), delimiter=";"), "natural", 'divided by ";"'),
+        (TypeShape(1, kind="c", name="empty"), "natural", "no attributes"),
+        (TypeShape(1, kind="c", attributes=(("a", TypeShape(23)), ("A", TypeShape(23)))), "natural", "only in case"),
+        (TypeShape(1, kind="c", attributes=(("a b", TypeShape(23)),)), "natural", '"a b"'),
+        (TypeShape(114, name="json"), "variant", "jsonb"),
+    ],
+)
+def test_types_that_are_refused(shape: TypeShape, own: str, words: str) -> None:
+    with pytest.raises(FeatureNotSupported) as caught:
+        shaped_type(shape, TypeChoices().of_type, own)
+    assert words in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("[0:1]={1,2}", INTS),
+        ("{{1,2},{3,4}}", INTS),
+        ("{1,2147483648}", INTS),
+        ("{1,x}", INTS),
+        ("{1", INTS),
+        ("{1,}", INTS),
+        ('{"1}', INTS),
+        ("{infinity}", pa.list_(pa.date32())),
+        ("{1.00,NaN}", pa.list_(pa.decimal128(6, 2))),
+        ("(1)", pa.struct([("a", pa.int32()), ("b", pa.int32())])),
+        ("(1,2,3)", pa.struct([("a", pa.int32()), ("b", pa.int32())])),
+        ('(1,"{{1}}")', pa.struct([("a", pa.int32()), ("b", INTS)])),
+        ('{"(1,{NaN})"}', pa.list_(pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(6, 2)))]))),
+        ("1" * 39, VARIANT),
+        ("[0." + "1" * 39 + "]", VARIANT),
+        ("1e5", VARIANT),
+        ("[" * 1000 + "]" * 1000, VARIANT),
+    ],
+)
+def test_values_that_are_refused(text: str, target: pa.DataType) -> None:
+    """With the whole value's text and its row."""
+    good = {True: "{}"}.get(pa.types.is_list(target))
+    values = [good, None, text, good]
+    with pytest.raises(InvalidText) as caught:
+        from_text(pa.array([None if one is None else one.encode() for one in values], pa.binary()), target)
+    assert caught.value.index == 2
+    assert caught.value.text == text.encode()
+    assert f"by Delta type {spark_ddl(target)}" in caught.value.message
+
+
+def test_shapes_of_binary_arrays() -> None:
+    """Two dimensions, and another lower bound."""
+    plain = struct.pack(">iiIiiii", 1, 0, 23, 1, 1, 4, 7)
+    for edges, text in (((2, 1, 1, 1, 1), b"{{7}}"), ((1, 1, 0), b"[0:0]={7}")):
+        other = struct.pack(">iiI", edges[0], 0, 23) + struct.pack(f">{len(edges) - 1}i", *edges[1:]) + plain[-8:]
+        with pytest.raises(InvalidText) as caught:
+            from_binary(pa.array([plain, other]), 1007, INTS, BinaryTypes())
+        assert (caught.value.index, caught.value.text) == (1, text)
+
+
+def test_variant() -> None:
+    """By the encoding's own words: header bits and little-endian numbers."""
+    texts = [
+        "null",
+        "true",
+        "false",
+        "1",
+        "-129",
+        "70000",
+        str(2**40),
+        str(10**20),
+        "1.10",
+        '"a"',
+        '"' + "x" * 64 + '"',
+        "[]",
+    ]
+    found = from_text(pa.array([*texts, None]), VARIANT).to_pylist()
+    assert found[-1] is None
+    assert {one["metadata"] for one in found[:-1]} == {b"\x01\0\0"}
+    values = [one["value"] for one in found[:-1]]
+    assert values[:6] == [b"\0", b"\4", b"\x08", b"\x0c\1", b"\x10\x7f\xff", b"\x14\x70\x11\1\0"]
+    assert values[6] == b"\x18" + (2**40).to_bytes(8, "little")
+    assert values[7] == b"\x28\0" + (10**20).to_bytes(16, "little")
+    assert values[8] == b"\x20\x02" + (110).to_bytes(4, "little")
+    assert values[9] == b"\5a"
+    assert values[10] == b"\x40\x40\0\0\0" + b"x" * 64
+    assert values[11] == b"\3\0\0"
+    (one,) = from_text(pa.array(['{"b": [1, {"a": null}], "a": 2}']), VARIANT).to_pylist()
+    assert one["metadata"] == b"\1\2\0\1\2ab"
+    inner = b"\2\1\0\0\1\0"
+    array = b"\3\2\0\2\x08\x0c\1" + inner
+    assert one["value"] == b"\2\2\0\1\0\2\x0f\x0c\2" + array
