@@ -50,13 +50,13 @@ and attributes whose types are domains or enums, go as the types below.
 
 Their columns can be no key: a type's choice leaves those of the key text, a column's own is refused. Under REPLICA IDENTITY FULL
 rows are told apart by them as by others. Spark 4 and DuckDB 1.5 read all of them; the deltalake package too, VARIANT as its two
-binary parts.
+binary parts; DuckDB shows the JSON null in a VARIANT as NULL.
 
 The stream says nothing of an ALTER TYPE that changes a composite's attributes. A value with another number of attributes than the
-STRUCT has fields stops the subscription (RESYNC TABLE copies the table with the new ones). Attributes that were renamed, or dropped
-and added so that their number is the same, are seen when the table's definition is next looked at (the worker's next start, or an
-ALTER TABLE of it); the table is then copied again. Until then values stand under the old names: alter such a type while its table is
-not written, and RESYNC the table.
+STRUCT has fields is refused; the worker's next start looks at the type, and the table is copied again (with on_table_error = isolate
+it stops, until RESYNC TABLE). Attributes that were renamed, or dropped and added so that their number is the same, are seen when the
+table's definition is next looked at (the worker's next start, or an ALTER TABLE of it); the table is then copied again. Until then
+values stand under the old names: alter such a type while its table is not written, and RESYNC the table.
 """
 
 _TYPES_KEYS = """\

@@ -42,6 +42,7 @@ ROWS = (
     '{NULL}', '{NULL}', '{NULL}', '{NULL}', '(,"")',
     ROW (NULL, '{NULL}', NULL, NULL, 'sad', NULL, '\\x', '[]'), '{NULL}', '{NULL}', '"x"'""",
 )
+Documents = list[tuple[int, str | None]]
 CHOICES = "'arrays natural, composites natural, jsonb variant'"
 
 
@@ -128,10 +129,8 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
     theirs = frame.drop("j").toArrow().to_pylist()
     assert list(map(str, theirs)) == list(map(str, ours))
     documents = [(row.id, row.text) for row in frame.selectExpr("id", "to_json(j) AS text").collect()]
-    wanted = replica.query("SELECT id, j::text FROM t ORDER BY id")
-    for (key, found), (_, text) in zip(documents, wanted, strict=True):
-        same = found is text if text is None else replica.query(f"SELECT $${found}$$::jsonb = $${text}$$::jsonb")[0][0]
-        assert same, (key, found, text)
+    wanted: Documents = replica.query("SELECT id, j::text FROM t ORDER BY id")
+    assert_same_documents(replica, wanted, documents)
     duckdb = pytest.importorskip("duckdb")
     extension = pytest.importorskip("duckdb_extension_delta")
     (file,) = Path(extension.__file__).parent.glob("extensions/*/delta.duckdb_extension")
@@ -140,10 +139,19 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
         scan = f"delta_scan('{replica.path('t')}') ORDER BY id"
         found = connection.sql(f"SELECT * EXCLUDE (j) FROM {scan}").to_arrow_table()
         assert list(map(str, found.to_pylist())) == list(map(str, ours))
-        documents = connection.sql(f"SELECT id, j::json::varchar FROM {scan}").fetchall()
-    for (key, found), (_, text) in zip(documents, wanted, strict=True):
-        same = found is text if text is None else replica.query(f"SELECT $${found}$$::jsonb = $${text}$$::jsonb")[0][0]
-        assert same, (key, found, text)
+        # DuckDB writes .5 where every digit is a fractional one, and takes the JSON null for NULL.
+        shown = "regexp_replace(j::json::varchar, '([\\[:,-])\\.', '\\10.', 'g')"
+        documents = connection.sql(f"SELECT id, CASE WHEN j IS NOT NULL THEN {shown} END FROM {scan}").fetchall()
+    assert_same_documents(replica, [(key, None if text == "null" else text) for key, text in wanted], documents)
+
+
+def assert_same_documents(replica: Replica, wanted: Documents, found: Documents) -> None:
+    """The server says whether two are equal."""
+    for (key, text), (_, other) in zip(wanted, found, strict=True):
+        if text is None or other is None:
+            assert text is other, key
+        else:
+            assert replica.query(f"SELECT $${text}$$::jsonb = $${other}$$::jsonb") == [(True,)], (key, text, other)
 
 
 def test_choices_that_are_refused(replica: Replica) -> None:
@@ -178,7 +186,7 @@ def test_choices_that_are_refused(replica: Replica) -> None:
 
 @pytest.mark.parametrize("binary", ["false", "true"])
 def test_values_that_are_refused(replica: Replica, binary: str) -> None:
-    """The table, the column, the key and the LSN are named; nothing of the transaction is there."""
+    """The table, the column and the LSN are named; nothing of the transaction is there."""
     replica.execute(
         "CREATE TYPE pair AS (a int, b numeric(6,2)[])",
         "CREATE TABLE t (id int PRIMARY KEY, a int[], p pair, j jsonb)",
@@ -197,12 +205,9 @@ def test_values_that_are_refused(replica: Replica, binary: str) -> None:
         replica.execute(
             f"INSERT INTO t (id) VALUES ({number}); INSERT INTO t (id, {column}) VALUES ({number + 100}, {value})"
         )
-        wait_until(lambda: replica.relation("t").error, "the table's failure")
-        row = replica.node.statistics(replica.name)
-        assert f'column "{column}" of table "public.t"' in row["error"]
-        assert words in row["error"]
-        assert f"Key (id)=({number + 100})." in row["error_detail"]
-        assert "The transaction finished at " in row["error_detail"]
+        error = str(wait_until(lambda: replica.relation("t").error, "the table's failure"))
+        assert f'column "{column}" of table "public.t": value {words}' in error
+        assert replica.relation("t").error_lsn is not None
         assert {one["id"] for one in replica.rows("t")} == set(range(number))
         replica.execute(f"DELETE FROM t WHERE id = {number + 100}")
         replica.alter("RESYNC TABLE public.t")
@@ -216,7 +221,7 @@ def test_schema_changes(replica: Replica) -> None:
         "CREATE TABLE t (id int PRIMARY KEY, big int[], p pair)",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         "CREATE PUBLICATION p FOR TABLE t",
-        "INSERT INTO t SELECT g, ARRAY(SELECT generate_series(g, g + 2000)), (g, 'x y') FROM generate_series(1, 3) g",
+        "INSERT INTO t SELECT g, ARRAY(SELECT generate_series(g, g + 2000)), ROW (g, 'x y')::pair FROM generate_series(1, 3) g",
     )
     replica.subscribe(types="'arrays natural, composites natural, jsonb variant'")
     replica.execute("UPDATE t SET p.a = 7 WHERE id = 1", "UPDATE t SET id = 20 WHERE id = 2")
@@ -229,14 +234,16 @@ def test_schema_changes(replica: Replica) -> None:
         "UPDATE t SET stamps = '{2024-01-01}' WHERE id = 1",
     )
     replica.assert_equal("t")
-    replica.execute("ALTER TABLE t RENAME texts TO words", "UPDATE t SET words = words || 'd' WHERE id = 3")
+    replica.execute("ALTER TABLE t RENAME texts TO words", "UPDATE t SET words = array_append(words, 'd') WHERE id = 3")
     replica.assert_equal("t")
     replica.execute("ALTER TABLE t ALTER big TYPE bigint[]", "UPDATE t SET big = '{9000000000}' WHERE id = 1")
     replica.assert_equal("t")
-    replica.execute("ALTER TYPE pair ADD ATTRIBUTE c int[]", "INSERT INTO t (id, p) VALUES (40, (1, 'a', '{2}'))")
-    assert 'column "p" of table "public.t": value "(1,a,{2})"' in replica.error()
-    replica.alter("RESYNC TABLE public.t")
+    # The first value with another attribute is refused; the worker's next start sees why, and the table is copied again.
+    replica.execute("INSERT INTO t (id, p) VALUES (39, (1, 'a'))")
     replica.assert_equal("t")
+    replica.execute("ALTER TYPE pair ADD ATTRIBUTE c int[]", "INSERT INTO t (id, p) VALUES (40, (1, 'a', '{2}'))")
+    replica.assert_equal("t")
+    assert "c" in {field.name for field in arrow_schema(replica).field("p").type}
     # As many attributes as before: seen when the table is next altered.
     replica.execute(
         "ALTER TYPE pair RENAME ATTRIBUTE b TO d",
