@@ -14,16 +14,13 @@ pg_recvlogical waits for a walsender that decodes what a slot was made in front 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
 from bench.subscribers import Failed
@@ -31,7 +28,6 @@ from pubsub.protocol import commands
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
-from walsender.session import DecodeRequest, Session
 
 NAMES: Final = ("decode-inserts", "decode-pgbench", "decode-skip", "decode-ddl")
 
@@ -171,7 +167,7 @@ class _Decoding:
             str(load.start - 1),
             str(load.end),
         ]
-        details = json.loads(_run([sys.executable, "-m", "bench.decoding", "decode", *arguments]))
+        details = json.loads(_run([sys.executable, "-m", "bench.decoder", *arguments]))
         self.peak = max(self.peak, details["memory"])
         return Run(OURS, details["seconds"], {"decoder": details["cpu"]}, details["memory"])
 
@@ -212,23 +208,7 @@ def _burst(server: EmbeddedPostgres, transactions: int, statements: int) -> None
     _pgbench(server, "--no-vacuum", *_CLIENTS, half)
 
 
-async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:
-    options = {"proto_version": "1", "publication_names": publication}
-    with tempfile.TemporaryDirectory() as spill:
-        request = DecodeRequest(conninfo, "pgoutput", options, Path(spill), start, end, Path(wal))
-        session = await Session.open(request, lambda lsn, xid, data: None, lambda lsn: None)
-        began, cpu = time.monotonic(), time.process_time()
-        await session.run()
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-        await session.close()
-    return {"seconds": seconds, "cpu": cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-
-
 def main() -> int:
-    if sys.argv[1:2] == ["decode"]:
-        conninfo, wal, publication, start, end = sys.argv[2:]
-        print(json.dumps(asyncio.run(_decode(conninfo, wal, publication, int(start), int(end)))))
-        return 0
     from rich.console import Console
 
     from bench import machine, report

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -17,6 +15,7 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import jars
 from pubsub.errors import FeatureNotSupported
+from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,12 +29,21 @@ log = structlog.get_logger()
 class Service:
     """Made by `start`; whoever has it holds the node's daemon lock until `stop`."""
 
-    def __init__(self, catalog: Catalog, lock: DaemonLock, spark: Spark, engine: Engine, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        lock: DaemonLock,
+        spill: SpillDirectory,
+        spark: Spark,
+        engine: Engine,
+        launcher: Launcher,
+    ) -> None:
         self.spark = spark
         self.engine = engine
         self.launcher = launcher
         self._catalog = catalog
         self._lock = lock
+        self._spill = spill
         self._running = asyncio.create_task(launcher.run(), name="launcher")
         self._starting_spark: asyncio.Task[None] | None = None
 
@@ -50,14 +58,19 @@ class Service:
         await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
-            await asyncio.to_thread(_empty, settings.spill_directory)
-            return await cls._start(settings, catalog, lock)
+            # What an earlier process spilled is of no use.
+            spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
+            try:
+                return await cls._start(settings, catalog, lock, spill)
+            except BaseException:
+                spill.release()
+                raise
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    async def _start(cls, settings: Settings, catalog: Catalog, lock: DaemonLock) -> Self:
+    async def _start(cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory) -> Self:
         # Spark's and Arrow's packages take a second to import.
         from apply import memory
         from apply.delta.engine import Engine
@@ -75,7 +88,7 @@ class Service:
         copies = await _has_copies_to_make(catalog)
         await catalog.set_daemon()
         launcher = Launcher(settings, catalog, engine, Stage(settings.spill_directory / "stage"), node.node_id)
-        service = cls(catalog, lock, spark, engine, launcher)
+        service = cls(catalog, lock, spill, spark, engine, launcher)
         if copies:
             service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
@@ -100,7 +113,10 @@ class Service:
             try:
                 await self._catalog.clear_daemon()
             finally:
-                self._lock.release()
+                try:
+                    await asyncio.to_thread(self._spill.release)
+                finally:
+                    self._lock.release()
 
     async def _start_spark(self) -> None:
         try:
@@ -124,9 +140,3 @@ def _require_spark() -> None:
     """A worker would find out too, and again every few seconds."""
     jars.require_java()
     jars.class_path()
-
-
-def _empty(directory: Path) -> None:
-    """Make `directory` anew: what an earlier process spilled is of no use."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700, parents=True)

@@ -24,8 +24,11 @@ from typing import BinaryIO, Final
 from pubsub.errors import PubsubError
 from pubsub.protocol.commands import join_identifiers
 from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.directories import SpillDirectory
+from pubsub.reorderbuffer.files import FileFailure
 from walsender.session import WORK_MEM, DecodeRequest, Session
 
+_SPILL: Final = "walsender-spill-"
 _HEADER: Final = Struct(">QI")
 _UNITS: Final = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "b": 1}
 
@@ -48,8 +51,12 @@ class Output:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.  Returns the exit code."""
     parsed = _parser().parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="walsender-") as spill:
-        return _decoded(parsed, Path(spill))
+    try:
+        with SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill:
+            return _decoded(parsed, spill.path)
+    except FileFailure as error:
+        print(error.report(), file=sys.stderr)
+        return 1
 
 
 def _decoded(parsed: argparse.Namespace, spill: Path) -> int:

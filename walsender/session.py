@@ -91,8 +91,8 @@ class Session:
                 raise
         bootstrap = CatalogBootstrap(files, contents, server)
         tables, pending = bootstrap.tables(scan, status)
-        buffer = ReorderBuffer(request.spill, request.work_mem)
-        assembly = Assembly(buffer)
+        small = request.work_mem // 4
+        assembly = Assembly(ReorderBuffer(request.spill, request.work_mem - small), small)
         tracker = CatalogTracker(
             server.database,
             tables,
@@ -140,7 +140,6 @@ class Session:
             if decoder.run(reader, end):
                 break
             if nothing_more:
-                decoder.assembly.relieve()
                 idle()
                 self._source.flushed = reader.position
             if end and reader.geometry.to_byte_position(reader.position) >= stop:

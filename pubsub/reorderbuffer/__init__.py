@@ -3,6 +3,7 @@
     log          FrameLog: frames of transactions that arrive whole
     block        changes in byte buffers
     files        the file layer and its errors
+    directories  who holds a directory that is spilled into, and what becomes of those that nobody holds
     segments     changes on disk: Arrow streams with a checksum for each batch
     changes      one log: disk, then memory
     transaction  a top-level transaction and its subtransactions; how it is read

@@ -157,3 +157,33 @@ def test_what_cannot_be_decoded_is_named() -> None:
             assert 'table "public.rules"' in errors
             assert "pg_catalog.aclitem" in errors
             assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 4
+
+
+def test_what_a_killed_decoder_has_spilled_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        more = ("--work-mem", "64kB")
+        with Decoding(server, "postgres", more=more) as killed, Decoding(server, "postgres", more=more) as living:
+            killed.wait_consistent()
+            living.wait_consistent()
+            with server.connect() as connection:
+                connection.execute("BEGIN")
+                connection.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 5000) g")
+                killed.wait_for(flush_lsn(server))
+                living.wait_for(flush_lsn(server))
+                spilled = set(tmp_path.glob("walsender-spill-*/*.spill.arrows"))
+                assert len({path.parent for path in spilled}) == 2
+                killed.process.kill()
+                killed.process.wait()
+                with Decoding(server, "nowhere") as third:
+                    assert third.process.wait() == 1
+                left = {path for path in spilled if path.exists()}
+                assert len({path.parent for path in left}) == 1
+                connection.execute("COMMIT")
+            end = flush_lsn(server)
+            living.wait_for(end)
+            assert len(living.stop()) == 5003
+    assert list(tmp_path.glob("walsender-spill-*")) == []

@@ -1,7 +1,7 @@
 """Transactions in progress: who belongs to whom, and their changes, on the way to the project's reorder buffer.
 
 Most transactions are small, and the reorder buffer's blocks are made for large ones: a transaction's first frames are kept
-here as they are, and handed over when they come to `HANDOVER_BYTES`, or when all of them together press on work_mem.
+here as they are, and handed over when they come to `HANDOVER_BYTES`, or all of them together to a quarter of work_mem.
 """
 
 from __future__ import annotations
@@ -76,12 +76,13 @@ class Txn:
 
 
 class Assembly:
-    """All transactions in progress.  `spill_directory` is used for what does not fit into `work_mem` bytes."""
+    """All transactions in progress.  `bound`: bytes of frames that are kept here, all together; the rest is `buffer`'s."""
 
-    def __init__(self, buffer: ReorderBuffer) -> None:
+    def __init__(self, buffer: ReorderBuffer, bound: int) -> None:
         self.by_xid: dict[int, Txn] = {}
         """By every xid that is known to belong to one."""
         self._buffer = buffer
+        self._bound = bound
         self.held = 0
         """Bytes of all frames that are not in the reorder buffer."""
 
@@ -143,8 +144,8 @@ class Assembly:
             self._buffer.spill()
 
     def relieve(self) -> None:
-        """Hand everything over where what is held here is more than half of work_mem."""
-        if self.held * 2 > self._buffer.work_mem:
+        """Hand everything over where too much is held here."""
+        if self.held > self._bound:
             for txn in {id(t): t for t in self.by_xid.values()}.values():
                 self.hand_over(txn)
 

@@ -138,6 +138,7 @@ class Decoder:
             self.position = lsn
             self.assembly.held += self._walk.held
             self._walk.held = 0
+        self.assembly.relieve()
         return False
 
     # The rare records, and the first one of every transaction

@@ -1,0 +1,38 @@
+"""Our decoder as `python -m walsender decode` runs it, measured from the moment when the catalogs have been read.
+
+    python -m bench.decoder CONNINFO WAL_DIRECTORY PUBLICATION START END
+
+A module of its own, so that its memory is the decoder's and not the benchmark's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from walsender.session import DecodeRequest, Session
+
+
+async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:
+    options = {"proto_version": "1", "publication_names": publication}
+    with tempfile.TemporaryDirectory() as spill:
+        request = DecodeRequest(conninfo, "pgoutput", options, Path(spill), start, end, Path(wal))
+        session = await Session.open(request, lambda lsn, xid, data: None, lambda lsn: None)
+        gc.freeze()
+        began, cpu = time.monotonic(), time.process_time()
+        await session.run()
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+        await session.close()
+    return {"seconds": seconds, "cpu": cpu, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+if __name__ == "__main__":
+    conninfo, wal, publication, start, end = sys.argv[1:]
+    print(json.dumps(asyncio.run(_decode(conninfo, wal, publication, int(start), int(end)))))
