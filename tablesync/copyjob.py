@@ -35,6 +35,7 @@ from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import types
+from pubsub.protocol.contract import VARIANT
 from pubsub.publisher.connection import session_settings_sql
 from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal
@@ -332,9 +333,22 @@ def _reader(
             for index in batch.column(0).to_pylist():
                 for rows in read_range(source, parts[index], schema):
                     done.add(rows.num_rows)
-                    yield rows
+                    yield _as_spark_has_them(rows)
 
     return read
+
+
+def _as_spark_has_them(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With variants as Spark's Arrow batches have them: the same two parts, in another order, and marked."""
+    parts = [pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, {"variant": "true"})]
+    for place, field in enumerate(rows.schema):
+        if field.type == VARIANT:
+            column = rows.column(place)
+            marked = pa.StructArray.from_arrays(
+                [column.field("value"), column.field("metadata")], fields=parts, mask=column.is_null()
+            )
+            rows = rows.set_column(place, pa.field(field.name, marked.type, field.nullable), marked)
+    return rows
 
 
 def read_range(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from apply.delta.session import Spark
 from pubsub.errors import PubsubError
+from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.types import InvalidText, from_text, shaped_type
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.testing import nested
+from pubsub.testing.fixtures import Database
+from tests.random_types import RandomTypes
 from tests.replica import Replica, wait_until
 
 SETUP = """
@@ -143,6 +153,76 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
         shown = "regexp_replace(j::json::varchar, '([\\[:,-])\\.', '\\10.', 'g')"
         documents = connection.sql(f"SELECT id, CASE WHEN j IS NOT NULL THEN {shown} END FROM {scan}").fetchall()
     assert_same_documents(replica, [(key, None if text == "null" else text) for key, text in wanted], documents)
+
+
+@pytest.mark.parametrize("binary", ["false", "true"])
+def test_tables_that_spark_writes(replica: Replica, spark: Spark, binary: str) -> None:
+    """Their structs' fields have names of their own in data files, since a column's name can stand in none."""
+    replica.execute(
+        "CREATE TYPE pair AS (a int, b text[])",
+        'CREATE TABLE t (id int PRIMARY KEY, "a b" int[], p pair, ps pair[], j jsonb)',
+        "ALTER TABLE t ALTER ps SET STORAGE EXTERNAL",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "INSERT INTO t SELECT g, ARRAY[g, NULL], ROW (g, '{a,NULL}')::pair, array_fill(ROW (g, NULL)::pair, ARRAY[900]), "
+        "json_build_object('a', g, 'b', '[1.5, null]'::json) FROM generate_series(1, 9) g",
+        "INSERT INTO t (id) VALUES (20)",
+    )
+    replica.subscribe(types=CHOICES, binary=binary)
+    replica.execute(
+        "INSERT INTO t VALUES (30, '{}', '(,{})', '{NULL}', 'null')",
+        "UPDATE t SET p.a = 7, j = '[{}]' WHERE id < 4; UPDATE t SET id = 40 WHERE id = 5; DELETE FROM t WHERE id = 6",
+    )
+    replica.assert_equal("t")
+    frame = spark.session.read.format("delta").load(replica.path("t"))
+    assert frame.where("id = 40").selectExpr("size(ps)", "ps[899].a", "to_json(j)").collect() == [
+        (900, 5, '{"a":5,"b":[1.5,null]}')
+    ]
+
+
+async def test_random_types(database: Database) -> None:
+    """What the server makes of random expressions of random types: its text and its binary form are the same values, and these
+    are the server's text again."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    made = RandomTypes(random.Random(seed))
+    columns = [made.make(3) for _ in range(80)]
+    columns = [(name, value) for name, value in columns if name.endswith("[]") or name.startswith(made.prefix)]
+    listed = ", ".join(f"c{place} {name}" for place, (name, _) in enumerate(columns))
+    for statement in (*made.declared, f"CREATE TABLE t ({listed})"):
+        database.execute(statement)
+    async with await Connection.connect(database.conninfo, replication=False) as connection:
+        types = await definitions.binary_types(connection)
+        ((oid,),) = await connection.query("SELECT 'public.t'::regclass::oid")
+        definition = await definitions.table_definition(connection, int(str(oid)))
+    session = "-c timezone=UTC -c extra_float_digits=3"
+    compared = 0
+    with psycopg.connect(database.conninfo, autocommit=True, options=session, client_encoding="UTF8") as client:
+        for column, (name, value) in zip(definition.columns, columns, strict=True):
+            values = ", ".join(f"({value()})" for _ in range(20))
+            query = f"SELECT a::{name} FROM (VALUES {values}, (NULL)) t (a)".encode()
+            results = [client.pgconn.exec_params(query, [], result_format=one) for one in (0, 1)]
+            text, binary = ([result.get_value(row, 0) for row in range(result.ntuples)] for result in results)
+            target = shaped_type(column.shape, lambda names: None, "natural")
+            for one, its in zip(text, binary, strict=True):
+                found = outcome(from_text, one, target)
+                assert outcome(from_binary, its, column.type_oid, target, types) == found, (name, one)
+                if isinstance(found, pa.Array) and nested.is_nested(target) and one is not None:
+                    assert nested.texts(found)[0].as_py() == one.decode()
+                    compared += 1
+            good = [place for place, one in enumerate(text) if isinstance(outcome(from_text, one, target), pa.Array)]
+            whole = from_text(pa.array([text[place] for place in good], pa.binary()), target)
+            assert whole == from_binary(
+                pa.array([binary[place] for place in good], pa.binary()), column.type_oid, target, types
+            )
+    assert compared > 100
+
+
+def outcome(convert: Any, value: bytes | None, *more: Any) -> Any:
+    """The value as a column, or why it is refused."""
+    try:
+        return convert(pa.array([value], pa.binary()), *more)
+    except InvalidText as error:
+        return error.message
 
 
 def assert_same_documents(replica: Replica, wanted: Documents, found: Documents) -> None:
