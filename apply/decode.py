@@ -22,6 +22,7 @@ from pubsub.errors import InvalidValue, NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.types import nulls, repeated
 
 if TYPE_CHECKING:
     from apply.prepared import PreparedTable
@@ -313,7 +314,7 @@ def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -
 
 def _filled(reading: Reading, column: pa.Field, count: int) -> Any:
     value = reading.missing.get(column.name)
-    return pa.nulls(count, column.type) if value is None else pa.repeat(value, count)
+    return nulls(count, column.type) if value is None else repeated(value, count)
 
 
 def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:

@@ -36,7 +36,7 @@ from apply.canonical import canonical
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.arrays import Mask
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
-from pubsub.protocol.types import is_nested
+from pubsub.protocol.types import is_nested, nulls
 
 # Longer than a column's name in PostgreSQL can be: no table has them.
 UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
@@ -481,7 +481,7 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
 def _old(changes: Changes, name: str) -> Any:
     """A column of the old rows; one that the publisher has not is NULL there."""
     column = changes.old.get(name)
-    return pa.nulls(changes.count, changes.new[name].type) if column is None else column
+    return nulls(changes.count, changes.new[name].type) if column is None else column
 
 
 def _chosen(changes: Changes, chosen: Mask) -> Changes:
@@ -507,7 +507,7 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, 
     added, taken = _take(changes.new, plus), _take(changes.old, minus)
     rows = {
         # a column that the publisher has not is NULL in its rows
-        name: pa.concat_arrays([column, taken.get(name, pa.nulls(len(minus), column.type))])
+        name: pa.concat_arrays([column, taken.get(name, nulls(len(minus), column.type))])
         for name, column in added.items()
     }
     codes, bound = _dense(_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])

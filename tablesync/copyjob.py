@@ -313,7 +313,7 @@ def _whole_rows(source: CopySource, block_range: Range, table: TargetTable, cut:
         columns = {
             field.name: batch.column(field.name)
             if field.name in source.columns
-            else pa.nulls(batch.num_rows, field.type)
+            else types.nulls(batch.num_rows, field.type)
             for field in table.schema
         }
         yield pa.table(columns)

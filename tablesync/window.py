@@ -55,6 +55,7 @@ from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.types import nulls
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync import copyjob
@@ -149,7 +150,7 @@ def read_again(source: CopySource, table: TargetTable, keys: Any, key_types: Map
     rows = pa.Table.from_batches(batches, schema)
     for field in table.schema:
         if field.name not in schema.names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+            rows = rows.append_column(field, nulls(rows.num_rows, field.type))
     return rows.select(table.schema.names).combine_chunks(), Lsn.parse(until)
 
 

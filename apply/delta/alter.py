@@ -24,6 +24,7 @@ from apply.delta.direct import living_rows, remove_action
 from apply.delta.log import DataFile, TableLog, is_local
 from apply.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
 from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.types import repeated
 
 _ATTEMPTS: Final = 10
 # The properties of `described`.
@@ -246,5 +247,5 @@ def _rewritten(
         rows = rows.drop_columns(list(change.drop)) if change.drop else rows
         rows = rows.rename_columns([change.rename.get(name, name) for name in rows.column_names])
         for one, value in change.add:
-            rows = rows.append_column(one.name, pa.repeat(value, rows.num_rows))
+            rows = rows.append_column(one.name, repeated(value, rows.num_rows))
         yield rows.select(altered.schema.names).cast(altered.schema)

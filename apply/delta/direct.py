@@ -33,6 +33,7 @@ from apply.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local
 from apply.delta.table import Commit, TargetTable
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
+from pubsub.protocol.types import nulls
 
 _BATCH_ROWS: Final = 1 << 18
 _WIDE_BATCH_ROWS: Final = 1 << 11
@@ -390,7 +391,7 @@ def _named(batch: Any, table: TargetTable, names: Sequence[str], stored: Sequenc
     there = {name: place for place, name in enumerate(batch.schema.names)}
     return pa.RecordBatch.from_arrays(
         [
-            batch.column(there[inner]) if inner in there else pa.nulls(batch.num_rows, table.schema.field(name).type)
+            batch.column(there[inner]) if inner in there else nulls(batch.num_rows, table.schema.field(name).type)
             for name, inner in zip(names, stored, strict=True)
         ],
         names=list(names),

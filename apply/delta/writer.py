@@ -102,7 +102,7 @@ def commit(spark: Any, staged: Staged, record: Commit) -> None:
         elif staged.deleted_keys is None:
             _save(images, "append", table, record)
         elif staged.images is None and staged.masked is None:
-            _delete_keys(spark, staged, record, view)
+            _delete_keys(spark, staged, record)
         else:
             if staged.masked is not None:
                 images = images.unionByName(_complete(spark, staged, view))
@@ -158,19 +158,25 @@ def _complete(spark: Any, staged: Staged, view: Any) -> Any:
     return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
 
 
-def _delete_keys(spark: Any, staged: Staged, record: Commit, view: Any) -> None:
-    """A batch of deletes alone: MERGE records its transaction even when it matches nothing; DELETE would not.
-
-    The transaction's id comes from session settings here: a session of its own keeps them apart from other tables.
-    """
+def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
+    """A batch of deletes alone."""
     own = spark.newSession()
     table = staged.table
     keys = _read(own, staged.deleted_keys, _key_schema(table))
-    keys.createOrReplaceTempView("deleted_keys")
     on = " AND ".join(f"{_TARGET}.{quote(name)} = {_SOURCE}.{quote(name)}" for name in table.key)
     if staged.key_range is not None:
         name, low, high = staged.key_range
         on += f" AND {_TARGET}.{quote(name)} BETWEEN {low} AND {high}"
+    _delete(own, table, record, keys, on)
+
+
+def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) -> None:
+    """Delete the rows that a row of `source` (a DataFrame of session `own`) meets: a MERGE records its transaction even when it
+    matches nothing; DELETE would not, and an overwrite with no rows would delete nothing.
+
+    The transaction's id comes from session settings here: a session of its own keeps them apart from other tables.
+    """
+    source.createOrReplaceTempView("deleted")
     own.conf.set("spark.databricks.delta.write.txnAppId", record.app_id)
     own.conf.set("spark.databricks.delta.write.txnVersion", str(int(record.last)))
     own.conf.set(
@@ -178,7 +184,7 @@ def _delete_keys(spark: Any, staged: Staged, record: Commit, view: Any) -> None:
         record.user_metadata,
     )
     own.sql(
-        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted_keys {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
+        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
     ).collect()
 
 
@@ -191,7 +197,8 @@ def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit,
     table = staged.table
     names = [field.name for field in table.schema]
     assert staged.removed is not None
-    removed = _read(spark, staged.removed, pq.read_schema(staged.removed))
+    removed_schema = pq.read_schema(staged.removed)
+    removed = _read(spark, staged.removed, removed_schema)
     changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS {_ROW}", COUNT_COLUMN))
     values = ", ".join(quote(name) for name in names)
     remaining = spark.sql(
@@ -199,6 +206,11 @@ def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit,
         f"(SELECT {_row_text('', table.schema)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
         f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.{_ROW} = c.{_ROW}"
     )
+    if staged.images is None and remaining.isEmpty():
+        own = spark.newSession()
+        gone = _read(own, staged.removed, removed_schema).selectExpr(f"{_row_text('', table.schema)} AS {_ROW}")
+        _delete(own, table, record, gone, f"{_row_text(_TARGET + '.', table.schema)} = {_SOURCE}.{_ROW}")
+        return
     condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT {_ROW} FROM {changed})"
     _save(images.unionByName(remaining), "overwrite", table, record, replace_on=condition)
 

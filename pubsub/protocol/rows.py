@@ -28,7 +28,7 @@ from pubsub.protocol.arrays import Bytes, Mask, contents, slices
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.pgoutput import Relation
-from pubsub.protocol.types import InvalidText, from_text, printable
+from pubsub.protocol.types import InvalidText, from_text, nulls, printable
 
 INSERT: Final = ord("I")
 UPDATE: Final = ord("U")
@@ -202,7 +202,7 @@ def concat_changes(pieces: Sequence[Changes]) -> Changes:
             },
             np.concatenate([piece.old_kind for piece in pieces]),
             {
-                name: pa.concat_arrays([piece.old.get(name, pa.nulls(piece.count, kind)) for piece in pieces])
+                name: pa.concat_arrays([piece.old.get(name, nulls(piece.count, kind)) for piece in pieces])
                 for name, kind in old.items()
             },
         )
@@ -327,7 +327,7 @@ def _decode_piece(
                 unchanged[target.name][new_rows] = kinds == _UNCHANGED
         positions[new_rows] = tuples.positions
     else:
-        new = {target.name: pa.nulls(count, target.type) for target in targets if target is not None}
+        new = {target.name: nulls(count, target.type) for target in targets if target is not None}
     if (positions != frames.ends).any():
         raise ProtocolViolation("a row change with trailing bytes")
     if any((mask & (op == INSERT)).any() for mask in unchanged.values()):
@@ -364,7 +364,7 @@ def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values)
     text, binary = kinds == _TEXT, kinds == _BINARY
     if not binary.any():
         if not text.any():
-            return pa.nulls(len(frames.seq), target.type)
+            return nulls(len(frames.seq), target.type)
         return _converted(frames, relation, target, values, text, binary=False)
     found = _converted(frames, relation, target, values, None if binary.all() else binary, binary=True)
     if text.any():  # sent in part before the subscription was altered: a prepared transaction may be

@@ -203,6 +203,19 @@ def is_nested(data_type: Any) -> bool:
     return bool(pa.types.is_nested(data_type))
 
 
+def nulls(count: int, kind: Any) -> Any:
+    """So many NULLs.  Arrow's own of a VARIANT have NULLs for its parts too, which nothing can be written of."""
+    if kind != VARIANT:
+        return pa.nulls(count, kind)
+    empty = pa.repeat(pa.scalar(b"", pa.binary()), count)
+    return pa.StructArray.from_arrays([empty, empty], fields=list(kind), mask=pa.repeat(True, count))
+
+
+def repeated(value: Any, count: int) -> Any:
+    """An array of so many of a value (a pyarrow Scalar)."""
+    return pa.repeat(value, count) if value.is_valid else nulls(count, value.type)
+
+
 def from_text(values: Any, target: Any) -> Any:
     """PostgreSQL's text as values of `target`: pyarrow Array to Array of the same length, NULLs kept.
 

@@ -394,6 +394,11 @@ def test_full_identity_without_a_key(made: Any) -> None:
         repr(empty): 1,
         repr((None, None, None, None, "", None)): 2,
     }
+    # Deletes alone, after which no row that was equal is left.
+    before = counts()
+    assert r.send(delete(OID, *moved, kind="O"), delete(OID, *empty, kind="O")) == 1
+    del before[repr((2, at.replace(microsecond=1), 0.0, b"\0", "x", n))], before[repr(empty)]
+    assert counts() == before
     before = r.version
     assert r.send(truncate(OID), insert(OID, *first), insert(OID, *first), delete(OID, *first, kind="O")) == 1
     assert r.version == before + 1

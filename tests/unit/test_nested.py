@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from pubsub.errors import FeatureNotSupported
@@ -12,7 +15,7 @@ from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.contract import VARIANT
 from pubsub.protocol.shapes import TypeShape
-from pubsub.protocol.types import InvalidText, from_text, shaped_type, spark_ddl
+from pubsub.protocol.types import InvalidText, from_text, nulls, repeated, shaped_type, spark_ddl
 from pubsub.sql.typechoices import TypeChoices
 
 INTS = pa.list_(pa.field("element", pa.int32()))
@@ -140,3 +143,17 @@ def test_variant() -> None:
     inner = b"\2\1\0\0\1\0"
     array = b"\3\2\0\2\x08\x0c\1" + inner
     assert one["value"] == b"\2\2\0\1\0\2\x0f\x0c\2" + array
+
+
+def test_nulls_of_a_variant_can_be_written(tmp_path: Path) -> None:
+    """Arrow's own have NULL parts, which are required."""
+    some = from_text(pa.array(["1", None, "[]"]), VARIANT)
+    none = nulls(3, VARIANT)
+    mixed = pc.if_else(pa.array([True, False, True]), none, some)
+    column = pa.concat_arrays([none, mixed, pc.coalesce(none, some), repeated(pa.scalar(None, VARIANT), 2)])
+    column.validate(full=True)
+    schema = pa.schema([pa.field("j", VARIANT)])
+    pq.write_table(pa.table({"j": column}).cast(schema), tmp_path / "j.parquet", store_schema=False)
+    found = pq.read_table(tmp_path / "j.parquet")
+    assert found.schema == schema
+    assert found.column("j").to_pylist() == column.to_pylist() == [*[None] * 6, *some.to_pylist(), None, None]
