@@ -199,6 +199,7 @@ class Source:
 
     oid: int
     at: Lsn
+    bytes: int
     only: bool = True
 
 
@@ -308,6 +309,9 @@ class Catalog:
         await self.world.chance.step()
         return self.world.plans.get(relid)
 
+    async def put_copy_progress(self, *_: Any, finished: bool) -> None:
+        await self.world.chance.step()
+
     async def put_copy_plan(self, subid: int, relid: int, plan: CopyPlan) -> None:
         await self.world.chance.step()
         self.world.plans[relid] = plan
@@ -338,13 +342,40 @@ class Engine:
         await self.world.chance.step()
 
     async def run(self, work: Any, *args: Any) -> None:
-        task = asyncio.ensure_future(self._work(work, *args))
+        await self._finish(self._work(work, *args), lambda: None)
+
+    async def run_until_told(self, stop: Any, work: Any, *args: Any) -> int | None:
+        assert work is copyjob.copy_here
+        told = asyncio.Event()
+        rows: int | None = await self._finish(self._copy_here(told, *args), told.set)
+        return rows
+
+    async def _finish(self, work: Any, stop: Any) -> Any:
+        task = asyncio.ensure_future(work)
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
+            stop()
             await asyncio.wait({task})
             task.exception()
             raise
+
+    async def _copy_here(self, told: Any, source: Any, copied: Any, record: Any, *_: Any) -> int | None:
+        chance = self.world.chance
+        await chance.step()
+        if source.bytes >= copyjob.LEAST_JOB_BYTES:
+            return None
+        if told.is_set() or (chance.trouble and chance.random.random() < 0.3):
+            raise ConnectionFailure("the copy is cut short")
+        rows = sum((self.world.snapshot(source.oid, source.at, chunk) for chunk in range(CHUNKS)), Counter())
+        self._commit_copy(copied, record, rows)
+        await chance.step()
+        return rows.total()
+
+    def _commit_copy(self, copied: Any, record: Any, rows: Any) -> None:
+        held = self.world.delta.tables[copied.path]
+        self.world.require(record.app_id not in held.versions, "a copy is committed twice")
+        held.rows, held.versions[record.app_id] = rows, record.last
 
     async def _work(self, work: Any, *args: Any) -> None:
         chance, delta = self.world.chance, self.world.delta
@@ -370,9 +401,7 @@ class Engine:
                     if chance.trouble and chance.random.random() < 0.3:
                         raise ConnectionFailure("the copy is cut short")
                     finished[chunk] = self.world.snapshot(source.oid, source.at, chunk)
-            held = delta.tables[copied.path]
-            self.world.require(record.app_id not in held.versions, "a copy is committed twice")
-            held.rows, held.versions[record.app_id] = sum(finished.values(), Counter()), record.last
+            self._commit_copy(copied, record, sum(finished.values(), Counter()))
         await chance.step()
 
 
@@ -463,7 +492,7 @@ async def history(seed: int) -> World:
         return SimpleNamespace(
             definition=SimpleNamespace(estimated_rows=1, pages=100, columns=(), attributes=0, storage=0),
             target=world.delta.targets[TABLES[oid].name],
-            source=Source(oid, Lsn(int(snapshot or 0))),
+            source=Source(oid, Lsn(int(snapshot or 0)), chance.random.choice([0, copyjob.LEAST_JOB_BYTES])),
             conditions=SimpleNamespace(fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept"),
         )
 
