@@ -186,9 +186,12 @@ def slot_changes(
     given = "".join(f", '{name}', '{value}'" for name, value in options.items())
     limit = f"'{Lsn(upto)}'" if upto is not None else "NULL"
     kind = "binary_changes" if plugin == "pgoutput" else "changes"
-    rows = server.query(
-        f"SELECT lsn, xid::text, data FROM pg_logical_slot_get_{kind}('{slot}', {limit}, NULL{given})", dbname
-    )
+    with server.connect(dbname) as connection:
+        if plugin == "pgoutput":
+            connection.execute(b"SET search_path = ''")  # as libpqwalreceiver does
+        rows = connection.execute(
+            f"SELECT lsn, xid::text, data FROM pg_logical_slot_get_{kind}('{slot}', {limit}, NULL{given})".encode()
+        ).fetchall()
     return [
         Message(int(Lsn.parse(str(lsn))), int(xid), bytes(data) if plugin == "pgoutput" else str(data).encode())
         for lsn, xid, data in rows

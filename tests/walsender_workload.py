@@ -496,3 +496,138 @@ FILES = (
     ("one", "INSERT INTO m VALUES (8, 8); INSERT INTO o VALUES (2, 'y'); INSERT INTO o2 VALUES (2, 'u')"),
 )
 """Files of relations and of catalogs that change under a transaction: who says it, and what."""
+
+NAMES_SETUP = """
+CREATE EXTENSION hstore;
+CREATE EXTENSION citext;
+CREATE EXTENSION ltree;
+CREATE ROLE "walsender's role";
+CREATE ROLE walsender_plain;
+CREATE SCHEMA "S p";
+CREATE TYPE "S p"."Ty pe" AS (a regclass, b text);
+CREATE DOMAIN "S p".tabs AS regclass;
+CREATE TYPE oidrange AS RANGE (subtype = oid);
+CREATE TABLE "S p".seen (a int);
+CREATE TABLE seen (a int);
+CREATE TABLE pg_class (a int);
+CREATE FUNCTION alone(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION many(int, "S p"."Ty pe") RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION many(text[], double precision, VARIADIC character varying[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION "S p"."Fu nc"() RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION abs(text) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION pi() RETURNS float8 LANGUAGE sql AS 'SELECT 3.0::float8';
+CREATE OPERATOR public.## (FUNCTION = numeric_add, LEFTARG = numeric, RIGHTARG = numeric);
+CREATE OPERATOR "S p".@#@ (FUNCTION = numeric_uminus, RIGHTARG = numeric);
+CREATE TEXT SEARCH CONFIGURATION "S p".conf (COPY = english);
+CREATE TEXT SEARCH CONFIGURATION english (COPY = pg_catalog.english);
+CREATE TEXT SEARCH DICTIONARY dict (TEMPLATE = simple);
+CREATE COLLATION "S p".coll (locale = 'C');
+CREATE TABLE names (
+    id int PRIMARY KEY, c regclass, ty regtype, p regproc, pa regprocedure, o regoper, oo regoperator, r regrole,
+    n regnamespace, cf regconfig, d regdictionary, co regcollation, ac aclitem, cs regclass[], tys regtype[], row "S p"."Ty pe",
+    tab "S p".tabs, rng oidrange
+);
+ALTER TABLE names REPLICA IDENTITY FULL;
+CREATE TABLE acls (id int PRIMARY KEY, a aclitem[]);
+CREATE TABLE paths (id int PRIMARY KEY, j jsonpath, js jsonpath[]);
+CREATE TABLE extensions (id int PRIMARY KEY, c citext, h hstore, l ltree, cs citext[], hs hstore[], ls ltree[]);
+CREATE PUBLICATION p FOR ALL TABLES;
+CREATE PUBLICATION without_acls FOR TABLE names, paths, extensions;
+"""
+
+_JSON_PATHS = (
+    "$",
+    "strict $.a.b[*].c",
+    "$.*",
+    "$.**",
+    "$.**{2}",
+    "$.**{2 to 5}",
+    "$.**{last}",
+    "$.**{last to 5}",
+    "$.**{3 to last}.x",
+    "$[0, 1 to last, last - 1]",
+    '$.a ? (@.b > 1 && (@.c == "x\\"y\\n" || !(@.d <= 2.50)))',
+    "$.a ? (exists (@.b)) ? ((@ > 1) is unknown)",
+    "-$.a + +$.b * ($.c - 1) / 2 % 3",
+    "($.a + 1) * 2",
+    "$.a - ($.b - $.c)",
+    "(1).type()",
+    "1.5e10",
+    '"k".size()',
+    '$var."quo ted".keyvalue()',
+    '$.a.abs().floor().ceiling().double().datetime("YYYY")',
+    "$.a.datetime()",
+    '$ ? (@ like_regex "^a.*" flag "ims")',
+    '$ ? (@ like_regex "a\\\\d" flag "q")',
+    '$ ? (@ starts with "ab" && @ != null && @ <> true && @ == false)',
+    "$ ? (@ starts with $x)",
+    "$.a[$.b ? (@ > 1)]",
+    "true",
+    "null",
+    "(($))",
+    "(-1).abs()",
+    '$.""',
+)
+_JSON_PATHS_17 = (
+    "$.bigint().boolean().date().integer().number().string()",
+    "$.decimal().decimal(4).decimal(4, 2).decimal(-4, -2)",
+    "$.time().time(3).time_tz().time_tz(2).timestamp().timestamp(0).timestamp_tz(6).timestamp_tz()",
+)
+
+
+def names_statements(version: str) -> tuple[str, ...]:
+    """With types of extensions, jsonpath, and values that name what the catalogs have, which changes under way."""
+    paths = _JSON_PATHS + (_JSON_PATHS_17 if int(version) >= 17 else ())
+    quoted = [path.replace("'", "''") for path in paths]
+    return (
+        *(f"INSERT INTO paths VALUES ({number}, '{path}')" for number, path in enumerate(quoted)),
+        "UPDATE paths SET js = ARRAY[j, NULL, '$.\"a,b\"']",
+        """INSERT INTO extensions VALUES (1, 'CiText "q"', 'a=>1, "b c"=>NULL, "q\\"\\\\"=>"", ü=>é', 'Top.a_1.x', '{A,"b c"}',
+        ARRAY['x=>y'::hstore, ''], '{a.b,c}'), (2, '', '', '', '{}', NULL, NULL)""",
+        (
+            "INSERT INTO extensions SELECT 3, repeat('X', 5000), hstore(array_agg('k' || g), array_agg(md5(g::text))), "
+            "string_agg('l' || g, '.')::ltree FROM generate_series(1, 300) g"
+        ),
+        "UPDATE extensions SET c = 'other' WHERE id = 3",
+        """INSERT INTO names SELECT 1, '"S p".seen', '"S p"."Ty pe"[]', 'alone', 'many(int, "S p"."Ty pe")', 'public.##',
+        '"S p".@#@(none, numeric)', '"walsender''s role"', '"S p"', '"S p".conf', 'dict', '"S p".coll',
+        makeaclitem('walsender_plain'::regrole, '"walsender''s role"'::regrole, 'SELECT', true),
+        '{seen,public.pg_class,pg_catalog.pg_class,names_pkey}', '{int,"timestamp with time zone",text[],bpchar,bit,
+        "\\"char\\"",regclass}',
+        ROW('seen', 'x')::"S p"."Ty pe", 'names', '[2,5)'""",
+        """INSERT INTO names SELECT 2, 'pg_proc', 'int', 'boolin', 'boolin(cstring)', 'pg_catalog.||/', '+(int,int)',
+        'walsender_plain',
+        'pg_catalog', 'pg_catalog.english', 'simple', 'pg_catalog."C"', '=r/walsender_plain'""",
+        """INSERT INTO names SELECT 3, 'seen', 'names', '"S p"."Fu nc"', 'abs(text)', '0', '0', '-', 'public', 'public.english',
+        'english_stem', '"default"', 'walsender_plain=arwdDxtXUCTc*/walsender_plain'""",
+        "INSERT INTO names SELECT 4, '-', '-', '-', '-', NULL, '##(numeric,numeric)', '-', '-', '-', '-', '-'",
+        (
+            "INSERT INTO names SELECT 5, 999999, 999999, 999999, 999999, 999999, 999999, 999999, 999999, 999999, 999999, 999999, "
+            "NULL, '{999999,0}'"
+        ),
+        "INSERT INTO names (id, p, pa) SELECT 6, 'pg_catalog.pi', 'public.pi()'",
+        "INSERT INTO names (id, p) SELECT 1000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid % 4 = 0",
+        "INSERT INTO names (id, pa) SELECT 10000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid % 4 = 1",
+        "INSERT INTO names (id, o, oo) SELECT 20000 + row_number() OVER (ORDER BY oid), oid, oid FROM pg_operator",
+        "INSERT INTO names (id, ty) SELECT 30000 + row_number() OVER (ORDER BY oid), oid FROM pg_type",
+        "INSERT INTO names (id, c) SELECT 40000 + row_number() OVER (ORDER BY oid), oid FROM pg_class",
+        "INSERT INTO acls SELECT row_number() OVER (ORDER BY oid), relacl FROM pg_class WHERE relacl IS NOT NULL",
+        # What is named changes: what was written before keeps its text.
+        (
+            "BEGIN; INSERT INTO names (id, c) VALUES (50001, 'seen'); ALTER TABLE seen RENAME TO looked_at; "
+            "INSERT INTO names (id, c) VALUES (50002, 'looked_at'); COMMIT"
+        ),
+        (
+            "BEGIN; INSERT INTO names (id, c, cs) VALUES (50003, 'looked_at', '{looked_at}'); SAVEPOINT s; "
+            "ALTER TABLE looked_at RENAME TO never; INSERT INTO names (id, c) VALUES (50004, 'never'); ROLLBACK TO s; "
+            "INSERT INTO names (id, c) VALUES (50005, 'looked_at'); COMMIT"
+        ),
+        "DROP FUNCTION alone",
+        "UPDATE names SET id = 7 WHERE id = 1",
+        "ALTER ROLE walsender_plain RENAME TO walsender_other",
+        'ALTER SCHEMA "S p" RENAME TO sp',
+        "UPDATE names SET id = id + 100 WHERE id < 8",
+        "CREATE TABLE later (a int); INSERT INTO names (id, c) VALUES (50006, 'later'); DROP TABLE later",
+        "DELETE FROM names WHERE id BETWEEN 100 AND 110",
+        'DROP ROLE walsender_other, "walsender\'s role"',
+    )

@@ -25,6 +25,7 @@ from walsender.historic import upstream
 from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
 from walsender.historic.catalogs import CatalogName
 from walsender.historic.encodings import python_encoding
+from walsender.historic.names import TextSettings
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.upstream import CatalogFile, Upstream
 from walsender.output.pgoutput import PgoutputOptions, PgoutputPlugin
@@ -111,6 +112,7 @@ class Session:
             server,
             write,
             encoding,
+            builtins.keywords,
         )
         wal_format = format_of_version(server.version)
         assert wal_format is not None
@@ -120,7 +122,9 @@ class Session:
             database=server.database,
             wal_format=wal_format,
             tracker=tracker,
-            registry=Registry(tracker, plugin.describe, encoding, dollars=server.dollars),
+            registry=Registry(
+                tracker, plugin.describe, encoding, TextSettings(server.dollars, plugin.path, builtins.keywords)
+            ),
             assembly=assembly,
             builder=builder,
             plugin=plugin,
@@ -230,8 +234,9 @@ def _make_plugin(
     server: Upstream,
     write: Write,
     encoding: str,
+    keywords: frozenset[str],
 ) -> OutputPlugin[Any]:
     if isinstance(options, PgoutputOptions):
         publications = PublicationFilter(options.publication_names, tracker, compiler, server.version, encoding)
         return PgoutputPlugin(options, publications, write, encoding)
-    return TestDecodingPlugin(options, write, encoding, server.version)
+    return TestDecodingPlugin(options, write, encoding, server.version, keywords)

@@ -8,6 +8,7 @@ path, the result holds nothing that a file system, an object store or a URL read
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,9 +32,12 @@ class QualifiedName:
         return quote_qualified(self.schema, self.name)
 
 
-def quote_identifier(name: str) -> str:
-    """The name as SQL reads it back, in quotes only where it needs them (ruleutils.c: quote_identifier)."""
-    if _PLAIN.fullmatch(name) and name not in QUOTED:
+def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:
+    """The name as SQL reads it back, in quotes only where it needs them (ruleutils.c: quote_identifier).
+
+    `keywords`: those that need them, which differ by version; if not given, of any.
+    """
+    if _PLAIN.fullmatch(name) and name not in keywords:
         return name
     return '"' + name.replace('"', '""') + '"'
 

@@ -168,6 +168,18 @@ def test_everything_a_change_can_be(upstreams: Servers, version: str) -> None:
     )
 
 
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: str) -> None:
+    """reg* types, aclitem; jsonpath; types of extensions."""
+    compare(
+        upstreams[version],
+        workload.NAMES_SETUP,
+        workload.names_statements(version),
+        [Case(), Case("test_decoding"), Case(options={"binary": "true"}, publications="without_acls")],
+        interpreted=version == "15",
+    )
+
+
 @pytest.mark.parametrize("version", ["16", "18"])
 def test_the_ground_of_the_regression_tests(upstreams: Servers, version: str) -> None:
     compare(

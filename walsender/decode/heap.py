@@ -5,14 +5,16 @@ Most rows never come here: the walk over records makes frames of them (walk.py).
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from struct import Struct
 from typing import Any, Final
 
+from pubsub.errors import PubsubError
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, ROW, MemoryAccounting
 from walsender.decode.assembly import Assembly, Txn
-from walsender.decode.relations import IGNORED, Registry, Unknown
+from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.historic.tracker import CatalogTracker
 from walsender.output.plugin import OutputPlugin
 from walsender.xlog import formats as f
@@ -86,6 +88,8 @@ class HeapDecoder:
                 frame = heap_frame(record, found.number, is_toast=found.is_toast)
                 if frame is not None:
                     self._assembly.append(txn, frame)
+                    if found.names:
+                        _find_names(found, frame)
         if self._memory is not None:
             self._account(record, txn)
 
@@ -141,7 +145,10 @@ class HeapDecoder:
             if end > len(rows):
                 raise WalCorrupted("a tuple reaches past its record", lsn)
             if wanted:
-                self._assembly.append(txn, (final if index == last else more) + rows[position + 2 : end])
+                frame = (final if index == last else more) + rows[position + 2 : end]
+                self._assembly.append(txn, frame)
+                if found.names:
+                    _find_names(found, frame)
             if self._memory is not None:
                 toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
                 size = CHANGE + ROW + end - position - 2
@@ -231,6 +238,23 @@ class HeapDecoder:
         if txn.cache:
             self._registry.retire(txn.cache, lsn)
         txn.cache = {}
+
+
+def _find_names(found: Decoded[Any], frame: bytes) -> None:
+    """Have the texts of values that name something found out while the catalog is as it was when they were written.  What lies
+    in a TOAST table is not there yet: of it that is done at the commit."""
+    rows = [frame[c.HEAD_BYTES :]]
+    if frame[0] in {c.UPDATE, c.DELETE}:
+        end = c.PAYLOAD + c.OLD_LENGTH.unpack_from(frame, c.HEAD_BYTES)[0]
+        rows = [row for row in (frame[c.PAYLOAD : end], frame[end:]) if row]
+    # What can not be read is an error once it is sent.
+    with contextlib.suppress(PubsubError, struct.error, IndexError, ValueError, KeyError):
+        for row in rows:
+            values = found.relation.row.deform(row)
+            for index, out in found.names:
+                value = values[index]
+                if isinstance(value, bytes):
+                    out(value)
 
 
 def _logs_row(record: Record) -> bool:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Generic, TypeVar
 
 from pubsub.errors import PubsubError
+from walsender.historic.names import TextSettings
 from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
 from walsender.output.rowfilter import UnsupportedFilter
-from walsender.types.registry import TypeInfo
+from walsender.types.registry import Output, TypeInfo
 
 Entry = TypeVar("Entry")
 
@@ -32,11 +33,13 @@ class Decoded(Generic[Entry]):
     relation: RelationInfo
     entry: Entry | None
     is_toast: bool
+    names: tuple[tuple[int, Output], ...] = ()
+    """Columns whose values name what the catalogs have, by index: their texts are found out when a change is read."""
     code: int = field(init=False)
     """For the walk over records (walk.py)."""
 
     def __post_init__(self) -> None:
-        self.code = self.number * 2 + (walk.TOAST if self.is_toast else 0)
+        self.code = -1 if self.names else self.number * 2 + (walk.TOAST if self.is_toast else 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +60,9 @@ class _Ignored:
 
 IGNORED: Final = _Ignored()
 
+_ANYTHING: Final[ChangedKey] = ("", -1)
+"""What depends on it is forgotten with every change of a catalog."""
+
 Found = Decoded[Entry] | _Ignored | Unknown
 
 
@@ -68,11 +74,9 @@ class Registry(Generic[Entry]):
         tracker: CatalogTracker,
         describe: Describe[Entry],
         encoding: str,
-        *,
-        dollars: bool = False,
+        settings: TextSettings,
     ) -> None:
-        """`dollars`: see RelationResolver."""
-        self._dollars = dollars
+        self._settings = settings
         self._tracker = tracker
         self._describe = describe
         self._encoding = encoding
@@ -107,7 +111,7 @@ class Registry(Generic[Entry]):
             cache[number] = found
         else:
             self.by_file[number] = found
-            self._note(resolver, number, oid)
+            self._note(resolver, number, oid, found)
         return found
 
     def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
@@ -118,7 +122,7 @@ class Registry(Generic[Entry]):
         found = self._resolve(oid, resolver)
         if shared:
             self._by_oid[oid] = found
-            self._note(resolver, -oid, oid)
+            self._note(resolver, -oid, oid, found)
         return found
 
     def refuse_unsupported(self, refusal: Callable[[RelationInfo, Entry], PubsubError | None]) -> None:
@@ -144,7 +148,7 @@ class Registry(Generic[Entry]):
 
     def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         """The catalog changed for everyone at `lsn`."""
-        for key in changed:
+        for key in (*changed, _ANYTHING):
             if key[1] == 0:
                 self._forget_all(lsn)
                 return
@@ -181,12 +185,14 @@ class Registry(Generic[Entry]):
 
     def _resolver(self, own: Set[int], *, shared: bool) -> RelationResolver:
         types = self._types if shared else {}
-        return RelationResolver(self._tracker, own, self._encoding, types, dollars=self._dollars)
+        return RelationResolver(self._tracker, own, self._encoding, types, self._settings)
 
-    def _note(self, resolver: RelationResolver, place: int, oid: int) -> None:
+    def _note(self, resolver: RelationResolver, place: int, oid: int, found: Found[Entry]) -> None:
         keys = resolver.depends
         keys.add(("pg_class", oid))
         keys.add(("pg_publication_rel", oid))
+        if isinstance(found, Decoded) and found.names:
+            keys.add(_ANYTHING)
         self._depends[place] = keys
         for key in keys:
             places = self._dependents.get(key)
@@ -224,7 +230,12 @@ class Registry(Generic[Entry]):
         return IGNORED if entry is None else self._decoded(relation, entry, is_toast=False)
 
     def _decoded(self, relation: RelationInfo, entry: Entry | None, *, is_toast: bool) -> Decoded[Entry]:
-        found = Decoded(self._next, relation, entry, is_toast)
+        names = tuple(
+            (index, column.type.out)
+            for index, column in enumerate(relation.columns)
+            if column.type is not None and column.type.named and not is_toast
+        )
+        found = Decoded(self._next, relation, entry, is_toast, names)
         self._next += 1
         self.numbered[found.number] = found
         return found

@@ -28,6 +28,12 @@ CatalogName = Literal[
     "pg_publication_rel",
     "pg_publication_namespace",
     "pg_replication_origin",
+    "pg_proc",
+    "pg_operator",
+    "pg_collation",
+    "pg_ts_config",
+    "pg_ts_dict",
+    "pg_authid",
 ]
 
 _INT2VECTOR, _OIDVECTOR = 22, 30
@@ -150,6 +156,13 @@ DEFINITIONS: Final = (
     CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=RELATION),
     CatalogDefinition("pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), told=EVERYBODY, owned=False),
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
+    # What values of reg* types and aclitem name (names.py).
+    CatalogDefinition("pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "proargtypes")),
+    CatalogDefinition("pg_operator", ("oid", "oprname"), ("oid", "oprname", "oprnamespace", "oprleft", "oprright")),
+    CatalogDefinition("pg_collation", ("oid",), ("oid", "collname", "collnamespace")),
+    CatalogDefinition("pg_ts_config", ("oid",), ("oid", "cfgname", "cfgnamespace")),
+    CatalogDefinition("pg_ts_dict", ("oid",), ("oid", "dictname", "dictnamespace")),
+    CatalogDefinition("pg_authid", ("oid",), ("oid", "rolname")),
 )
 
 

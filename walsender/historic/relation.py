@@ -10,9 +10,11 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pubsub.errors import DataCorrupted
+from pubsub.errors import DataCorrupted, FeatureNotSupported
 from pubsub.protocol.output import numbers
+from walsender.historic import names
 from walsender.historic.catalogs import vector
+from walsender.historic.names import Names, TextSettings
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.catalogs import Row
 from walsender.types import registry
@@ -86,13 +88,12 @@ class RelationResolver:
         own: Set[int],
         encoding: str,
         builtin: dict[int, TypeInfo],
-        *,
-        dollars: bool = False,
+        settings: TextSettings,
     ) -> None:
-        """`builtin`: built-in types that are known already; more are added.  `dollars`: whether lc_monetary is one of
-        registry.DOLLARS."""
+        """`builtin`: built-in types that are known already; more are added."""
         self._builtin = builtin
-        self._dollars = dollars
+        self._settings = settings
+        self._names = Names(tracker, own, encoding, settings)
         self._tracker = tracker
         self._own = own
         self._encoding = encoding
@@ -250,18 +251,27 @@ class RelationResolver:
         namespace = self.namespace(row.number("typnamespace"))
         length, alignment = row.number("typlen"), alignment_of(row.text("typalign"))
         kind = row.text("typtype")
-        label = registry.SPECIAL_NAMES.get(oid) or _type_label(namespace, name)
+        label = registry.SPECIAL_NAMES.get(oid) or self._label(namespace, name)
         base_namespace, base_name, base_oid = namespace, name, oid
+        named = False
+        has_binary = True
         builtin = registry.BUILTIN.get(oid)
+        extension = self._extension(row) if oid >= FIRST_NORMAL_OID and kind == "b" else None
         if builtin is not None:
             out, send = builtin
+        elif extension is not None:
+            out, send = extension
+        elif oid in names.TYPES:
+            out, send, named = self._names.output(oid), numbers.reversed_bytes, True
+        elif oid == names.ACLITEM:
+            out, send, named, has_binary = self._names.aclitem, _no_binary(name), True, False
         elif oid in {registry.INT2VECTOR, registry.OIDVECTOR}:
             out, send = registry.vector_type(self._type(21 if oid == registry.INT2VECTOR else 26, depth + 1))
-        elif oid == registry.MONEY and self._dollars:
+        elif oid == registry.MONEY and self._settings.dollars:
             out, send = numbers.dollars_out, numbers.reversed_bytes
         elif kind == "d":
             below = self._type(row.number("typbasetype"), depth + 1)
-            out, send = below.out, below.send
+            out, send, named, has_binary = below.out, below.send, below.named, below.has_binary
             base_namespace, base_name, base_oid = below.base_namespace, below.base_name, below.base_oid
         elif kind == "e":
             self.depends.add(("pg_enum", oid))
@@ -272,6 +282,7 @@ class RelationResolver:
             out = send = registry.enum_type(name, labels)
         elif kind == "c":
             columns = self._columns_of_type(row.number("typrelid"), depth)
+            named = any(info.named for info, _, _ in columns)
             out, send = registry.composite_type(
                 [(info, dropped) for info, dropped, _ in columns], RowLayout([layout for _, _, layout in columns])
             )
@@ -280,7 +291,9 @@ class RelationResolver:
             range_row = self._tracker.first("pg_range", oid, self._own, 0 if kind == "r" else 1)
             if range_row is None:
                 raise UnsupportedType(f"the range type {name} is not in the historic catalog")
-            of_range = registry.RangeType(self._type(range_row.number("rngsubtype"), depth + 1))
+            subtype = self._type(range_row.number("rngsubtype"), depth + 1)
+            of_range = registry.RangeType(subtype)
+            named = subtype.named
             if kind == "r":
                 out, send = of_range.out, of_range.send
             else:
@@ -289,17 +302,40 @@ class RelationResolver:
             element = self._type(row.number("typelem"), depth + 1)
             out, send = registry.array_type(element, self._delimiter(element.oid))
             label = element.label + "[]"
+            named = element.named
         else:
             raise UnsupportedType(
                 f'values of type "{namespace}.{name}" can not be decoded',
                 hint="Leave the column out with a column list, or the table out of the publication.",
             )
         info = TypeInfo(
-            oid, namespace, name, length, alignment, out, send, base_namespace, base_name, kind, label, base_oid
+            oid,
+            namespace,
+            name,
+            length,
+            alignment,
+            out,
+            send,
+            base_namespace,
+            base_name,
+            kind,
+            label,
+            base_oid,
+            named=named,
+            has_binary=has_binary,
         )
         if builtin is not None:
             self._builtin[oid] = info
         return info
+
+    def _label(self, namespace: str, name: str) -> str:
+        quote = self._settings.quote
+        return quote(name) if namespace in {"pg_catalog", "public"} else f"{quote(namespace)}.{quote(name)}"
+
+    def _extension(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
+        """How a type of a known extension is written."""
+        function = self._tracker.first("pg_proc", row.number("typoutput"), self._own)
+        return None if function is None else registry.EXTENSIONS.get(function.text("proname"))
 
     def _delimiter(self, element: int) -> str:
         row = self._tracker.first("pg_type", element, self._own)
@@ -323,16 +359,15 @@ class RelationResolver:
         return found
 
 
+def _no_binary(name: str) -> registry.Output:
+    def send(value: bytes) -> bytes:
+        raise FeatureNotSupported(f"no binary output function available for type {name}", sqlstate="42883")
+
+    return send
+
+
 def _dropped(value: bytes) -> bytes:
     raise AssertionError("a dropped column has no value")
-
-
-def _type_label(namespace: str, name: str) -> str:
-    from pubsub.sql.identifiers import quote_identifier
-
-    if namespace in {"pg_catalog", "public"}:
-        return quote_identifier(name)
-    return f"{quote_identifier(namespace)}.{quote_identifier(name)}"
 
 
 def prattrs(row: Row) -> tuple[int, ...] | None:

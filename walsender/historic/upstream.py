@@ -56,6 +56,7 @@ SELECT x, pg_xact_status((CASE WHEN x > mod(now.xid, 4294967296) THEN trunc(now.
 _OPERATORS: Final = """
 SELECT o.oid, o.oprname, o.oprcode::oid FROM pg_operator o WHERE o.oid < 16384
 """
+_KEYWORDS: Final = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _FUNCTIONS: Final = (
     "SELECT p.oid, p.proname, p.proargtypes::text FROM pg_proc p WHERE p.oid < 16384 AND p.prolang IN (12, 14)"
 )
@@ -212,12 +213,14 @@ async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class Builtins:
-    """Operators and functions that came with the server, by oid: what a row filter's expression tree names."""
+    """What came with the server: operators and functions by oid, which a row filter's expression tree names, and keywords."""
 
     operators: dict[int, tuple[str, int]]
     """oid → name, function."""
     functions: dict[int, tuple[str, tuple[int, ...]]]
     """oid → name, argument types."""
+    keywords: frozenset[str]
+    """Those that are quoted as identifiers."""
 
 
 async def builtins(connection: Connection) -> Builtins:
@@ -227,4 +230,5 @@ async def builtins(connection: Connection) -> Builtins:
         int(str(o)): (str(n), tuple(int(a) for a in str(args).split()))
         for o, n, args in await connection.query(_FUNCTIONS)
     }
-    return Builtins(operators, functions)
+    keywords = frozenset(str(word) for (word,) in await connection.query(_KEYWORDS))
+    return Builtins(operators, functions, keywords)

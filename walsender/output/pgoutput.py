@@ -133,6 +133,9 @@ class _Known:
 class PgoutputPlugin:
     """See the module's text.  `write` gets each message with its LSN."""
 
+    path: tuple[str, ...] = ()
+    """Subscribers set an empty one (libpqwalreceiver.c: libpqrcv_connect)."""
+
     def __init__(self, options: PgoutputOptions, publications: PublicationFilter, write: Write, encoding: str) -> None:
         self.streaming = options.streaming != "off"
         self.two_phase = options.two_phase
@@ -140,7 +143,6 @@ class PgoutputPlugin:
         self._publications = publications
         self._write = write
         self._encoding = encoding
-        self._kind = b"b" if options.binary else b"t"
         self._known = _Known()
         self._known_in_stream: dict[int, _Known] = {}
         self._in_stream = False
@@ -326,8 +328,9 @@ class PgoutputPlugin:
             else:
                 info = columns[index].type
                 assert info is not None
-                written = info.send(value) if binary else info.out(value)
-                parts += (self._kind, U32.pack(len(written)), written)
+                as_binary = binary and info.has_binary
+                written = info.send(value) if as_binary else info.out(value)
+                parts += (b"b" if as_binary else b"t", U32.pack(len(written)), written)
         return b"".join(parts)
 
     def truncate(

@@ -54,10 +54,12 @@ class RowChange:
 
 
 class OutputPlugin(Protocol[Entry]):
-    """The callbacks.  `streaming`: whether transactions may be sent before they end; `two_phase`: at PREPARE."""
+    """The callbacks.  `streaming`: whether transactions may be sent before they end; `two_phase`: at PREPARE; `path`: the search
+    path by which names in values are written."""
 
     streaming: bool
     two_phase: bool
+    path: tuple[str, ...]
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> Entry | None:
         """What is needed to send changes of the relation; None: they are not sent."""

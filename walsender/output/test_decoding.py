@@ -9,6 +9,7 @@ from typing import Final
 from pubsub.errors import PubsubError
 from pubsub.protocol.output.times import timestamptz_out
 from pubsub.sql.identifiers import quote_identifier
+from pubsub.sql.keywords import QUOTED
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
 from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.types.layout import Raw, ToastPointer
@@ -79,27 +80,41 @@ class _Private:
 
 
 class TestDecodingPlugin:
-    """`write` gets each line without its end."""
+    """`write` gets each line without its end.  `keywords`: those that are quoted as identifiers."""
 
     __test__ = False
+    path: tuple[str, ...] = ("public",)
+    """As in a session that sets none."""
 
-    def __init__(self, options: TestDecodingOptions, write: Write, encoding: str, server_version: int) -> None:
+    def __init__(
+        self,
+        options: TestDecodingOptions,
+        write: Write,
+        encoding: str,
+        server_version: int,
+        keywords: frozenset[str] = QUOTED,
+    ) -> None:
         self.streaming = options.stream_changes
         self.two_phase = options.two_phase
         self._options = options
         self._write = write
         self._encoding = encoding
         self._in_stream = False
+        self._keywords = keywords
         # Before 17 a message is no change that a transaction is opened for.
         self._messages_are_changes = server_version >= 170000
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> TextEntry | None:
         encoding = self._encoding
-        name = f"{quote_identifier(relation.schema)}.{quote_identifier(relation.name)}".encode(encoding)
+        name = f"{quote_identifier(relation.schema, self._keywords)}.{quote_identifier(relation.name, self._keywords)}".encode(
+            encoding
+        )
         columns = tuple(
             (
                 index,
-                f" {quote_identifier(column.name)}[{column.type.label if column.type else ''}]:".encode(encoding),
+                f" {quote_identifier(column.name, self._keywords)}[{column.type.label if column.type else ''}]:".encode(
+                    encoding
+                ),
                 column,
             )
             for index, column in enumerate(relation.columns)

@@ -2,8 +2,7 @@
 
 Built-in types are known by their oids.  Arrays, composites, domains, enums, ranges and multiranges are put together from
 the historic catalog, as it is for the transaction that is decoded: an enum's label, say, is the one of that moment.
-Whatever else there is (types of extensions, those that depend on a locale or on a catalog's present contents) is refused:
-`UnsupportedType` names it.
+Whatever else there is (other types of extensions, those that depend on a locale) is refused: `UnsupportedType` names it.
 
 Follows arrayfuncs.c (array_out, array_send), rowtypes.c (record_out, record_send), rangetypes.c, multirangetypes.c, enum.c,
 format_type.c (format_type_extended).
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from pubsub.protocol.output import geometry, numbers, texts, times
+from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, texts, times
 from pubsub.protocol.output.containers import (
     RANGE_EMPTY,
     RANGE_LB_INF,
@@ -58,6 +57,10 @@ class TypeInfo:
     """The type below domains."""
     refusal: UnsupportedType | None = None
     """Why values of it can not be written: `out` and `send` raise that."""
+    named: bool = False
+    """Values name what the catalogs have: `out` must be asked while they are as they were when the value was written."""
+    has_binary: bool = True
+    """Whether there is a binary form; else its text is sent in place of it."""
 
 
 _n = numbers.reversed_bytes
@@ -108,10 +111,18 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     3614: (texts.tsvector_out, texts.tsvector_send),
     3615: (texts.tsquery_out, texts.tsquery_send),
     3802: (texts.jsonb_out, texts.jsonb_send),
+    4072: (jsonpath.jsonpath_out, jsonpath.jsonpath_send),
     5038: (texts.snapshot_out, texts.snapshot_send),
     5069: (numbers.xid8out, _n),
 }
 """oid → output, send."""
+
+EXTENSIONS: Final[dict[str, tuple[Output, Output]]] = {
+    "citextout": (texts.as_is, texts.as_is),
+    "hstore_out": (extensions.hstore_out, extensions.hstore_send),
+    "ltree_out": (extensions.ltree_out, extensions.ltree_send),
+}
+"""Types of extensions, by their output function: output, send."""
 
 SPECIAL_NAMES: Final = {
     16: "boolean",

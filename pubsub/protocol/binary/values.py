@@ -17,7 +17,7 @@ from typing import Final
 
 from pubsub.errors import FeatureNotSupported, ProtocolViolation
 from pubsub.protocol.contract import BY_OID
-from pubsub.protocol.output import containers, geometry, numbers, texts, times
+from pubsub.protocol.output import containers, extensions, geometry, numbers, texts, times
 
 Out = Callable[[bytes], bytes]
 """From a send function's bytes to the output function's."""
@@ -315,14 +315,7 @@ def _tsquery(value: bytes) -> bytes:
 
 def _hstore(value: bytes) -> bytes:
     strings, _ = _elements(value, 4)
-    pairs = zip(strings[0::2], strings[1::2], strict=True)
-    return b", ".join(_hstore_string(key) + b"=>" + _hstore_string(one) for key, one in pairs)
-
-
-def _hstore_string(text: bytes | None) -> bytes:
-    if text is None:
-        return b"NULL"
-    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+    return extensions.hstore_text(zip(strings[0::2], strings[1::2], strict=True))
 
 
 def _pgvector(value: bytes) -> bytes:
