@@ -606,8 +606,8 @@ def names_statements(version: str) -> tuple[str, ...]:
             "NULL, '{999999,0}'"
         ),
         "INSERT INTO names (id, p, pa) SELECT 6, 'pg_catalog.pi', 'public.pi()'",
-        "INSERT INTO names (id, p) SELECT 1000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid % 4 = 0",
-        "INSERT INTO names (id, pa) SELECT 10000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid % 4 = 1",
+        "INSERT INTO names (id, p) SELECT 1000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid::int % 4 = 0",
+        "INSERT INTO names (id, pa) SELECT 10000 + row_number() OVER (ORDER BY oid), oid FROM pg_proc WHERE oid::int % 4 = 1",
         "INSERT INTO names (id, o, oo) SELECT 20000 + row_number() OVER (ORDER BY oid), oid, oid FROM pg_operator",
         "INSERT INTO names (id, ty) SELECT 30000 + row_number() OVER (ORDER BY oid), oid FROM pg_type",
         "INSERT INTO names (id, c) SELECT 40000 + row_number() OVER (ORDER BY oid), oid FROM pg_class",
@@ -623,6 +623,8 @@ def names_statements(version: str) -> tuple[str, ...]:
             "INSERT INTO names (id, c) VALUES (50005, 'looked_at'); COMMIT"
         ),
         "DROP FUNCTION alone",
+        "VACUUM FULL pg_proc",
+        "VACUUM FULL pg_authid",
         "UPDATE names SET id = 7 WHERE id = 1",
         "ALTER ROLE walsender_plain RENAME TO walsender_other",
         'ALTER SCHEMA "S p" RENAME TO sp',
