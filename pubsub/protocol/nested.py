@@ -51,24 +51,18 @@ def array_parts(values: Any) -> Parts:
     _require(there, ends - starts >= 2)
     _require(there, (data[starts] == ord("{")) & (data[ends - 1] == ord("}")))
     escapes = _escapes(data)
-    quoted = _within_quotes(data, there, starts, ends, escapes)
-    braces = (data == ord("{")) | (data == ord("}"))
-    outside = None if quoted is None else ~quoted
-    if outside is not None:
-        braces &= outside
+    quotes = _quotes(data, there, starts, ends, escapes)
+    braces = _outside(np.flatnonzero((data == ord("{")) | (data == ord("}"))), quotes)
     _require(there, _counts(braces, starts, ends) == 2)
-    commas = data == _COMMA
-    if outside is not None:
-        commas &= outside
-    places = np.flatnonzero(commas)
-    counts = np.searchsorted(places, ends) - np.searchsorted(places, starts) + 1
+    places = _outside(np.flatnonzero(data == _COMMA), quotes)
+    counts = _counts(places, starts, ends) + 1
     empty = ends - starts == 2
     counts[empty] = 0
     begins, stops = _bounds(starts[~empty] + 1, ends[~empty] - 1, counts[~empty], places)
     _require_some(there, np.repeat(np.arange(len(counts)), counts), stops > begins)
     is_null = stops - begins == len(_NULL)
     is_null[is_null] = (data[begins[is_null, None] + np.arange(len(_NULL))] == _NULL).all(axis=1)
-    if quoted is not None:
+    if len(quotes):
         begins, stops = _unquoted(data, begins, stops)
     offsets_of_rows = np.zeros(len(values) + 1, np.int32)
     offsets_of_rows[1:][there] = counts
@@ -88,17 +82,14 @@ def record_parts(values: Any, width: int) -> list[Any]:
     starts, ends = starts[there], ends[there]
     _require(there, ends - starts >= 2)
     _require(there, (data[starts] == ord("(")) & (data[ends - 1] == ord(")")))
-    quoted = _within_quotes(data, there, starts, ends, None)
-    commas = data == _COMMA
-    if quoted is not None:
-        commas &= ~quoted
-    places = np.flatnonzero(commas)
-    _require(there, np.searchsorted(places, ends) - np.searchsorted(places, starts) == width - 1)
+    quotes = _quotes(data, there, starts, ends, None)
+    places = _outside(np.flatnonzero(data == _COMMA), quotes)
+    _require(there, _counts(places, starts, ends) == width - 1)
     counts = np.full(len(starts), width)
     begins, stops = _bounds(starts + 1, ends - 1, counts, places)
     is_null = stops == begins
     escapes = None
-    if quoted is not None:
+    if len(quotes):
         begins, stops = _unquoted(data, begins, stops)
         escapes = _doubles(data, begins, stops)
     # In the order of the rows, so that all slices are in order: then every width-th is an attribute's.
@@ -142,21 +133,24 @@ def _escapes(data: Bytes) -> Mask | None:
     return escaping
 
 
-def _within_quotes(data: Bytes, rows: Places, starts: Places, ends: Places, escapes: Mask | None) -> Mask | None:
-    """Which bytes lie behind an odd number of quotes: what is within quotes, and the opening one.  None: there are no quotes."""
+def _quotes(data: Bytes, rows: Places, starts: Places, ends: Places, escapes: Mask | None) -> Places:
+    """Where the quotes are that begin or end something."""
     quotes = data == _QUOTE
     if escapes is not None:
         quotes[1:] &= ~escapes[:-1]
-    if not quotes.any():
-        return None
-    _require(rows, _counts(quotes, starts, ends) % 2 == 0)
-    odd: Mask = (np.cumsum(quotes, dtype=np.uint8) & 1).astype(np.bool_)
-    return odd
+    places = np.flatnonzero(quotes)
+    if len(places):
+        _require(rows, _counts(places, starts, ends) % 2 == 0)
+    return places
 
 
-def _counts(mask: Mask, starts: Places, ends: Places) -> Places:
-    """How many are set in each row."""
-    places = np.flatnonzero(mask)
+def _outside(places: Places, quotes: Places) -> Places:
+    """Those with an even number of quotes before them."""
+    return places[np.searchsorted(quotes, places) % 2 == 0] if len(quotes) else places
+
+
+def _counts(places: Places, starts: Places, ends: Places) -> Places:
+    """How many lie in each row."""
     return np.searchsorted(places, ends) - np.searchsorted(places, starts)
 
 
@@ -181,22 +175,23 @@ def _unquoted(data: Bytes, begins: Places, stops: Places) -> tuple[Places, Place
 
 def _doubles(data: Bytes, begins: Places, stops: Places) -> Mask | None:
     """Of the quotes and backslashes within these values, which all come in pairs, the second ones."""
-    inside = np.zeros(data.size + 1, np.int8)
-    inside[begins] += 1  # no two begin, or end, at one place
-    inside[stops] -= 1
-    within = np.cumsum(inside[:-1], dtype=np.int8).astype(np.bool_)
-    found = np.zeros(data.size, np.bool_)
+    found: Mask | None = None
     for sign in (_QUOTE, _BACKSLASH):
-        places = np.flatnonzero((data == sign) & within)
-        found[places[1::2]] = True
-    return found if found.any() else None
+        places = np.flatnonzero(data == sign)
+        of_value = np.searchsorted(begins, places, side="right") - 1
+        inside = (of_value >= 0) & (places < stops[of_value])
+        if inside.any():
+            found = np.zeros(data.size, np.bool_) if found is None else found
+            found[places[inside][1::2]] = True
+    return found
 
 
 def _texts(data: Bytes, begins: Places, stops: Places, is_null: Mask, leave_out: Mask | None) -> Any:
     """The values' bytes without those that are to be left out."""
     if leave_out is not None:
-        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(~leave_out)])
-        data, begins, stops = data[~leave_out], kept[begins], kept[stops]
+        gone = np.flatnonzero(leave_out)
+        data = data[~leave_out]
+        begins, stops = begins - np.searchsorted(gone, begins), stops - np.searchsorted(gone, stops)
     if not is_null.any():
         return slices(data, begins, stops, pa.binary())
     return slices(data, begins, np.where(is_null, begins, stops), pa.binary(), valid=~is_null)
