@@ -57,6 +57,8 @@ class Tables(Protocol):
 
     async def destinations(self, batch: Batch, quiet: None) -> Mapping[tuple[str, str], Destination]: ...
 
+    async def unchanged(self, told: Mapping[int, pgoutput.Relation]) -> bool: ...
+
 
 @dataclass(slots=True)
 class _Work:
@@ -277,6 +279,9 @@ class Ahead:
             if not _same(work.destination, now) or not await in_thread(partial(_keys_differ, work)):
                 return None
             wanted[name] = now
+        ours = {destination.relid for destination in wanted.values()}
+        if not await self._tables.unchanged({oid: told for oid, told in streamed.relations.items() if oid in ours}):
+            return None
         try:
             return await in_thread(partial(_finish, streamed, wanted, batch, self._stage))
         except WrittenByOthers:

@@ -176,7 +176,11 @@ class Batch:
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
         self.truncations += [Truncation(first + seq, oids, len(self.transactions)) for seq, oids in kept.truncations]
+        told: set[pgoutput.Relation] = set()
         for seq, relation in kept.relations:
+            if relation in told:
+                self.retold.add(relation.oid)
+            told.add(relation)
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
         self._append_part(kept.transaction)
         for oid in {*(relation.oid for _, relation in kept.relations), *kept.told}:

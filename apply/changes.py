@@ -17,7 +17,7 @@ import pyarrow as pa
 from apply.attributes import Attribute, Attributes, Numbers, shape_of, shape_of_columns
 from apply.delta.alter import Alteration
 from apply.delta.table import TargetTable
-from apply.target import column_type, row_key
+from apply.target import column_type
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.contract import VARIANT
@@ -84,6 +84,17 @@ def wanted(
     return _Wanted(target, known, message, numbers, described, keep, choices).found()
 
 
+def identity(message: Relation, numbers: Numbers) -> frozenset[int] | None:
+    """The numbers of the columns that changes under the message name a row by; None for all (REPLICA IDENTITY FULL)."""
+    if message.replica_identity == "f":
+        return None
+    return frozenset(
+        number
+        for sent, number in zip(message.columns, numbers, strict=True)
+        if sent.in_replica_identity and number is not None
+    )
+
+
 class _Wanted:
     def __init__(
         self,
@@ -101,8 +112,7 @@ class _Wanted:
         )
         self._choices = choices
         self._definition = None if described is None else described.definition
-        # Rows without a key are found by all their values: what is kept would hide them.
-        self._keep = keep and bool(target.key)
+        self._keep = keep
 
     def found(self) -> Change | None:
         before = self._known.by_number
@@ -139,16 +149,16 @@ class _Wanted:
                     xmin=now.xmin if now is not None else old.xmin,
                 )
             )
+        key = self._key(columns, renamed)
+        # Where rows are found by all their values, what is kept would hide them.
+        keep = self._keep and bool(key or self._message.replica_identity != "f")
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
         taken = {name.casefold() for name in (*renamed.values(), *(column.name for column, _ in added))}
-        kept = tuple(
-            one for one in (*self._known.kept, *(gone if self._keep else ())) if one[1].casefold() not in taken
-        )
+        kept = tuple(one for one in (*self._known.kept, *gone) if keep and one[1].casefold() not in taken)
         stays = {name for _, name in kept}
         dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
         self._refuse_same_names([*(column.name for column in columns), *stays])
-        key = self._key(columns, renamed)
         count, storage = self._known.count, self._known.storage
         if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
             # The catalog is not newer than the message: what it says of the files is true of it too.
@@ -166,7 +176,7 @@ class _Wanted:
                 retype=retyped,
                 add=tuple((pa.field(column.name, kind), _value(column, kind)) for column, kind in added),
             )
-        if after == self._known:
+        if after == self._known and alteration is None:
             return None
         for field in self._target.schema:
             if renamed.get(field.name, field.name) in key and types.is_nested(field.type):
@@ -227,31 +237,30 @@ class _Wanted:
         return kind
 
     def _key(self, columns: Sequence[Attribute], renamed: Mapping[str, str]) -> tuple[str, ...]:
-        """The columns that name a row from now on."""
-        names = [column.name for column in columns]
+        """The columns that name a row from now on; none where that is not certain: then rows are found by all their values, or
+        only inserted."""
+        names = {column.number: column.name for column in columns}
         before = tuple(renamed.get(name, name) for name in self._target.key)
-        match self._message.replica_identity:
-            case "d" | "i":
-                flagged = {
-                    sent.name
-                    for sent, number in zip(self._message.columns, self._numbers, strict=True)
-                    if sent.in_replica_identity and number is not None
-                }
-                if flagged == set(before) or not flagged:
-                    return before if set(before) <= set(names) else ()
-                return tuple(name for name in names if name in flagged)
-            case "f":
-                if self._definition is None:
-                    return before
-                now = row_key(self._definition, {column.name for column in self._live.values()})
-                by_name = {column.name: column.attnum for column in self._live.values()}
-                of_number = {column.number: column.name for column in columns}
-                wanted_key = tuple(of_number.get(by_name[name], "") for name in now)
-                if set(wanted_key) != set(before):
-                    raise self._copy_again("its primary key is another, under REPLICA IDENTITY FULL")
+        if not set(before) <= set(names.values()):
+            before = ()
+        flagged = identity(self._message, self._numbers)
+        if flagged is not None and flagged:
+            if flagged == self._numbers_of(names, before):
                 return before
-            case _:
-                return before if set(before) <= set(names) else ()
+            listed = () if self._definition is None else self._definition.identity_key
+            if not {column.name for column in self._live.values()}.issuperset(listed):
+                return ()  # a column list leaves out some of the key: there are only inserts
+            return tuple(name for number, name in names.items() if number in flagged)
+        # FULL, NOTHING, or no key: which one there is only the catalog tells, which may be newer.
+        primary = () if self._definition is None else self._definition.primary_key
+        of_name = {column.name: column.attnum for column in self._live.values()}
+        now = {of_name.get(name, 0) for name in primary}
+        certain = self._message.replica_identity in ("f", "n") and before and now == self._numbers_of(names, before)
+        return before if certain else ()
+
+    @staticmethod
+    def _numbers_of(names: Mapping[int, str], some: Sequence[str]) -> set[int]:
+        return {number for number, name in names.items() if name in some}
 
     def _refuse_same_names(self, names: Sequence[str]) -> None:
         seen: dict[str, str] = {}

@@ -11,7 +11,7 @@ transaction, are read with a struct here; everything rarer goes through the code
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -30,6 +30,7 @@ _ROWS: Final = frozenset(b"IUD")
 _BEGIN: Final = ord("B")
 _COMMIT: Final = ord("C")
 _STREAM_COMMIT: Final = ord("c")
+_ENDS: Final = frozenset((_COMMIT, _STREAM_COMMIT))
 # After the type byte: final LSN, commit time, xid; flags, commit LSN, end LSN, commit time (proto.c).
 _BEGIN_BODY: Final = struct.Struct(">QqI")
 _COMMIT_BODY: Final = struct.Struct(">BQQq")
@@ -62,8 +63,9 @@ class Dispatcher:
     While `waiting` is not None no more frames are taken: a transaction was prepared (then call `kept`), or its outcome has come
     (`committed` or `rolled_back`).  Until then nothing says that it was received.
 
-    `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own: `closing` says
-    that the open batch must be taken before any more frames are.
+    `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction
+    from which on rows go by another key begins a batch.  `closing` says that the open batch must be taken before any more frames
+    are.
 
     `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks and the bytes of those.
 
@@ -145,11 +147,11 @@ class Dispatcher:
             end = None
             if kind == _BEGIN:
                 self._begin(frame)
-            elif kind == _COMMIT:
-                end = self._commit(frame, now, stop_at)
-            elif kind == _STREAM_COMMIT and self._must_close_before(frame):
+            elif kind in _ENDS and self._must_close_before(kind, frame):
                 taken -= 1
                 break
+            elif kind == _COMMIT:
+                end = self._commit(frame, now, stop_at)
             else:
                 end = self._other(frame, now, stop_at)
             rows = self._collector()
@@ -307,12 +309,25 @@ class Dispatcher:
         self._told_before.pop(xid, None)
         return self._streamed.pop(xid, [])
 
-    def _must_close_before(self, frame: bytes) -> bool:
-        """Whether this STREAM COMMIT is of a transaction that is a batch of its own, and others are in the open one."""
-        if self._ahead is None or not self.batch.transactions or len(frame) < _STREAM_COMMIT_XID.size:
+    def _must_close_before(self, kind: int, frame: bytes) -> bool:
+        """Whether this transaction, which commits, can not share a batch with the ones before it: it is a batch of its own, or
+        rows go by another key from it on."""
+        if not self.batch.transactions:
             return False
-        (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
-        self.closing = bool(self._ahead.parts(xid))
+        if kind == _COMMIT:
+            told = self._open.relations if self._open is not None else ()
+            self.closing = moves_keys((relation for _, relation in told), self._settled)
+        elif len(frame) >= _STREAM_COMMIT_XID.size:
+            (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
+            streamed = (relation for _, relation in self._streamed.get(xid, ()))
+            ahead = self._ahead is not None and bool(self._ahead.parts(xid))
+            self.closing = ahead or moves_keys(streamed, self._settled)
+        return self.closing
+
+    def must_close_before(self, kept: Kept) -> bool:
+        """As for other transactions, for a prepared one that has committed; what a streamed one tells of is not known yet."""
+        if self.batch.transactions:
+            self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing
 
     def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
@@ -375,10 +390,12 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch now, but what it told of relations is not told again.
+        # It joins no batch now, but what it told first of a relation is not told again.  What it altered is, by whoever comes next.
         for _, relation in opened.relations:
-            self._settled[relation.oid] = relation
-            self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+            before = self._settled.setdefault(relation.oid, relation)
+            self._known[relation.oid] = before
+            if before is relation:
+                self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
         self._open = self._preparing = None
 
     def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
@@ -417,6 +434,11 @@ class Dispatcher:
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         skipped = self._skips(kept.prepare_lsn, end)
+        told: dict[int, pgoutput.Relation] = {}
+        for _, relation in kept.relations:
+            if told.setdefault(relation.oid, relation) != relation:
+                # Altered: whoever changed rows of it since waited for this.
+                self._known[relation.oid] = self._settled[relation.oid] = relation
         if not skipped and (stop_at is None or end <= stop_at):
             self.batch.add_kept(kept, end, message.commit_time, now, self._settled)
         self._decide(end)
@@ -484,7 +506,10 @@ class Dispatcher:
     def _relation(self, message: pgoutput.Relation) -> None:
         if self._known.get(message.oid) == message:
             # Something of the table has changed that it does not show, or nothing.
-            self.batch.retold.add(message.oid)
+            if self._open is not None and self._preparing is not None:
+                self._open.relations.append((self._open.count, message))
+            else:
+                self.batch.retold.add(message.oid)
             return
         self._known[message.oid] = message
         if self._open is not None:
@@ -492,6 +517,24 @@ class Dispatcher:
         else:
             self._settled[message.oid] = message
             self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
+
+
+def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
+    """Whether changes of a relation name their row in another way after one of these messages than `before` it."""
+    known = dict(before)
+    for relation in told:
+        other = known.get(relation.oid)
+        if other is not None and _identity(other) != _identity(relation):
+            return True
+        known[relation.oid] = relation
+    return False
+
+
+def _identity(relation: pgoutput.Relation) -> frozenset[str] | None:
+    """The columns that changes name a row by; None for all (REPLICA IDENTITY FULL)."""
+    if relation.replica_identity == "f":
+        return None
+    return frozenset(column.name for column in relation.columns if column.in_replica_identity)
 
 
 def _untagged(relation: pgoutput.Relation) -> pgoutput.Relation:

@@ -30,7 +30,7 @@ import structlog
 from apply import attributes as attrs
 from apply.attributes import Attributes, Numbers
 from apply.batch import Batch
-from apply.changes import CopyAgain, Described, wanted
+from apply.changes import Change, CopyAgain, Described, identity, wanted
 from apply.decode import Reading
 from apply.delta import alter
 from apply.delta import table as delta
@@ -52,6 +52,16 @@ from pubsub.sql.typechoices import TypeChoices
 _CHUNK: Final = 16 << 20
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A Relation message that rows were sent under which a table gets: the number of the first, and whether all are inserts."""
+
+    message: Relation
+    seq: int
+    inserts_only: bool
+
 
 Quiet = Callable[[], Awaitable[None]]
 Look = Callable[[Sequence[int]], Awaitable[Mapping[int, Described]]]
@@ -142,11 +152,38 @@ class Follower:
             except PubsubError as error:
                 error.relid = table.relid
                 if effect and error.finish_lsn is None:
-                    error.finish_lsn = batch.transaction_of(effect[-1][1]).final_lsn
+                    error.finish_lsn = batch.transaction_of(effect[-1].seq).final_lsn
                 if not isinstance(error, CopyAgain):
                     raise
                 again.append(error)
         return again
+
+    async def unchanged(self, tables: Sequence[Columns], told: Mapping[int, Relation]) -> bool:
+        """Whether the tables are what the publisher's are under these messages, and nothing of them was written anew since they
+        were looked at.  Raises what asking the publisher raises."""
+        described = await self._look([table.relid for table in tables])
+        for table in tables:
+            known, message = table.attributes, told[table.relid]
+            if known is None:
+                continue
+            numbers = known.known(attrs.shape_of(message))
+            if numbers is None:
+                return False
+            try:
+                change = wanted(
+                    table.target,
+                    known,
+                    message,
+                    numbers,
+                    described.get(table.relid),
+                    keep=self._keep,
+                    choices=self._choices,
+                )
+            except CopyAgain:
+                return False
+            if change is not None and change.alteration is not None:
+                return False
+        return True
 
     async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
         """The schema and name that the publisher's catalog has for those of the tables that are there."""
@@ -163,7 +200,7 @@ class Follower:
         self,
         batch: Batch,
         table: Columns,
-        effect: Sequence[tuple[Relation, int]],
+        effect: Sequence[Effect],
         described: Described | None,
         quiet: Quiet,
     ) -> None:
@@ -177,9 +214,10 @@ class Follower:
         live = described.published if described is not None else ()
         count = described.definition.attributes if described is not None else known.count
         found: list[tuple[Relation, Numbers]] = []
-        for message, seq in effect:
+        for one in effect:
+            message = one.message
             shape = attrs.shape_of(message)
-            transaction = batch.transaction_of(seq)
+            transaction = batch.transaction_of(one.seq)
             older = transaction.end_lsn < known.since
             numbers = attrs.identify(shape, known, live, count, transaction.xid, older=older)
             held = known.known(shape)
@@ -190,18 +228,18 @@ class Follower:
                     table.relid, table.target.relation, "a column was dropped, and another added under its name"
                 )
             found.append((message, held if held is not None else numbers))  # type: ignore[arg-type]
-        last, seq = effect[-1]
-        since = batch.transaction_of(seq).end_lsn
+        last = effect[-1].message
+        since = batch.transaction_of(effect[-1].seq).end_lsn
         if since >= known.since:
             change = wanted(table.target, known, last, found[-1][1], described, keep=self._keep, choices=self._choices)
+            if not _same_key(table, effect, found, change):
+                raise CopyAgain(
+                    table.relid, table.target.relation, "its key was changed in a transaction that changed its rows"
+                )
             if change is not None:
                 changed = [(attrs.shape_of(message), numbers) for message, numbers in found]
                 after = replace(change.attributes, since=since).with_shapes(changed)
                 if change.alteration is not None:
-                    if change.moves_key and len(effect) > 1:
-                        raise CopyAgain(
-                            table.relid, table.target.relation, "its key was changed among changes of its rows"
-                        )
                     await quiet()
                     await self._alter(table, change.alteration, after)
                 else:
@@ -280,11 +318,11 @@ def _agree(held: Numbers, numbers: Numbers) -> bool:
     return all(one == other or one is None or other is None for one, other in zip(held, numbers, strict=True))
 
 
-def _adopted(table: Columns, effect: Sequence[tuple[Relation, int]], described: Described | None) -> Attributes | None:
+def _adopted(table: Columns, effect: Sequence[Effect], described: Described | None) -> Attributes | None:
     """The attributes of a table that was copied before anybody kept them, if nothing has changed since."""
     if described is None or len(effect) != 1:
         return None
-    message, _ = effect[0]
+    message = effect[0].message
     names = {column.name for column in message.columns}
     live = {(c.name, c.type_oid, c.type_modifier) for c in described.published}
     if live != set(attrs.shape_of(message)) or not names <= set(table.target.schema.names):
@@ -292,29 +330,50 @@ def _adopted(table: Columns, effect: Sequence[tuple[Relation, int]], described: 
     return attrs.of_definition(described.definition, list(names), table.app_id, Lsn(0))
 
 
-def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[tuple[Relation, int]]]:
-    """By table: the Relation messages that rows were sent under which the table gets, each with the number of the first.
+def _same_key(
+    table: Columns, effect: Sequence[Effect], found: Sequence[tuple[Relation, Numbers]], change: Change | None
+) -> bool:
+    """Whether the key that the table has after the change tells the rows of all these messages.
 
-    Reads the batch.
+    Rows that were only inserted it does: under a key that was made after them they are one each.
     """
+    assert table.attributes is not None
+    alteration = None if change is None else change.alteration
+    key = table.target.key if alteration is None else alteration.key
+    names = change.attributes.names if change is not None else table.attributes.names
+    numbers = {number for number, name in names.items() if name in key}
+    moves = change is not None and change.moves_key
+    whole = identity(*found[-1]) is None
+    for one, (message, of_columns) in zip(effect, found, strict=True):
+        named_by = identity(message, of_columns)
+        fits = named_by == numbers if named_by is not None else whole or not moves
+        if not (one.inserts_only or fits):
+            return False
+    return True
+
+
+def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[Effect]]:
+    """By table, in order.  Reads the batch."""
     oids = [table.relid for table, _ in tables]
-    seqs: dict[int, list[Any]] = {oid: [] for oid in oids}
+    seqs: dict[int, list[Any]] = {oid: [np.empty(0, np.int64)] for oid in oids}
+    inserts: dict[int, list[Any]] = {oid: [np.empty(0, np.bool_)] for oid in oids}
     for first, blocks in batch.chunks(_CHUNK):
         for oid, pieces in rows.split_by_relation(blocks, first).items():
             if oid in seqs:
                 seqs[oid] += [piece.seq for piece in pieces]
-    found: dict[int, list[tuple[Relation, int]]] = {}
+                inserts[oid] += [piece.data[piece.starts] == rows.INSERT for piece in pieces]
+    found: dict[int, list[Effect]] = {}
     for table, after in tables:
-        of_table = np.concatenate([np.empty(0, np.int64), *seqs[table.relid]])
+        of_table, is_insert = np.concatenate(seqs[table.relid]), np.concatenate(inserts[table.relid])
         kept = batch.kept_rows(after)
         if kept is not None:
-            of_table = of_table[kept[of_table]]
+            of_table, is_insert = of_table[kept[of_table]], is_insert[kept[of_table]]
         messages = batch.relations.get(table.relid, [])
         starts = np.array([seq for seq, _ in messages] or [0], np.int64)
         at = np.searchsorted(starts, of_table, side="right") - 1
         effective, first_at = np.unique(at, return_index=True)
         found[table.relid] = [
-            (messages[place][1], int(of_table[index]))
+            Effect(messages[place][1], int(of_table[index]), bool(is_insert[at == place].all()))
             for place, index in zip(effective.tolist(), first_at.tolist(), strict=True)
             if place >= 0
         ]

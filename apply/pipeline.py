@@ -46,7 +46,7 @@ from pubsub import faults
 from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation, PubsubError
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
+from pubsub.protocol.pgoutput import CommitPrepared, Relation, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
@@ -113,6 +113,9 @@ class Tables(Protocol):
         Tables that the batch needs altered are altered, after `quiet`: then all batches before are committed.  None: the batch may
         yet be rolled back, and NotInPrerequisiteState is raised where a table would have to be altered.
         """
+
+    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
+        """Whether these messages, the last of their relations, ask nothing of the tables, as the publisher's catalog says too."""
 
     async def may_write(self, relid: int) -> bool:
         """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
@@ -243,6 +246,10 @@ class Pipeline:
                 await self._room.wait()
                 self._reading_since = time.monotonic()
                 continue
+            if self.dispatcher.waiting is not None:
+                # The batch before it had to be taken first.
+                await self._settle_prepared()
+                continue
             frames = self._left or await self._next_frames()
             if self._drained():
                 # What would come after the last batch may have been closed already.
@@ -306,6 +313,9 @@ class Pipeline:
                     dispatcher.kept()
             case CommitPrepared():
                 kept = await self._two_phase.load(waiting)
+                if dispatcher.must_close_before(kept):
+                    self._changed.set()
+                    return
                 if not dispatcher.committed(kept, time.monotonic(), self._stop_at):
                     await self._two_phase.durable([(kept.xid, waiting.end_lsn)])
                 if dispatcher.batch.transactions:

@@ -32,6 +32,7 @@ from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.sql.identifiers import quote_identifier, quote_qualified
@@ -290,6 +291,13 @@ class ApplyTables:
             for name, e in found.items()
             if e.columns is not None and e.after is not None
         }
+
+    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
+        """See pipeline.Tables."""
+        if self._follower is None:
+            return True
+        entries = [self._entries[oid] for oid in told if oid in self._entries]
+        return await self._follower.unchanged([e.columns for e in entries if e.columns is not None], told)
 
     async def _follow_names(
         self, follower: Follower, batch: Batch, quiet: Callable[[], Awaitable[None]] | None

@@ -48,6 +48,7 @@ from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions, replication, slots, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import PublishedTable, TableDefinition
@@ -547,6 +548,9 @@ class _OneTable:
                 window=self._window,
             )
         }
+
+    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
+        raise AssertionError("nothing is prepared ahead here")
 
     async def may_write(self, relid: int) -> bool:
         return True

@@ -174,6 +174,9 @@ class Node:
     async def destinations(self, batch: Batch, quiet: object) -> dict[tuple[str, str], Destination]:
         return destinations(self.versions)
 
+    async def unchanged(self, told: object) -> bool:
+        return True
+
     async def done(self, dispatcher: Dispatcher) -> None:
         batch = dispatcher.take()
         early = await self.ahead.finish(batch) if self.ahead is not None else None

@@ -20,6 +20,7 @@ from apply.pipeline import Limits, Pipeline
 from apply.prepare import Destination
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import Relation
 from tests.frames import delete, insert, keepalive, relation, transaction, update
 from tests.memory import (
     MemoryDelta,
@@ -77,6 +78,9 @@ class OneTables:
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:
         self.conflicts += conflicts.counts
+
+    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
+        return True
 
     async def may_write(self, relid: int) -> bool:
         if relid in self.gates:
