@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -21,8 +21,9 @@ from apply.target import column_type
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.contract import VARIANT
-from pubsub.protocol.pgoutput import Relation
-from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -54,6 +55,22 @@ class Described:
             for column in self.definition.columns
             if (column.name in self.names if self.names is not None else not column.generated)
         )
+
+    def as_message(self, relid: int) -> Relation:
+        """What the publisher would send of it now (proto.c: logicalrep_write_rel)."""
+        one = self.definition
+        named = [column.name for column in self.published] if one.replica_identity == "f" else one.identity_key
+        columns = [
+            Column(COLUMN_IN_REPLICA_IDENTITY * (c.name in named), c.name, c.type_oid, c.type_modifier)
+            for c in self.published
+        ]
+        identity = cast(ReplicaIdentity, one.replica_identity)
+        return Relation(Oid(relid), one.schema, one.name, identity, tuple(columns))
+
+    def same_columns(self, other: Described) -> bool:
+        """Whether no ALTER TABLE of columns or keys lies between two looks."""
+        one, two = (replace(d.definition, estimated_rows=0, pages=0, storage="") for d in (self, other))
+        return (one, self.names) == (two, other.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +130,7 @@ class _Wanted:
         self._choices = choices
         self._definition = None if described is None else described.definition
         self._keep = keep
+        self._rewritten = described is not None and rewritten(known.storage, described.definition.storage)
 
     def found(self) -> Change | None:
         before = self._known.by_number
@@ -190,7 +208,9 @@ class _Wanted:
         if number <= self._known.count:
             raise self._copy_again(f'column "{name}" is published from now on')
         assert self._definition is not None
-        if now.missing is None and self._known.storage != self._definition.storage:
+        partitioned = self._definition.kind == "p"
+        unknown = now.missing_differs or (self._rewritten and (partitioned or now.missing is None))
+        if unknown:
             raise self._copy_again(f'the values of column "{name}" in its rows are known to the publisher alone')
         kind = column_type(now, self._definition, self._choices)
         column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin)
@@ -210,7 +230,7 @@ class _Wanted:
         return (
             self._definition is not None
             and now is not None
-            and self._known.storage != self._definition.storage
+            and self._rewritten
             and now.xmin != old.xmin
             and (now.missing is not None or old.missing is None)
         )
@@ -222,7 +242,7 @@ class _Wanted:
         assert self._definition is not None
         have = self._target.schema.field(old.name).type
         kind = column_type(now, self._definition, self._choices)
-        if self._known.storage != self._definition.storage:
+        if self._rewritten:
             raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
         if kind == have:
             return None

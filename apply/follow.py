@@ -47,6 +47,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.snapshots import end_of_wal
 from pubsub.sql.typechoices import TypeChoices
 
 _CHUNK: Final = 16 << 20
@@ -64,7 +65,15 @@ class Effect:
 
 
 Quiet = Callable[[], Awaitable[None]]
-Look = Callable[[Sequence[int]], Awaitable[Mapping[int, Described]]]
+Look = Callable[[Sequence[int]], Awaitable["Looked"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The publisher's catalog at one moment: those of some tables that are there, by oid.  At `lsn` WAL ended just after."""
+
+    tables: Mapping[int, Described]
+    lsn: Lsn
 
 
 @dataclass(slots=True)
@@ -99,7 +108,7 @@ class Publisher:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
-    async def __call__(self, relids: Sequence[int]) -> Mapping[int, Described]:
+    async def __call__(self, relids: Sequence[int]) -> Looked:
         """The tables that are there, as one transaction sees them."""
         subscription = self._subscription
         async with await Connection.connect(
@@ -109,8 +118,9 @@ class Publisher:
             found = await definitions.table_definitions(connection, relids)
             published = await definitions.published_tables(connection, subscription.publications)
             await connection.execute("COMMIT")
+            lsn = await end_of_wal(connection)
         lists = {table.oid: table.attnames for table in published}
-        return {int(oid): Described(one, lists.get(Oid(oid))) for oid, one in found.items()}
+        return Looked({int(oid): Described(one, lists.get(Oid(oid))) for oid, one in found.items()}, lsn)
 
 
 class Follower:
@@ -142,7 +152,7 @@ class Follower:
         ]
         if not fresh:
             return []
-        described = await self._look([table.relid for table, _ in fresh])
+        described = (await self._look([table.relid for table, _ in fresh])).tables
         in_effect = await in_thread(partial(_in_effect, batch, fresh))
         again: list[CopyAgain] = []
         for table, _ in fresh:
@@ -161,7 +171,7 @@ class Follower:
     async def unchanged(self, tables: Sequence[Columns], told: Mapping[int, Relation]) -> bool:
         """Whether the tables are what the publisher's are under these messages, and nothing of them was written anew since they
         were looked at.  Raises what asking the publisher raises."""
-        described = await self._look([table.relid for table in tables])
+        described = (await self._look([table.relid for table in tables])).tables
         for table in tables:
             known, message = table.attributes, told[table.relid]
             if known is None:
@@ -187,7 +197,7 @@ class Follower:
 
     async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
         """The schema and name that the publisher's catalog has for those of the tables that are there."""
-        found = await self._look(relids)
+        found = (await self._look(relids)).tables
         return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
@@ -247,6 +257,32 @@ class Follower:
                     if (after.storage, after.count) != (known.storage, known.count):
                         await self._store(table)
         self._read(table, found)
+
+    async def look(self, tables: Sequence[Columns]) -> Looked:
+        """The tables in the publisher's catalog.  Raises what asking the publisher raises."""
+        return await self._look([table.relid for table in tables])
+
+    async def take_over(self, table: Columns, now: Described, since: Lsn) -> None:
+        """Make the table what the publisher's is, and has been since `since`; all rows of before are committed.
+
+        Raises CopyAgain, and as `follow`.
+        """
+        known = table.attributes
+        if known is None:
+            return  # it joined without a copy, and nobody knows which column is which
+        message = now.as_message(table.relid)
+        numbers = tuple(column.attnum for column in now.published)
+        change = wanted(table.target, known, message, numbers, now, keep=self._keep, choices=self._choices)
+        if change is None:
+            return
+        after = replace(change.attributes, since=max(since, known.since))
+        after = after.with_shapes([(attrs.shape_of(message), numbers)])
+        if change.alteration is not None:
+            await self._alter(table, change.alteration, after)
+        else:
+            table.attributes = after
+            await self._store(table)
+        self._read(table, [])
 
     async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes) -> None:
         record = Commit(table.app_id, after.since, after.since)

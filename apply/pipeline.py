@@ -117,6 +117,13 @@ class Tables(Protocol):
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         """Whether these messages, the last of their relations, ask nothing of the tables, as the publisher's catalog says too."""
 
+    @property
+    def asked(self) -> bool:
+        """Whether `settle_columns` has something to do as soon as the stream has come far enough."""
+
+    async def settle_columns(self, at: Lsn) -> None:
+        """Everything up to `at` is decided and committed: tables whose columns were asked for become what the publisher's are."""
+
     async def may_write(self, relid: int) -> bool:
         """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
 
@@ -469,6 +476,8 @@ class Pipeline:
             if not batch.transactions:
                 if self._draining:
                     return None
+                if self._tables.asked and self._caught_up():
+                    await self._tables.settle_columns(self.dispatcher.position)
                 await self._changed.wait()
                 continue
             wait = None
@@ -582,6 +591,8 @@ class Pipeline:
         """With nothing pending, everything received is durable: a quiet table must not hold the publisher's WAL back."""
         self.figures.caught_up = self._caught_up()
         if self.figures.caught_up and (idle or not self._draining):
+            if self._tables.asked:
+                self._changed.set()
             position = self.dispatcher.position
             self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
             await self._store()

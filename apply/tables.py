@@ -20,7 +20,7 @@ from apply.conflicts import Conflicts, UniqueViolation
 from apply.delta import table as delta
 from apply.delta.log import OtherCommit
 from apply.dispatch import PassedSkip
-from apply.follow import Columns, Follower, load
+from apply.follow import Columns, Follower, Looked, load
 from apply.handover import Handover
 from apply.isolation import Failure, is_own
 from apply.pipeline import StartAgain
@@ -58,6 +58,8 @@ class _Entry:
     """It is about to stop: only what is staged for it is still committed."""
     stopped: bool = False
     """It stopped alone, and gets nothing more."""
+    asked: int = 0
+    """How often REFRESH has asked for its columns, whether rows come or not."""
     named: tuple[str, str] | None = None
     """Schema and name in the last message of it."""
 
@@ -132,6 +134,8 @@ class ApplyTables:
         self._draining = asyncio.Event()
         # Tables whose names others have that came after them: dropped, and made again.
         self._told_apart: set[int] = set()
+        # What the publisher's catalog had of tables that REFRESH asks for.
+        self._looked: Looked | None = None
         self._subscription = subscription
         self.types = BinaryTypes()
 
@@ -156,6 +160,7 @@ class ApplyTables:
             if entry.app_id != app_id:
                 entry.columns = None
             entry.relation, entry.app_id = relation, app_id
+            entry.asked = relation.look_again
             # A table that joined without a copy may lack rows that the publisher has, and have others.
             entry.contested = relation.foreign is not None or relation.copy_generation == 0
             if relation.stopped:
@@ -177,12 +182,7 @@ class ApplyTables:
         try:
             await self._take_over(entry)
         except PubsubError as error:
-            error.relid = entry.relation.relid
-            if not self.isolates or not is_own(error):
-                raise
-            failures = [Failure(entry.relation.relid, error, self._durable)]
-            self.failed(failures)
-            await self.stop(failures)
+            await self._stop_alone(entry, error, self._durable)
 
     async def _take_over(self, entry: _Entry) -> None:
         """The table is in s or r: what it holds is read from the table itself."""
@@ -251,6 +251,9 @@ class ApplyTables:
         self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
     ) -> Mapping[tuple[str, str], Destination]:
         """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
+        if quiet is not None and self._looked is not None and self._looked.lsn < batch.first_lsn:
+            await quiet()
+            await self.settle_columns(Lsn(batch.first_lsn - 1))
         found: dict[tuple[str, str], _Entry] = {}
         await self._learn_types(batch)
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
@@ -291,6 +294,59 @@ class ApplyTables:
             for name, e in found.items()
             if e.columns is not None and e.after is not None
         }
+
+    async def look(self) -> None:
+        """Look at the publisher's columns of the tables that REFRESH asks for, if nobody has."""
+        asked = self._asked_for()
+        if asked and self._follower is not None and self._looked is None:
+            self._looked = await self._follower.look(asked)
+
+    def _asked_for(self) -> list[Columns]:
+        return [e.columns for e in self._entries.values() if e.asked and e.own and e.after is not None and e.columns]
+
+    @property
+    def asked(self) -> bool:
+        """See pipeline.Tables."""
+        return self._looked is not None
+
+    async def settle_columns(self, at: Lsn) -> None:
+        """See pipeline.Tables.
+
+        The catalog is newer than the stream.  But a table that is the same in two looks was so all the time between; and where the
+        stream is past the end of WAL of the first, it is between the two: there the table is what both have seen.
+        """
+        first = self._looked
+        if first is None or self._follower is None or at < first.lsn:
+            return
+        asked = self._asked_for()
+        now = await self._follower.look(asked)
+        known: dict[int, int] = {}
+        again: list[CopyAgain] = []
+        for table in asked:
+            entry, described = self._entries[table.relid], now.tables.get(table.relid)
+            before = first.tables.get(table.relid)
+            if described is not None and (before is None or not before.same_columns(described)):
+                continue  # altered since the first look
+            if described is not None and entry.after is not None:
+                try:
+                    await self._follower.take_over(table, described, max(first.lsn, entry.after))
+                except CopyAgain as error:
+                    again.append(error)
+                except PubsubError as error:
+                    await self._stop_alone(entry, error, at)
+            known[table.relid], entry.asked = entry.asked, 0
+        await self._catalog.columns_are_known(self._subid, known)
+        self._looked = now if self._asked_for() else None
+        await self._copy_again(again)
+
+    async def _stop_alone(self, entry: _Entry, error: PubsubError, at: Lsn) -> None:
+        """The table has stopped at `at`, if it may stop alone; else raises `error`."""
+        error.relid = entry.relation.relid
+        if not self.isolates or not is_own(error):
+            raise error
+        failures = [Failure(entry.relation.relid, error, at)]
+        self.failed(failures)
+        await self.stop(failures)
 
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         """See pipeline.Tables."""

@@ -230,6 +230,7 @@ class ApplyWorker:
         while True:
             await self._tables.load()
             await self._tables.settle()
+            await self._tables.look()
             if self._subscription.options.two_phase_state == "p" and not self._enabling and self._tables.all_ready:
                 raise StartAgain("all tables are ready: the apply worker starts again with two-phase commit")
             await self._tables_changed.wait()

@@ -150,7 +150,8 @@ class SubscriptionRel:
     begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error`
     stands while the table is stopped or its worker failed last time.  `stopped`: it stopped alone (on_table_error = isolate), at
     the transaction that finished at `error_lsn` if one is to blame; only a new copy brings it back.  `foreign`: the last commit by
-    others since the copy.
+    others since the copy.  `look_again`: how often REFRESH has asked to compare its columns with the publisher's, and nobody has
+    answered.
     """
 
     subid: int
@@ -169,6 +170,7 @@ class SubscriptionRel:
     stopped: bool = False
     error_lsn: Lsn | None = None
     foreign: ForeignCommit | None = None
+    look_again: int = 0
 
     @property
     def qualified_name(self) -> str:

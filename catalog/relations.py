@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Row, Select, delete, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import schema
@@ -116,6 +116,23 @@ class Relations(Database):
     ) -> None:
         """Remember the table as it was decided at the copy (JSON text), and how many rows the publisher expects."""
         await self._set(subid, relid, definition=definition, estimated_rows=estimated_rows)
+
+    async def ask_for_columns(self, subid: int) -> None:
+        """The columns of the tables that are copied are to be compared with the publisher's, whether rows come or not."""
+        copied = _T.c.state.in_((RelState.SYNCDONE.value, RelState.READY.value))
+        async with self._write(bump=True) as connection:
+            await connection.execute(
+                update(_T)
+                .where((_T.c.subid == subid) & copied)
+                .values(look_again=func.coalesce(_T.c.look_again, 0) + 1)
+            )
+
+    async def columns_are_known(self, subid: int, asked: Mapping[int, int]) -> None:
+        """What was asked of these tables so often is answered; not what has been asked since."""
+        async with self._write(bump=False) as connection:
+            for relid, count in asked.items():
+                here = _here(subid, relid) & (_T.c.look_again == count)
+                await connection.execute(update(_T).where(here).values(look_again=None))
 
     async def rename_relation(self, subid: int, relid: int, schema_name: str, name: str) -> None:
         """The publisher has renamed the table, or moved it to another schema; its Delta table stays where it is."""
@@ -261,4 +278,5 @@ def _relation(row: Row[tuple[object, ...]]) -> SubscriptionRel:
         foreign=None
         if row.foreign_version is None
         else ForeignCommit(row.foreign_version, row.foreign_operation, row.foreign_engine),
+        look_again=row.look_again or 0,
     )

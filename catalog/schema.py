@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeDecorator
 from pubsub.protocol.lsn import Lsn
 
 #: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384
@@ -138,6 +138,8 @@ relation: Final = Table(
     Column("error_hint", Text),
     Column("definition", Text),
     Column("estimated_rows", BigInteger),
+    # How often REFRESH has asked for its columns since that was answered; NULL: not.
+    Column("look_again", BigInteger),
     # A Delta table has one owner, whatever the subscription.
     UniqueConstraint("path", name="pubsub_rel_path"),
 )

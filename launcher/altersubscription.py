@@ -155,6 +155,7 @@ async def _refresh(
             )
         if subscription.options.schema_changes == "follow":
             relations = await _follow_names(session, subscription, relations, published)
+            await session.catalog.ask_for_columns(subscription.oid)
         gone, new = _difference(relations, published)
         if subscription.options.binary:
             await targets.refuse_binary(connection, new)

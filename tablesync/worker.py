@@ -549,6 +549,11 @@ class _OneTable:
             )
         }
 
+    asked = False
+
+    async def settle_columns(self, at: Lsn) -> None:
+        raise AssertionError("nobody asks a sync worker")
+
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         raise AssertionError("nothing is prepared ahead here")
 

@@ -93,11 +93,14 @@ class ColumnDefinition:
     """"", "s" (stored) or "v" (virtual)."""
     collation_deterministic: bool
     missing: str | None = None
-    """The text of what rows have that were stored before the column was added (pg_attribute.attmissingval)."""
+    """The text of what rows have that were stored before the column was added (pg_attribute.attmissingval); of a partitioned
+    table what they have in its partitions."""
     xmin: int = 0
     """The transaction that altered the column last, or added it."""
     held: TypeShape | None = None
     """The base type of an array or a composite, with what it holds."""
+    missing_differs: bool = False
+    """The rows of that time have not one value: some partitions have another than others, or none."""
 
     @property
     def shape(self) -> TypeShape:
@@ -128,9 +131,18 @@ class TableDefinition:
     attributes: int = 0
     """How many columns it has had so far: a column that is added gets the next number."""
     storage: str = ""
-    """Names the files that its rows lie in: another one since the rows were written anew."""
+    """The files that its rows lie in, "<oid>:<relfilenode>" for each partition: see `rewritten`."""
     bytes: int = 0
     """On disk, with TOAST and its partitions', without indexes."""
+
+
+def rewritten(before: str, now: str) -> bool:
+    """Whether rows were written anew between two looks at a table's storage: by VACUUM FULL, TRUNCATE, some ALTER TABLEs.
+
+    A new table's first file has the number of its oid (heap.c: heap_create), so a partition that came meanwhile tells, too.
+    """
+    known = dict(one.split(":") for one in before.split())
+    return any(known.get(oid, oid) != file for oid, file in (one.split(":") for one in now.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,11 +400,20 @@ WITH RECURSIVE types AS (
 SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.atttypid, a.atttypmod), t.typtype,
        base.oid, CASE WHEN t.typtype = 'd' THEN base.typmod ELSE a.atttypmod END, base.typtype,
        a.attnotnull, a.attgenerated, coalesce(co.collisdeterministic, true),
-       CASE WHEN a.atthasmissing THEN a.attmissingval::text END, a.xmin::text
+       CASE WHEN a.atthasmissing THEN a.attmissingval::text ELSE leaves.missing END, coalesce(leaves.differ, false),
+       a.xmin::text
   FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
   JOIN pg_type t ON t.oid = a.atttypid
   JOIN types base ON base.declared = a.atttypid AND base.typtype <> 'd'
   LEFT JOIN pg_collation co ON co.oid = a.attcollation
+  LEFT JOIN LATERAL (
+    SELECT min(l.attmissingval::text) AS missing,
+           count(DISTINCT l.attmissingval::text) + count(DISTINCT l.atthasmissing) FILTER (WHERE NOT l.atthasmissing) > 1 AS differ
+      FROM pg_partition_tree(c.oid) leaf
+      JOIN pg_attribute l ON l.attrelid = leaf.relid AND l.attname = a.attname
+     WHERE leaf.isleaf
+  ) leaves ON c.relkind = 'p'
  WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
 """
@@ -450,7 +471,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
                              ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
            coalesce(sum(leaf.pages), 0)::int8 AS pages,
            coalesce(sum(pg_table_size(leaf.oid)), 0)::int8 AS bytes,
-           md5(string_agg(leaf.relfilenode::text, ' ' ORDER BY leaf.oid)) AS storage
+           string_agg(format('%s:%s', leaf.oid, leaf.relfilenode), ' ' ORDER BY leaf.oid) AS storage
       FROM (SELECT l.oid, l.relfilenode, l.reltuples, l.relpages,
                    coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8 AS pages
               FROM pg_class l
@@ -499,7 +520,7 @@ def _published_table(row: Row) -> PublishedTable:
 def _column(row: Row) -> ColumnDefinition:
     (
         name, attnum, oid, modifier, type_name, kind, base, base_modifier, base_kind, not_null, generated, deterministic,
-        missing, xmin,
+        missing, differs, xmin,
     ) = row  # fmt: skip
     return ColumnDefinition(
         name=text(name),
@@ -515,6 +536,7 @@ def _column(row: Row) -> ColumnDefinition:
         generated=text(generated),
         collation_deterministic=truth(deterministic),
         missing=None if missing is None else _array(missing)[0],
+        missing_differs=truth(differs),
         xmin=number(xmin),
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from apply.dispatch import Dispatcher
+from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Oid, Xid
@@ -20,6 +21,7 @@ from pubsub.protocol.pgoutput import (
     LogicalMessage,
     Origin,
     Prepare,
+    Relation,
     StreamAbort,
     StreamCommit,
     StreamPrepare,
@@ -114,6 +116,58 @@ def test_another_definition_holds_from_its_place_on() -> None:
     assert d.batch.relations == {A.oid: [(0, A), (2, wider)]}
     d.take()
     assert d.batch.relations == {A.oid: [(0, wider)]}
+
+
+BY_V = relation(A.oid, "a", key=("v",))
+FULL = relation(A.oid, "a", identity="f")
+
+
+@pytest.mark.parametrize("other", [BY_V, FULL, relation(A.oid, "a", key=())])
+def test_a_transaction_from_which_on_rows_go_by_another_key_begins_a_batch(other: Relation) -> None:
+    d = Dispatcher(Lsn(10))
+    frames = transaction(100, A, insert(A.oid, 1, "x"), B) + transaction(200, other, insert(A.oid, 2, "x"))
+    left = frames + transaction(300, insert(A.oid, 3, "x"))
+    left = left[d.feed(left, 0.0) :]
+    assert d.closing
+    assert [t.end_lsn for t in d.take().transactions] == [100]
+    assert d.feed(left, 0.0) == len(left)
+    assert not d.closing
+    assert [t.end_lsn for t in d.batch.transactions] == [200, 300]
+    assert d.batch.relations[A.oid] == [(0, A), (0, other)]
+
+
+def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_path: Path) -> None:
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    streamed = [
+        StreamStart(Xid(7), True),
+        replace(A, xid=Xid(7)),
+        replace(insert(A.oid, 1, "x"), xid=Xid(7)),
+        replace(BY_V, xid=Xid(7)),
+        StreamStop(),
+        StreamCommit(Xid(7), 0, Lsn(192), Lsn(200), 0),
+    ]
+    d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
+    assert d.feed([frame(message) for message in streamed], 0.0) == 5
+    d.take()
+    assert d.feed([frame(streamed[-1])], 0.0) == 1
+    prepared = [
+        BeginPrepare(Lsn(290), Lsn(300), 5, Xid(9), "g"),
+        A,
+        insert(A.oid, 2, "y"),
+        Prepare(0, Lsn(290), Lsn(300), 5, Xid(9), "g"),
+    ]
+    d.feed([frame(message) for message in prepared], 0.0)
+    assert isinstance(d.waiting, Preparation)
+    told = [*((0, one) for one in d.waiting.settled.values()), *d.waiting.relations]
+    kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, told, (), ())
+    d.kept()
+    assert len(d.batch.relations[A.oid]) == 1, "nothing before its outcome"
+    d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(9), "g"))], 0.0)
+    assert d.must_close_before(kept)
+    d.take()
+    assert not d.must_close_before(kept)
+    d.committed(kept, 0.0, None)
+    assert d.batch.relations[A.oid] == [(0, BY_V), (0, BY_V), (0, A), (1, A)]
 
 
 def test_stop_at_lets_nothing_in_that_ends_later() -> None:

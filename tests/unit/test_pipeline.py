@@ -79,6 +79,10 @@ class OneTables:
     async def met(self, relation: str, conflicts: Conflicts) -> None:
         self.conflicts += conflicts.counts
 
+    asked = False
+
+    async def settle_columns(self, at: Lsn) -> None: ...
+
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         return True
 
