@@ -69,7 +69,7 @@ class Described:
 
     def same_columns(self, other: Described) -> bool:
         """Whether no ALTER TABLE of columns or keys lies between two looks."""
-        one, two = (replace(d.definition, estimated_rows=0, pages=0, storage="") for d in (self, other))
+        one, two = (replace(d.definition, estimated_rows=0, pages=0, bytes=0, storage="") for d in (self, other))
         return (one, self.names) == (two, other.names)
 
 

@@ -42,7 +42,6 @@ from catalog.store import Catalog
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import rows, types
-from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher import definitions
@@ -109,18 +108,18 @@ class Publisher:
         self._subscription = subscription
 
     async def __call__(self, relids: Sequence[int]) -> Looked:
-        """The tables that are there, as one transaction sees them."""
+        """The tables that are there, as one transaction sees them.  No lock is taken: an ALTER TABLE that has not committed, or a
+        prepared one, holds nothing up."""
         subscription = self._subscription
         async with await Connection.connect(
             subscription.conninfo, replication=False, application_name=subscription.slot_name or subscription.name
         ) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            found = await definitions.table_definitions(connection, relids)
-            published = await definitions.published_tables(connection, subscription.publications)
+            found = await definitions.table_definitions(connection, relids, sizes=False)
+            listed = await definitions.published_columns(connection, subscription.publications, relids)
             await connection.execute("COMMIT")
             lsn = await end_of_wal(connection)
-        lists = {table.oid: table.attnames for table in published}
-        return Looked({int(oid): Described(one, lists.get(Oid(oid))) for oid, one in found.items()}, lsn)
+        return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn)
 
 
 class Follower:

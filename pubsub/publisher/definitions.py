@@ -244,8 +244,13 @@ async def table_definition(connection: Connection, oid: int) -> TableDefinition:
     return definitions[Oid(oid)]
 
 
-async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict[Oid, TableDefinition]:
-    """Those of `oids` that exist, in queries that are not one snapshot unless the caller's transaction makes them one."""
+async def table_definitions(
+    connection: Connection, oids: Iterable[int], *, sizes: bool = True
+) -> dict[Oid, TableDefinition]:
+    """Those of `oids` that exist, in queries that are not one snapshot unless the caller's transaction makes them one.
+
+    Without `sizes` (estimated_rows, pages and bytes are 0 then) no lock is taken: nobody's ALTER TABLE is waited for.
+    """
     wanted = list(dict.fromkeys(oids))
     held = _Held(await connection.query(_HELD_TYPES, [wanted]))
     columns: dict[Oid, list[ColumnDefinition]] = defaultdict(list)
@@ -254,7 +259,7 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
         shape = held.shape(column.base_type_oid, column.base_typmod)
         columns[_oid(row[0])].append(replace(column, held=shape) if shape.element or shape.attributes else column)
     definitions = {}
-    for row in await connection.query(_TABLES, [wanted]):
+    for row in await connection.query(_TABLES, [wanted, "t" if sizes else "f"]):
         oid, schema, name, kind, identity, primary_key, identity_key, *others = row
         rows, pages, row_security, attributes, storage, size = others
         by_number = {column.attnum: column.name for column in columns[_oid(oid)]}
@@ -275,6 +280,17 @@ async def table_definitions(connection: Connection, oids: Iterable[int]) -> dict
             bytes=number(size),
         )
     return definitions
+
+
+async def published_columns(
+    connection: Connection, publications: Sequence[str], oids: Iterable[int]
+) -> dict[Oid, tuple[str, ...]]:
+    """Of those tables that are published by a column list, or with their generated columns: the columns' names.
+
+    Takes no lock, other than published_tables.
+    """
+    rows = await connection.query(_PUBLISHED_COLUMNS, [list(publications), list(oids)])
+    return {_oid(oid): _array(text(names)) for oid, names in rows}
 
 
 async def binary_types(connection: Connection) -> BinaryTypes:
@@ -408,11 +424,16 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
   JOIN types base ON base.declared = a.atttypid AND base.typtype <> 'd'
   LEFT JOIN pg_collation co ON co.oid = a.attcollation
   LEFT JOIN LATERAL (
+    WITH RECURSIVE tree AS (
+        SELECT c.oid
+        UNION ALL
+        SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid
+    )
     SELECT min(l.attmissingval::text) AS missing,
            count(DISTINCT l.attmissingval::text) + count(DISTINCT l.atthasmissing) FILTER (WHERE NOT l.atthasmissing) > 1 AS differ
-      FROM pg_partition_tree(c.oid) leaf
-      JOIN pg_attribute l ON l.attrelid = leaf.relid AND l.attname = a.attname
-     WHERE leaf.isleaf
+      FROM tree
+      JOIN pg_class leaf ON leaf.oid = tree.oid AND leaf.relkind <> 'p'
+      JOIN pg_attribute l ON l.attrelid = leaf.oid AND l.attname = a.attname
   ) leaves ON c.relkind = 'p'
  WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attrelid, a.attnum
@@ -460,25 +481,56 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
          WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate),
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
-         WHERE i.indexrelid = pg_get_replica_identity_index(c.oid) AND c.relreplident IN ('d', 'i')),
+         WHERE i.indrelid = c.oid AND i.indimmediate AND (i.indisvalid OR c.relkind = 'p')
+           AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident END),
        size.rows, CASE WHEN c.relkind = 'p' THEN 0 ELSE size.pages END,
        c.relrowsecurity, c.relnatts, size.storage, size.bytes
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace,
   LATERAL (
+    WITH RECURSIVE tree AS (
+        SELECT c.oid
+        UNION ALL
+        SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid WHERE c.relkind = 'p'
+    )
     SELECT coalesce(sum(CASE WHEN leaf.pages = 0 THEN 0
                              WHEN leaf.reltuples < 0 OR leaf.relpages = 0 THEN leaf.pages * 10
                              ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
            coalesce(sum(leaf.pages), 0)::int8 AS pages,
-           coalesce(sum(pg_table_size(leaf.oid)), 0)::int8 AS bytes,
+           coalesce(sum(CASE WHEN $2::boolean THEN pg_table_size(leaf.oid) END), 0)::int8 AS bytes,
            string_agg(format('%s:%s', leaf.oid, leaf.relfilenode), ' ' ORDER BY leaf.oid) AS storage
       FROM (SELECT l.oid, l.relfilenode, l.reltuples, l.relpages,
-                   coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8 AS pages
+                   CASE WHEN $2::boolean THEN coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int8
+                        ELSE 0 END AS pages
               FROM pg_class l
              WHERE l.relkind <> 'p'
-               AND l.oid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid))) leaf
+               AND l.oid IN (SELECT oid FROM tree)) leaf
   ) size
  WHERE c.oid = ANY ($1::oid[])
+"""
+
+# Generated columns are published by choice from 18 on: to_jsonb knows no column that an older server has not.
+_PUBLISHED_COLUMNS: Final = """
+WITH named AS (SELECT p.oid, p.puballtables, to_jsonb(p) ->> 'pubgencols' = 's' AS generated FROM pg_publication p
+                WHERE p.pubname = ANY ($1::text[]))
+SELECT c.oid, ARRAY (SELECT a.attname::text FROM pg_attribute a
+                      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                        AND CASE WHEN listed.attrs IS NULL THEN a.attgenerated IN ('', 's')
+                                 ELSE a.attnum = ANY (listed.attrs) END
+                      ORDER BY a.attnum)
+  FROM pg_class c
+  LEFT JOIN LATERAL (SELECT r.prattrs::int2[] AS attrs FROM pg_publication_rel r JOIN named ON named.oid = r.prpubid
+                      WHERE r.prrelid = c.oid AND r.prattrs IS NOT NULL LIMIT 1) listed ON true
+ WHERE c.oid = ANY ($2::oid[])
+   AND (listed.attrs IS NOT NULL
+        OR EXISTS (SELECT FROM named
+                    WHERE named.generated
+                      AND (named.puballtables
+                           OR EXISTS (SELECT FROM pg_publication_rel r
+                                       WHERE r.prpubid = named.oid
+                                         AND r.prrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_ancestors(c.oid)))
+                           OR EXISTS (SELECT FROM pg_publication_namespace n
+                                       WHERE n.pnpubid = named.oid AND n.pnnspid = c.relnamespace))))
 """
 
 _COPY_PROGRESS: Final = """
