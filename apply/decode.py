@@ -272,7 +272,8 @@ def targets(relation: pgoutput.Relation, table: TargetTable) -> list[pa.Field | 
 
 
 def _check_identity(relation: pgoutput.Relation, reading: Reading, table: TargetTable, changes: rows.Changes) -> None:
-    """Updates and deletes name their row by the key that the target has (relation.c: logicalrep_rel_mark_updatable)."""
+    """Updates and deletes name their row by the key that the target has (relation.c: logicalrep_rel_mark_updatable; the texts are
+    worker.c's, check_relation_updatable)."""
     if not np.any(changes.op != ord("I")):
         return
     if relation.replica_identity == "f":
@@ -282,10 +283,13 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
         for column, of_table in zip(relation.columns, reading.fields, strict=True)
         if column.in_replica_identity
     }
-    if not table.key or sent != set(table.key):
+    if not table.key or not sent.issuperset(table.key):
         raise NotInPrerequisiteState(
-            f'logical replication target relation "{table.relation}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
-            "that matches the publisher's",
+            "publisher did not send replica identity column expected by the logical replication target relation "
+            f'"{table.relation}"'
+            if table.key
+            else f'logical replication target relation "{table.relation}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
+            "column and published relation does not have REPLICA IDENTITY FULL",
             detail=f"The publisher identifies rows by ({', '.join(sorted(sent))}), "
             f"the Delta table by ({', '.join(table.key)}).",
             hint="Drop the table from the publication, refresh, add it again and refresh: it is then copied anew.",

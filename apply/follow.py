@@ -77,13 +77,15 @@ class Looked:
 
 @dataclass(slots=True)
 class Columns:
-    """What is known of one table: its Delta table, which of the publisher's columns that has, and messages looked at."""
+    """What is known of one table: its Delta table, which of the publisher's columns that has, and messages looked at; `follows`
+    is the one that it is as."""
 
     relid: int
     app_id: str
     target: TargetTable
     attributes: Attributes | None
     looked_at: set[Relation] = field(default_factory=set)
+    follows: Relation | None = None
     readings: dict[Relation, Reading] = field(default_factory=dict)
 
 
@@ -146,13 +148,15 @@ class Follower:
         fresh = [
             (table, after)
             for table, after in tables
-            if table.relid in batch.retold
-            or any(message not in table.looked_at for _, message in batch.relations.get(table.relid, ()))
+            if table.relid in batch.retold or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
         ]
         if not fresh:
             return []
-        described = (await self._look([table.relid for table, _ in fresh])).tables
         in_effect = await in_thread(partial(_in_effect, batch, fresh))
+        fresh = [(table, after) for table, after in fresh if in_effect[table.relid]]
+        if not fresh:
+            return []
+        described = (await self._look([table.relid for table, _ in fresh])).tables
         again: list[CopyAgain] = []
         for table, _ in fresh:
             effect = in_effect[table.relid]
@@ -160,7 +164,7 @@ class Follower:
                 await self._follow(batch, table, effect, described.get(table.relid), quiet)
             except PubsubError as error:
                 error.relid = table.relid
-                if effect and error.finish_lsn is None:
+                if error.finish_lsn is None:
                     error.finish_lsn = batch.transaction_of(effect[-1].seq).final_lsn
                 if not isinstance(error, CopyAgain):
                     raise
@@ -213,8 +217,6 @@ class Follower:
         described: Described | None,
         quiet: Quiet,
     ) -> None:
-        if not effect:
-            return
         if table.attributes is None:
             table.attributes = _adopted(table, effect, described)
             if table.attributes is None:
@@ -309,11 +311,17 @@ class Follower:
         assert known is not None
         for message, _ in found:
             table.looked_at.add(message)
+        table.follows = found[-1][0] if found else None
         numbers_of = dict(found)
         for message in [*table.readings, *(message for message, _ in found)]:
             numbers = numbers_of.get(message) or known.known(attrs.shape_of(message))
             if numbers is not None:
                 table.readings[message] = reading(table.target, known, numbers)
+
+
+def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:
+    """Whether the messages ask for a look: one is new, or the table was altered since it was as the last of them says."""
+    return bool(messages) and (messages[-1] != table.follows or any(one not in table.looked_at for one in messages))
 
 
 def _refuse_unknown(batch: Batch, table: Columns) -> None:

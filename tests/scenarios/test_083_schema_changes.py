@@ -7,7 +7,8 @@ import re
 import pytest
 
 from apply.delta.session import Spark
-from tests.replica import Replica
+from pubsub.testing.compare import compare_tables
+from tests.replica import Replica, read, wait_until
 
 TABLE = """
 CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);
@@ -138,12 +139,12 @@ TAKEN = (
 )
 
 
-def many(replica: Replica, count: int) -> list[str]:
+def many(replica: Replica, count: int, **options: object) -> list[str]:
     """So many tables like `a`, subscribed to."""
     names = [f"a{number}" for number in range(count)]
     replica.execute(*(_for(TABLE.split("CREATE PUBLICATION", maxsplit=1)[0], name) for name in names))
     replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
-    replica.subscribe()
+    replica.subscribe(**options)
     replica.assert_equal(*names)
     return names
 
@@ -192,18 +193,108 @@ def test_refused_as_by_postgresql(replica: Replica) -> None:
     assert columns(replica) == ["id", "t", "c"]
 
 
-def test_a_snapshot_before_the_change_shows_the_old_columns(replica: Replica) -> None:
-    from deltalake import DeltaTable
+#: What a snapshot from before must not show; all of it is without another copy.
+AFTERWARDS = (
+    "ALTER TABLE a ADD COLUMN c int DEFAULT 1",
+    "ALTER TABLE a RENAME t TO u",
+    "ALTER TABLE a RENAME id TO x; ALTER TABLE a RENAME t TO id; ALTER TABLE a RENAME x TO t",
+    "ALTER TABLE a DROP n; ALTER TABLE a ADD n text",
+    "ALTER TABLE a ALTER n TYPE numeric(20,2)",
+    "ALTER TABLE a ALTER t SET NOT NULL, DROP CONSTRAINT a_pkey; ALTER TABLE a ADD PRIMARY KEY (t)",
+    "ALTER TABLE a DROP CONSTRAINT a_pkey; ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE a DROP t",
+)
 
-    subscribed(replica)
-    (before,) = replica.query("SELECT pg_current_wal_lsn()")[0]
-    replica.execute(
-        "ALTER TABLE a ADD COLUMN c int DEFAULT 1; ALTER TABLE a RENAME t TO u", "UPDATE a SET c = 2 WHERE id = 1"
+
+def test_a_snapshot_before_the_change_shows_the_old_columns_and_rows(replica: Replica) -> None:
+    from deltalake import DeltaTable, QueryBuilder
+
+    names = many(replica, len(AFTERWARDS), dropped_columns="drop")
+    replica.execute(*(_for("UPDATE a SET n = 1 WHERE id < 100; DELETE FROM a WHERE id = 9", name) for name in names))
+    replica.assert_equal(*names)
+    (lsn,) = replica.query("SELECT pg_current_wal_lsn()")[0]
+    before = {name: replica.query(f"SELECT * FROM {name} ORDER BY id") for name in names}
+    for name, alter in zip(names, AFTERWARDS, strict=True):
+        replica.execute(
+            _for(alter, name), _for("UPDATE a SET n = NULL WHERE n = 1", name) if " n" not in alter else "SELECT"
+        )
+        replica.execute(f"DELETE FROM {name} WHERE ctid IN (SELECT ctid FROM {name} LIMIT 50)")
+    replica.assert_equal(*names)
+    assert {name: replica.relation(name).copy_generation for name in names} == dict.fromkeys(names, 1)
+    shown = replica.node.run(replica.node._node.snapshot(replica.name, at=lsn))
+    for name in names:
+        version, path = shown.tables[f"public.{name}"]
+        table = DeltaTable(path, version=version)
+        assert [field.name for field in table.schema().fields] == ["id", "t", "n"]
+        rows = read(QueryBuilder().register("old", table).execute("SELECT * FROM old ORDER BY id"))
+        assert [tuple(row.values()) for row in rows] == before[name]
+
+
+#: Nothing is written after these.
+UNFOLLOWED = (
+    ("ALTER TABLE a ADD COLUMN c int DEFAULT 1; ALTER TABLE a RENAME t TO u", 1),
+    ("ALTER TABLE a RENAME id TO x; ALTER TABLE a RENAME t TO id; ALTER TABLE a RENAME x TO t", 1),
+    ("ALTER TABLE a DROP t", 1),
+    ("ALTER TABLE a ALTER n TYPE numeric(20,2)", 1),
+    ("ALTER TABLE a ALTER id TYPE bigint", 2),
+    ("ALTER TABLE a ADD COLUMN c float8 DEFAULT random()", 2),
+)
+
+
+def test_refresh_brings_columns_that_no_row_has_followed(replica: Replica) -> None:
+    names = many(replica, len(UNFOLLOWED) + 1, dropped_columns="drop")
+    *altered, busy = names
+    replica.execute(*(_for(alter, name) for name, (alter, _) in zip(altered, UNFOLLOWED, strict=True)))
+    replica.caught_up()
+    assert {name: replica.relation(name).copy_generation for name in names} == dict.fromkeys(names, 1)
+    replica.alter("REFRESH PUBLICATION")
+
+    def brought() -> bool:
+        # Rows of others, so that the stream moves on, and batches come between the two looks.
+        replica.execute(f"UPDATE {busy} SET n = n + 1 WHERE id < 9")
+        return not any(compare_tables(replica.conninfo, f"public.{name}", replica.path(name)) for name in altered)
+
+    wait_until(brought, "the columns to come")
+    assert [replica.relation(name).copy_generation for name in altered] == [copies for _, copies in UNFOLLOWED]
+    wait_until(lambda: not any(r.look_again for r in replica.node.relations(replica.name)), "nobody to ask any more")
+    for name in altered:
+        replica.execute(f"DELETE FROM {name} WHERE ctid IN (SELECT ctid FROM {name} LIMIT 50)")
+    replica.assert_equal(*names)
+    # With nothing else in the stream.
+    replica.execute(f"ALTER TABLE {busy} ADD COLUMN last text DEFAULT 'x'")
+    replica.alter("REFRESH PUBLICATION")
+    wait_until(
+        lambda: compare_tables(replica.conninfo, f"public.{busy}", replica.path(busy)) is None, "the column to come"
     )
-    replica.assert_equal("a")
-    shown = replica.node.run(replica.node._node.snapshot(replica.name, at=before))
-    version, path = shown.tables["public.a"]
-    assert [field.name for field in DeltaTable(path, version=version).schema().fields] == ["id", "t", "n"]
+
+
+def test_partitions_that_are_tables_of_their_own(replica: Replica) -> None:
+    """Without publish_via_partition_root."""
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);"
+        "CREATE TABLE a_1 PARTITION OF a FOR VALUES FROM (0) TO (100); CREATE TABLE a_2 PARTITION OF a FOR VALUES FROM (100) TO (200);"
+        "CREATE TABLE b (LIKE a INCLUDING INDEXES) PARTITION BY RANGE (id); INSERT INTO a SELECT g, g FROM generate_series(1, 150) g;"
+        "CREATE PUBLICATION p FOR TABLE a, b"
+    )
+    replica.subscribe()
+    replica.assert_equal("a_1", "a_2")
+    replica.execute(
+        "ALTER TABLE a ADD COLUMN c int DEFAULT 7; UPDATE a SET c = 8 WHERE id < 20",
+        "UPDATE a SET id = id + 50 WHERE id BETWEEN 91 AND 99; ALTER TABLE a RENAME t TO u; UPDATE a SET u = 'x' WHERE id % 7 = 3",
+        "CREATE TABLE a_3 PARTITION OF a FOR VALUES FROM (200) TO (300); INSERT INTO a VALUES (200, 'early', 1)",
+    )
+    replica.alter("REFRESH PUBLICATION")
+    replica.execute("INSERT INTO a VALUES (201, 'late', 1)", "DELETE FROM a WHERE id < 5")
+    replica.assert_equal("a_1", "a_2", "a_3")
+    # From one parent to another, which has another name for a column.
+    replica.execute(
+        "ALTER TABLE a DETACH PARTITION a_2; ALTER TABLE b ADD COLUMN c int; ALTER TABLE a_2 RENAME u TO t;"
+        "ALTER TABLE b ATTACH PARTITION a_2 FOR VALUES FROM (100) TO (200); UPDATE b SET t = 'moved' WHERE id < 120",
+        "INSERT INTO b VALUES (199, 'x', 1); DELETE FROM b WHERE id = 130",
+    )
+    replica.assert_equal("a_1", "a_2", "a_3")
+    assert {name: replica.relation(name).copy_generation for name in ("a_1", "a_2", "a_3")} == dict.fromkeys(
+        ("a_1", "a_2", "a_3"), 1
+    )
 
 
 def test_renamed_tables_keep_their_rows_and_their_places(replica: Replica) -> None:
