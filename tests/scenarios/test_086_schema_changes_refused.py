@@ -111,7 +111,9 @@ def test_each_change_is_what_it_is_to_postgresql(replica: Replica, stock_server:
             beside,
         )
     replica.subscribe(", ".join(publications), schema_changes="refuse", on_table_error="isolate")
-    replica.assert_equal(*names)
+    # So many copies take their time.
+    replica.node.wait_for_catchup(replica.name, timeout=600)
+    replica.assert_equal(*names, caught_up=False)
     wait_until(
         lambda: stock_server.query("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel", beside) == [(True,)],
         "the stock subscriber's copies",
