@@ -279,7 +279,7 @@ def test_partitions_that_are_tables_of_their_own(replica: Replica) -> None:
     replica.assert_equal("a_1", "a_2")
     replica.execute(
         "ALTER TABLE a ADD COLUMN c int DEFAULT 7; UPDATE a SET c = 8 WHERE id < 20",
-        "UPDATE a SET id = id + 50 WHERE id BETWEEN 91 AND 99; ALTER TABLE a RENAME t TO u; UPDATE a SET u = 'x' WHERE id % 7 = 3",
+        "UPDATE a SET id = id + 100 WHERE id BETWEEN 91 AND 99; ALTER TABLE a RENAME t TO u; UPDATE a SET u = 'x' WHERE id % 7 = 3",
         "CREATE TABLE a_3 PARTITION OF a FOR VALUES FROM (200) TO (300); INSERT INTO a VALUES (200, 'early', 1)",
     )
     replica.alter("REFRESH PUBLICATION")
