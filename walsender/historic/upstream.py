@@ -23,7 +23,7 @@ from walsender.types.layout import alignment_of
 from walsender.types.registry import DOLLARS
 from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
 
-_CHUNK: Final = 8 << 20
+_CHUNK: Final = 1 << 20
 
 _SETTINGS: Final = """
 SELECT current_setting('wal_level'), current_setting('full_page_writes'), current_setting('block_size'),
