@@ -53,7 +53,7 @@ log = structlog.get_logger()
 
 
 class Tables(Protocol):
-    """Of pipeline.Tables, what is asked here."""
+    """Of around.Tables, what is asked here."""
 
     async def destinations(self, batch: Batch, quiet: None) -> Mapping[tuple[str, str], Destination]: ...
 

@@ -104,7 +104,7 @@ async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) ->
 
 
 class ApplyTables:
-    """Implements pipeline.Tables for a whole subscription, and stores `r` and the origin.
+    """Implements around.Tables for a whole subscription, and stores `r` and the origin.
 
     `follower` alters tables as the publisher's are altered; without one what does not fit is refused.
     """
@@ -245,12 +245,12 @@ class ApplyTables:
             entry.after = catchup
         return catchup
 
-    # pipeline.Tables
+    # around.Tables
 
     async def destinations(
         self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
     ) -> Mapping[tuple[str, str], Destination]:
-        """See pipeline.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
+        """See around.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
         if quiet is not None and self._looked is not None and self._looked.lsn < batch.first_lsn:
             await quiet()
             await self.settle_columns(Lsn(batch.first_lsn - 1))
@@ -306,11 +306,11 @@ class ApplyTables:
 
     @property
     def asked(self) -> bool:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         return self._looked is not None
 
     async def settle_columns(self, at: Lsn) -> None:
-        """See pipeline.Tables.
+        """See around.Tables.
 
         The catalog is newer than the stream.  But a table that is the same in two looks was so all the time between; and where the
         stream is past the end of WAL of the first, it is between the two: there the table is what both have seen.
@@ -349,7 +349,7 @@ class ApplyTables:
         await self.stop(failures)
 
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         if self._follower is None:
             return True
         entries = [self._entries[oid] for oid in told if oid in self._entries]
@@ -446,14 +446,14 @@ class ApplyTables:
         return entry is not None and self._entries.get(relid) is entry and not entry.stopped
 
     def failed(self, failures: Sequence[Failure]) -> None:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         for one in failures:
             entry = self._entries.get(one.relid)
             if entry is not None:
                 entry.failed, entry.after, entry.sync_lsn = True, None, None
 
     async def stop(self, failures: Sequence[Failure]) -> None:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         for one in failures:
             entry = self._entries.get(one.relid)
             if entry is None:
@@ -474,14 +474,14 @@ class ApplyTables:
             await count_conflict_of(self._catalog, self._subid, error)
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         await note_others(self._catalog, self._subid, destination, commits)
         entry = self._entries.get(destination.relid)
         if entry is not None:
             entry.contested = True
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         await count_conflicts(self._catalog, self._subid, relation, conflicts)
 
     def drain(self) -> None:
@@ -506,11 +506,11 @@ class ApplyTables:
             )
 
     def version(self, relid: int) -> Lsn:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         return self._entries[relid].version
 
     def committed(self, relid: int, lsn: Lsn) -> None:
-        """See pipeline.Tables."""
+        """See around.Tables."""
         entry = self._entries.get(relid)
         if entry is not None:
             entry.version = lsn
@@ -518,12 +518,12 @@ class ApplyTables:
                 entry.after = max(lsn, entry.after or INVALID_LSN)
 
     async def durable(self, lsn: Lsn) -> None:
-        """See pipeline.Tables: stores the origin."""
+        """See around.Tables: stores the origin."""
         self._durable = await self._catalog.advance_origin(self._subid, lsn)
         await self.settle()
 
     async def skip_passed(self, passed: PassedSkip) -> None:
-        """See pipeline.Tables: worker.c's clear_subskiplsn."""
+        """See around.Tables: worker.c's clear_subskiplsn."""
         await self._catalog.clear_skip_lsn(self._subid, passed.wanted)
         if passed.finish == passed.wanted:
             log.info(

@@ -15,12 +15,13 @@ from pathlib import Path
 import structlog
 
 from apply import publisher
+from apply.around import Limits
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.follow import Follower, Publisher
 from apply.handover import Handover
-from apply.pipeline import Limits, Pipeline, StartAgain
+from apply.pipeline import Pipeline, StartAgain
 from apply.publisher import Standing
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase

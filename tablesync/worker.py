@@ -496,7 +496,7 @@ def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:
 
 
 class _OneTable:
-    """pipeline.Tables for the catch-up: one table, whose own version is all that need be stored.
+    """around.Tables for the catch-up: one table, whose own version is all that need be stored.
 
     Its failure is the worker's.
     """

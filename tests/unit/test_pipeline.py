@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import apply.pipeline
+from apply.around import Limits
 from apply.batch import Batch
 from apply.conflicts import Conflicts, UniqueViolation
 from apply.delta.log import OtherCommit
 from apply.delta.table import TargetTable
 from apply.figures import Figures
 from apply.isolation import Failure
-from apply.pipeline import Limits, Pipeline
+from apply.pipeline import Pipeline
 from apply.prepare import Destination
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -39,7 +40,7 @@ LIMITS = Limits(rows=1000, nbytes=1 << 20, age=1.0, status_interval=10.0, receiv
 
 
 class OneTables:
-    """pipeline.Tables: each table by its relation's name; `gates` hold back commits."""
+    """around.Tables: each table by its relation's name; `gates` hold back commits."""
 
     origin = "pg_1"
 
