@@ -44,7 +44,7 @@ from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import rows, types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
-from pubsub.publisher import definitions
+from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.snapshots import end_of_wal
 from pubsub.sql.typechoices import TypeChoices
@@ -118,7 +118,7 @@ class Publisher:
         ) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             found = await definitions.table_definitions(connection, relids, sizes=False)
-            listed = await definitions.published_columns(connection, subscription.publications, relids)
+            listed = await publication.published_columns(connection, subscription.publications, relids)
             await connection.execute("COMMIT")
             lsn = await end_of_wal(connection)
         return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn)

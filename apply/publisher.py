@@ -21,7 +21,7 @@ from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions, replication, slots
+from pubsub.publisher import publication, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
 from pubsub.publisher.slots import SlotInfo
@@ -162,7 +162,7 @@ async def check_publications(connection: Connection, subscription: Subscription)
 
     Raises UndefinedObject.
     """
-    missing = await definitions.missing_publications(connection, subscription.publications)
+    missing = await publication.missing_publications(connection, subscription.publications)
     if missing:
         names = ", ".join(f'"{name}"' for name in missing)
         raise UndefinedObject(

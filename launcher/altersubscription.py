@@ -25,7 +25,7 @@ from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.conninfo import parse_conninfo
-from pubsub.publisher.definitions import PublishedTable
+from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified

@@ -15,7 +15,7 @@ import structlog
 from catalog.records import PublisherStatus, Subscription, Warned
 from launcher.slotwarnings import about_slot, about_wait
 from pubsub.errors import PubsubError
-from pubsub.publisher import definitions, slots
+from pubsub.publisher import publication, slots
 from pubsub.publisher.connection import Connection
 
 _INTERVAL: Final = 2.0
@@ -97,7 +97,7 @@ async def look(connection: Connection, subscription: Subscription) -> PublisherS
         slot = await slots.slot_info(connection, subscription.slot_name)
         if (warned := about_slot(subscription.slot_name, slot)) is not None:
             warnings.append(warned)
-    if missing := await definitions.missing_publications(connection, subscription.publications):
+    if missing := await publication.missing_publications(connection, subscription.publications):
         names = ", ".join(f'"{name}"' for name in missing)
         warnings.append(
             Warned(

@@ -26,9 +26,10 @@ from pubsub.errors import (
 )
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import definitions
+from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import PublishedTable, TableDefinition
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
 from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
 from pubsub.sql.typechoices import TypeChoices
 
@@ -70,7 +71,7 @@ async def check_publications(connection: Connection, publications: Sequence[str]
 
     A stock subscriber goes on and its worker fails for ever; here nothing is made that can not work.
     """
-    missing = await definitions.missing_publications(connection, publications)
+    missing = await publication.missing_publications(connection, publications)
     if not missing:
         return
     names = ", ".join(f'"{name}"' for name in missing)
@@ -89,7 +90,7 @@ async def warn_of_foreign_rows(
     besides: Collection[str] = (),
 ) -> None:
     """origin = none with a copy (subscriptioncmds.c: check_publications_origin): a copy takes all rows, whosever they are."""
-    found = await definitions.publications_with_foreign_rows(connection, publications, list(besides))
+    found = await publication.publications_with_foreign_rows(connection, publications, list(besides))
     if not found:
         return
     names = ", ".join(f'"{name}"' for name in found)
@@ -105,7 +106,7 @@ async def warn_of_foreign_rows(
 async def published_tables(connection: Connection, publications: Sequence[str]) -> dict[Oid, PublishedTable]:
     """The published tables by oid (subscriptioncmds.c: fetch_table_list).  Raises FeatureNotSupported."""
     try:
-        tables = await definitions.published_tables(connection, publications)
+        tables = await publication.published_tables(connection, publications)
     except PublisherError as error:
         raise PublisherError(
             f"could not receive list of replicated tables from the publisher: {error.message}",

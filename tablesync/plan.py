@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from apply.delta.table import TargetTable
 from catalog.records import CopyPlan, Subscription
 from pubsub.protocol.lsn import INVALID_LSN
-from pubsub.publisher.definitions import PublishedTable, TableDefinition
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.snapshots import Publishing
 
 

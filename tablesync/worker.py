@@ -49,9 +49,10 @@ from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation
-from pubsub.publisher import definitions, replication, slots, snapshots
+from pubsub.publisher import definitions, publication, replication, slots, snapshots
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import PublishedTable, TableDefinition
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.typechoices import TypeChoices
@@ -343,7 +344,7 @@ class SyncWorker:
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
         """The table as the connection's transaction sees it published."""
         relation = self._relation
-        published = await definitions.published_tables(connection, self._subscription.publications, relation.relid)
+        published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
         found = published[0] if published else None
         with self._blaming():
             if found is None:

@@ -12,9 +12,10 @@ from typing import Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.types import delta_type
-from pubsub.publisher import definitions, replication
+from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import Publication, PublishedTable, ServerInfo, TableDefinition
+from pubsub.publisher.definitions import ServerInfo, TableDefinition
+from pubsub.publisher.publication import Publication, PublishedTable
 
 Severity = Literal["ok", "warning", "error"]
 
@@ -54,7 +55,7 @@ async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding
                 return [*findings, Finding("error", f"PostgreSQL {info.version_text} is too old", hint=hint)]
             findings += check_server(info)
             findings.append(await _replication_connection(conninfo, connection))
-            existing = await definitions.publications(connection)
+            existing = await publication.publications(connection)
             findings += check_publications(existing, publications)
             names = [p.name for p in existing if not publications or p.name in publications]
             findings += await _tables(connection, names)
@@ -130,21 +131,21 @@ def check_publications(existing: Sequence[Publication], wanted: Sequence[str]) -
     if not wanted and not existing:
         hint = "CREATE PUBLICATION … FOR TABLE … there."
         findings.append(Finding("error", "the database has no publication", hint=hint))
-    for publication in existing:
-        if wanted and publication.name not in wanted:
+    for one in existing:
+        if wanted and one.name not in wanted:
             continue
         parts = {
-            "INSERT": publication.insert,
-            "UPDATE": publication.update,
-            "DELETE": publication.delete,
-            "TRUNCATE": publication.truncate,
+            "INSERT": one.insert,
+            "UPDATE": one.update,
+            "DELETE": one.delete,
+            "TRUNCATE": one.truncate,
         }
         left_out = [operation for operation, published in parts.items() if not published]
         if left_out:
-            message = f'publication "{publication.name}" does not publish {", ".join(left_out)}'
+            message = f'publication "{one.name}" does not publish {", ".join(left_out)}'
             findings.append(Finding("warning", message, detail="The Delta tables will differ by what is left out."))
         else:
-            findings.append(Finding("ok", f'publication "{publication.name}"'))
+            findings.append(Finding("ok", f'publication "{one.name}"'))
     return findings
 
 
@@ -257,7 +258,7 @@ async def _replication_connection(conninfo: str, connection: Connection) -> Find
 
 async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]:
     try:
-        tables = await definitions.published_tables(connection, names)
+        tables = await publication.published_tables(connection, names)
     except FeatureNotSupported as error:
         return [_failed(error)]
     if names and not tables:

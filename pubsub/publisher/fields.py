@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pubsub.protocol.ids import Oid
+
 
 def text(value: str | None) -> str:
     """A field that is not NULL."""
@@ -17,3 +19,31 @@ def number(value: str | None) -> int:
 def truth(value: str | None) -> bool:
     """A boolean; NULL is false."""
     return value == "t"
+
+
+def array(value: str) -> tuple[str, ...]:
+    """The elements of a one-dimensional text[] without NULLs (arrayfuncs.c: array_out)."""
+    elements: list[str] = []
+    rest = value[1:-1]
+    at = 0
+    while at < len(rest):
+        element = ""
+        if rest[at] == '"':
+            at += 1
+            while rest[at] != '"':
+                at += rest[at] == "\\"
+                element += rest[at]
+                at += 1
+            at += 1
+        else:
+            end = rest.find(",", at)
+            end = len(rest) if end < 0 else end
+            element, at = rest[at:end], end
+        elements.append(element)
+        at += 1  # the comma
+    return tuple(elements)
+
+
+def as_oid(value: str | None) -> Oid:
+    """An OID that is not NULL."""
+    return Oid(number(value))

@@ -14,7 +14,7 @@ import pytest
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PublisherError, PubsubError, UndefinedTable
 from pubsub.protocol.commands import pgoutput_options
 from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
-from pubsub.publisher import definitions, replication, slots
+from pubsub.publisher import definitions, publication, replication, slots
 from pubsub.publisher.check import check
 from pubsub.publisher.connection import Connection, session_settings
 from pubsub.publisher.replication import ReplicationStream
@@ -424,7 +424,7 @@ async def test_published_tables(any_database: Database, mode: bool) -> None:
     async with await Connection.connect(any_database.conninfo, replication=mode) as connection:
 
         async def names(*publications: str) -> list[str]:
-            tables = await definitions.published_tables(connection, publications)
+            tables = await publication.published_tables(connection, publications)
             assert {table.schema for table in tables} <= {"public"}
             return [table.name for table in tables]
 
@@ -436,8 +436,8 @@ async def test_published_tables(any_database: Database, mode: bool) -> None:
         assert await names('no "tables') == []
         assert await names() == []
 
-        async def f(*publications: str) -> definitions.PublishedTable:
-            tables = await definitions.published_tables(connection, publications)
+        async def f(*publications: str) -> publication.PublishedTable:
+            tables = await publication.published_tables(connection, publications)
             return next(table for table in tables if table.name == "f")
 
         assert (await f("whole")).attnames == ("b", "c")
@@ -452,18 +452,18 @@ async def test_published_tables(any_database: Database, mode: bool) -> None:
         assert caught.value.message == (
             'cannot use different column lists for table "public.f" in different publications'
         )
-        whole, *_ = await definitions.published_tables(connection, ["whole"])
+        whole, *_ = await publication.published_tables(connection, ["whole"])
         assert (whole.name, whole.attnames, whole.row_filter) == ("a", None, None)
-        (few,) = await definitions.published_tables(connection, ["few"])
+        (few,) = await publication.published_tables(connection, ["few"])
         assert few.attnames == ("id", 'W, x"\\')
         wanted = ["whole", "x'", 'y"', "root", "x'"]
-        assert await definitions.missing_publications(connection, wanted) == ["x'", 'y"']
+        assert await publication.missing_publications(connection, wanted) == ["x'", 'y"']
 
 
 async def test_table_definitions(any_database: Database) -> None:
     any_database.execute(TABLES)
     async with await Connection.connect(any_database.conninfo) as connection:
-        published = await definitions.published_tables(connection, ["whole", "root"])
+        published = await publication.published_tables(connection, ["whole", "root"])
         found = await definitions.table_definitions(connection, [table.oid for table in published])
         a, f, n, pt = (found[table.oid] for table in published)
         assert [c.name for c in a.columns] == ["id", "p", 'W, x"\\', "m", "ts", "g", "v"]

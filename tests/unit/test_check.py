@@ -9,7 +9,8 @@ import pytest
 
 from pubsub.protocol.ids import Oid
 from pubsub.publisher.check import Finding, check_publications, check_server, check_table
-from pubsub.publisher.definitions import ColumnDefinition, Publication, PublishedTable, ServerInfo, TableDefinition
+from pubsub.publisher.definitions import ColumnDefinition, ServerInfo, TableDefinition
+from pubsub.publisher.publication import Publication, PublishedTable
 
 SERVER = ServerInfo(
     version=180004,

@@ -23,7 +23,7 @@ from launcher.syncslots import slot_names
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PubsubError
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.publisher.definitions import PublishedTable
+from pubsub.publisher.publication import PublishedTable
 from pubsub.settings import Settings
 from pubsub.sql.options import SubscriptionOptions
 from pubsub.sql.parser import parse_one
