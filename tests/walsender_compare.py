@@ -362,7 +362,27 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool, at_once: bool = F
                 if not at_once:
                     relations.update(applied.definitions)
             found.append((m.lsn, m.data))
+    _messages_first(found)
     return found
+
+
+def _messages_first(found: list[tuple[object, ...]]) -> None:
+    """A logical message bears the LSN where its record ends, and so may the next record's changes bear it.  Where those are of
+    another subtransaction, a server merges the two by LSN, and which comes first is the chance of its heap
+    (ReorderBufferIterCompare): here the message, as in the WAL."""
+    for number, item in enumerate(found):
+        if _kind(item) == b"M":
+            place = number
+            while place > 0 and found[place - 1][0] == item[0] and _kind(found[place - 1]) in {b"I", b"U", b"D", b"T"}:
+                found[place] = found[place - 1]
+                place -= 1
+            found[place] = item
+
+
+def _kind(item: tuple[object, ...]) -> bytes:
+    data = item[1]
+    assert isinstance(data, bytes)
+    return data[:1]
 
 
 def inconsistency(messages: Sequence[Message], *, parallel: bool = False) -> str:

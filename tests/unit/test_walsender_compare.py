@@ -1,0 +1,71 @@
+"""The comparison of two decodings says what differs for a subscriber, and nothing else."""
+
+from __future__ import annotations
+
+import struct
+
+from pubsub.protocol.wire import U32
+from tests.walsender_compare import Message, differences, inconsistency
+
+
+def relation(columns: int, xid: int | None = None) -> Message:
+    head = b"R" + (b"" if xid is None else U32.pack(xid)) + U32.pack(7) + b"public\0t\0d" + struct.pack(">H", columns)
+    return Message(0, 0, head + b"".join(b"\0c%d\0" % n + struct.pack(">Ii", 23, -1) for n in range(columns)))
+
+
+def row(lsn: int, columns: int, xid: int | None = None) -> Message:
+    head = b"I" + (b"" if xid is None else U32.pack(xid)) + U32.pack(7) + b"N"
+    return Message(lsn, 0, head + struct.pack(">H", columns) + b"n" * columns)
+
+
+def stream(xid: int, *messages: Message) -> list[Message]:
+    return [Message(0, 0, b"S" + U32.pack(xid) + b"\1"), *messages, Message(0, 0, b"E")]
+
+
+def aborted(xid: int, subxid: int) -> Message:
+    return Message(0, 0, b"A" + U32.pack(xid) + U32.pack(subxid))
+
+
+def committed(xid: int) -> Message:
+    return Message(0, 0, b"c" + U32.pack(xid) + bytes(25))
+
+
+BEGIN = Message(0, 0, b"B" + bytes(20))
+COMMIT = Message(0, 0, b"C" + bytes(25))
+LOGICAL = Message(5, 0, b"M\1" + bytes(8) + b"p\0" + bytes(4))
+
+
+def test_what_a_rolled_back_part_of_a_stream_said_does_not_hold() -> None:
+    told = [BEGIN, relation(1), row(1, 1), COMMIT]
+    part = [*told, *stream(9, relation(2, 10), row(2, 2, 10)), aborted(9, 10), committed(9)]
+    assert inconsistency([*part, BEGIN, row(3, 1), COMMIT]) == ""
+    assert "a row of 2 columns" in inconsistency([*part, BEGIN, row(3, 2), COMMIT])
+
+
+def test_what_a_stream_said_holds_when_it_is_applied() -> None:
+    late = [*stream(9, relation(2, 9), row(2, 2, 9)), BEGIN, relation(1), row(1, 1), COMMIT, committed(9)]
+    assert "a row of 1 columns" in inconsistency([*late, BEGIN, row(3, 1), COMMIT])
+    assert inconsistency([*late, BEGIN, relation(1), row(3, 1), COMMIT]) == ""
+    at_once = [
+        BEGIN,
+        relation(1),
+        row(1, 1),
+        COMMIT,
+        *stream(9, relation(2, 9)),
+        BEGIN,
+        row(3, 1),
+        COMMIT,
+        committed(9),
+    ]
+    assert inconsistency(at_once) == ""
+    assert "a row of 1 columns" in inconsistency(at_once, parallel=True)
+
+
+def test_a_stream_has_an_end() -> None:
+    assert "without an end" in inconsistency(stream(9, relation(1, 9), row(2, 1, 9)))
+
+
+def test_a_message_and_the_next_change_may_be_exchanged() -> None:
+    first = [BEGIN, relation(1), LOGICAL, row(5, 1), row(5, 1), COMMIT]
+    assert differences(first, [BEGIN, relation(1), row(5, 1), row(5, 1), LOGICAL, COMMIT]) == ""
+    assert differences(first, [BEGIN, relation(1), row(6, 1), LOGICAL, row(5, 1), COMMIT]) != ""
