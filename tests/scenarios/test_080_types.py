@@ -11,7 +11,7 @@ from apply.delta.session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.contract import RULES
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
-from tests import corpus
+from tests import corpus, duck
 from tests.replica import Replica, RunningNode, wait_until
 
 TYPES = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
@@ -177,7 +177,7 @@ def test_names_that_differ_only_in_case_are_refused(replica: Replica, ddl: str) 
 
 
 def test_other_readers(replica: Replica, spark: Spark) -> None:
-    """What Spark and DataFusion read in the corpus' table is the same, value by value."""
+    """What Spark, DataFusion and DuckDB read in the corpus' table is the same, value by value."""
     wanted = corpus.columns(18)
     replica.execute(corpus.SETUP, corpus.create("v", wanted), "CREATE PUBLICATION p FOR TABLE v")
     replica.execute(corpus.insert("v", wanted, 1))
@@ -188,3 +188,6 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
     theirs = spark.session.read.format("delta").load(replica.path("v")).orderBy("id").toArrow()
     ours = replica.rows("v", "* FROM delta_t ORDER BY id")
     assert [str(row) for row in theirs.to_pylist()] == [str(row) for row in ours]
+    with duck.reader() as connection:
+        found = connection.sql(f"SELECT * FROM delta_scan('{replica.path('v')}') ORDER BY id").to_arrow_table()
+    assert [str(row) for row in found.to_pylist()] == [str(row) for row in ours]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,6 +19,7 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing import nested
 from pubsub.testing.fixtures import Database
+from tests import duck
 from tests.random_types import RandomTypes
 from tests.replica import Replica, wait_until
 
@@ -128,11 +128,7 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
     documents = [(row.id, row.text) for row in frame.selectExpr("id", "to_json(j) AS text").collect()]
     wanted: Documents = replica.query("SELECT id, j::text FROM t ORDER BY id")
     assert_same_documents(replica, wanted, documents)
-    duckdb = pytest.importorskip("duckdb")
-    extension = pytest.importorskip("duckdb_extension_delta")
-    (file,) = Path(extension.__file__).parent.glob("extensions/*/delta.duckdb_extension")
-    with duckdb.connect() as connection:
-        connection.execute(f"LOAD '{file}'; SET TimeZone = 'UTC'")
+    with duck.reader() as connection:
         scan = f"delta_scan('{replica.path('t')}') ORDER BY id"
         found = connection.sql(f"SELECT * EXCLUDE (j) FROM {scan}").to_arrow_table()
         assert list(map(str, found.to_pylist())) == list(map(str, ours))
