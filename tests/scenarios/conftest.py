@@ -37,6 +37,7 @@ def stock_server() -> Iterator[EmbeddedPostgres]:
         "max_sync_workers_per_subscription": 4,
         "max_logical_replication_workers": 20,
         "max_worker_processes": 30,
+        "max_active_replication_origins": 30,
     }
     with EmbeddedPostgres("18", settings=settings) as server:
         yield server
