@@ -204,19 +204,21 @@ class ServerStream:
     A walsender that streams can fail (XX000, XX001) while catalogs are written anew: "could not map filenumber" at the next
     change of a relation after a subtransaction was rolled back, "could not read block".  Then it is begun anew, without
     streaming, behind the last transaction that it sent: `failed` says so, and transactions have to be compared as wholes
-    (`assembled`).
+    (`assembled`).  WAL that it can not decode so, either ("unexpected duplicate for tablespace", as pg_logical_slot_peek_changes
+    says of it, too), is as far as it comes: `stopped`.
     """
 
     def __init__(self, server: EmbeddedPostgres, dbname: str, slot: str, options: dict[str, str]) -> None:
         self._conninfo = server.conninfo(dbname)
         self._slot = slot
-        self._options = options
+        self._options = dict(options)
         self._found: list[Message] = []
         self._position = 0
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.failed = ""
+        self.stopped = False
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -234,9 +236,9 @@ class ServerStream:
         return self._found
 
     def wait_for(self, lsn: int, timeout: float = 60.0) -> list[Message]:
-        """The messages, once the server has sent all up to `lsn`."""
+        """The messages, once the server has sent all up to `lsn`, or has stopped for good before."""
         deadline = time.monotonic() + timeout
-        while self._position < lsn:
+        while self._position < lsn and not self.stopped:
             assert self._failure is None, self._failure
             assert time.monotonic() < deadline, f"the server has not sent {Lsn(lsn)} in {timeout} seconds"
             time.sleep(0.02)
@@ -244,15 +246,17 @@ class ServerStream:
 
     def _run(self) -> None:
         try:
-            try:
-                asyncio.run(self._receive(0))
-            except PublisherError as error:
-                if error.sqlstate not in {"XX000", "XX001"} or "streaming" not in self._options:
-                    raise
-                self.failed = error.message
-                self._options = {name: value for name, value in self._options.items() if name != "streaming"}
-                self._found = _finished(self._found)
-                asyncio.run(self._receive(_last_end(self._found)))
+            while not self.stopped:
+                try:
+                    asyncio.run(self._receive(_last_end(self._found)))
+                    return
+                except PublisherError as error:
+                    if error.sqlstate not in {"XX000", "XX001"}:
+                        raise
+                    self.failed = error.message
+                    self._found = _finished(self._found)
+                    if self._options.pop("streaming", None) is None:
+                        self.stopped = True
         except BaseException as error:
             self._failure = error
 
@@ -495,9 +499,17 @@ def _shown(item: tuple[object, ...]) -> str:
 
 
 def differences(
-    ours: Sequence[Message], theirs: Sequence[Message], *, pgoutput: bool = True, whole: bool = False
+    ours: Sequence[Message],
+    theirs: Sequence[Message],
+    *,
+    pgoutput: bool = True,
+    whole: bool = False,
+    stopped: bool = False,
 ) -> str:
-    """Empty where both are equal; else the first difference, with what is around it.  `whole`: see `assembled`."""
+    """Empty where both are equal; else the first difference, with what is around it.  `whole`: see `assembled`.
+
+    `stopped`: the server could not decode the rest.
+    """
     if pgoutput:
         aborted = _aborted(ours) | _aborted(theirs)
         ours, theirs = _without(ours, aborted), _without(theirs, aborted)
@@ -511,7 +523,7 @@ def differences(
             after = "\n".join(f"  ours    {_shown(x)}" for x in mine[number : number + 3])
             after2 = "\n".join(f"  server  {_shown(x)}" for x in other[number : number + 3])
             return f"message {number} of {len(mine)} (server: {len(other)})\n{before}\n{after}\n{after2}"
-    if len(mine) != len(other):
+    if len(mine) != len(other) and not (stopped and len(other) < len(mine)):
         rest = mine[len(other) :] or other[len(mine) :]
         return f"{len(mine)} messages, the server has {len(other)}; first of the rest: {[_shown(x) for x in rest[:3]]}"
     return ""

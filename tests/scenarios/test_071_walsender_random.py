@@ -89,9 +89,11 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
                 replica.apply(ours)
                 assert replica.difference(server, "db") == ""
             else:
-                found = differences(ours, stream.wait_for(end, 300.0), whole=kind == "streams")
+                theirs = stream.wait_for(end, 300.0)
+                found = differences(ours, theirs, whole=kind == "streams", stopped=stream.stopped)
                 if stream.failed:
-                    print(f"the server's own walsender had failed: {stream.failed}", flush=True)
+                    ended = f", for good after {len(theirs)} messages" if stream.stopped else ""
+                    print(f"the server's own walsender had failed: {stream.failed}{ended}", flush=True)
                 if found:
                     pytest.fail(found[:10_000])
         except BaseException:
@@ -99,9 +101,9 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
                 arguments = ["--publication", "p", "--proto-version", proto, *more]
                 for option in given:
                     arguments += ["--option", option]
-                theirs = None if stream is None else stream.found
+                sent = None if stream is None else stream.found
                 what = Run(version, kind, seed, tuple(arguments), start, str(Lsn(end)) if end else "")
-                evidence.keep(what, decoding.output.read_bytes(), decoding.errors, theirs)
+                evidence.keep(what, decoding.output.read_bytes(), decoding.errors, sent)
             raise
     return Done(done, len(ours))
 

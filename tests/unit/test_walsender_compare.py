@@ -69,3 +69,12 @@ def test_a_message_and_the_next_change_may_be_exchanged() -> None:
     first = [BEGIN, relation(1), LOGICAL, row(5, 1), row(5, 1), COMMIT]
     assert differences(first, [BEGIN, relation(1), row(5, 1), row(5, 1), LOGICAL, COMMIT]) == ""
     assert differences(first, [BEGIN, relation(1), row(6, 1), LOGICAL, row(5, 1), COMMIT]) != ""
+
+
+def test_what_a_server_that_stopped_has_not_sent_is_no_difference() -> None:
+    sent = [BEGIN, relation(1), row(5, 1), COMMIT]
+    more = [*sent, BEGIN, row(6, 1), COMMIT]
+    assert differences(more, sent, stopped=True) == ""
+    assert differences(more, sent) != ""
+    assert differences(sent, more, stopped=True) != ""
+    assert differences([BEGIN, relation(1), row(6, 1), COMMIT, *more], sent, stopped=True) != ""
