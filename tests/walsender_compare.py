@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -457,9 +457,15 @@ def _without(messages: Sequence[Message], aborted: set[bytes]) -> list[Message]:
     return found
 
 
-def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
-    """The transactions in the order of their ends, each with its changes: the same whether, and where, it was streamed."""
+def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> list[tuple[object, ...]]:
+    """The transactions in the order of their ends, each with its changes: the same whether, and where, it was streamed.
+
+    Logical messages are left out of transactions that are among `partly`, of which something was rolled back while they were
+    streamed: in a stream a message bears the id of the whole transaction (pgoutput.c: pgoutput_message), so that one that is
+    rolled back stays if it was sent before.
+    """
     found: list[tuple[object, ...]] = []
+    begun = b""
     open_ones: dict[bytes, list[tuple[bytes, tuple[object, ...]]]] = {}
     stream: bytes | None = None
     for item in comparable(messages, pgoutput=True):
@@ -470,6 +476,10 @@ def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
             stream = data[1:5]
         elif kind == b"E":
             stream = None
+        elif kind == b"B":
+            begun = data[-4:]
+        elif kind == b"M" and (stream or begun) in partly:
+            continue
         elif stream is not None:
             # Without the id of its (sub)transaction.
             open_ones.setdefault(stream, []).append((data[1:5], (lsn, data[:1] + data[5:], *effect)))
@@ -479,7 +489,9 @@ def assembled(messages: Sequence[Message]) -> list[tuple[object, ...]]:
         elif kind == b"c":
             found += [one for _, one in open_ones.pop(data[1:5], [])]
             found.append((lsn, b"C" + data[5:]))
-        elif kind != b"B":
+        else:
+            if kind == b"C":
+                begun = b""
             found.append(item)
     # A transaction of which nothing is left is none.
     return [
@@ -510,11 +522,12 @@ def differences(
 
     `stopped`: the server could not decode the rest.
     """
+    partly = {m.data[1:5] for m in (*ours, *theirs) if pgoutput and m.data[:1] == b"A" and m.data[5:9] != m.data[1:5]}
     if pgoutput:
         aborted = _aborted(ours) | _aborted(theirs)
         ours, theirs = _without(ours, aborted), _without(theirs, aborted)
     if whole:
-        mine, other = assembled(ours), assembled(theirs)
+        mine, other = assembled(ours, partly), assembled(theirs, partly)
     else:
         mine, other = comparable(ours, pgoutput=pgoutput), comparable(theirs, pgoutput=pgoutput)
     for number, (a, b) in enumerate(zip(mine, other, strict=False)):

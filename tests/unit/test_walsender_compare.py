@@ -78,3 +78,14 @@ def test_what_a_server_that_stopped_has_not_sent_is_no_difference() -> None:
     assert differences(more, sent) != ""
     assert differences(sent, more, stopped=True) != ""
     assert differences([BEGIN, relation(1), row(6, 1), COMMIT, *more], sent, stopped=True) != ""
+
+
+def test_a_message_that_was_sent_before_its_part_was_rolled_back_is_no_difference() -> None:
+    begin = Message(0, 0, b"B" + bytes(16) + U32.pack(9))
+    message = Message(5, 0, b"M" + U32.pack(9) + LOGICAL.data[1:])
+    streamed = [*stream(9, relation(1, 9), row(2, 1, 9), message), committed(9)]
+    taken_back = [*streamed[:-1], aborted(9, 10), committed(9)]
+    at_once = [begin, relation(1), row(2, 1), COMMIT]
+    assert differences(taken_back, at_once, whole=True) == ""
+    assert differences(streamed, at_once, whole=True) != ""
+    assert differences([*at_once[:-1], row(3, 1), COMMIT], taken_back, whole=True) != ""
