@@ -44,12 +44,7 @@ def array_parts(values: Any) -> Parts:
 
     `values` is a binary array; a NULL has no bytes.  Raises OtherShape for others, and for what is no array's text.
     """
-    data, offsets = contents(values)
-    starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
-    there = _present(values)
-    starts, ends = starts[there], ends[there]
-    _require(there, ends - starts >= 2)
-    _require(there, (data[starts] == ord("{")) & (data[ends - 1] == ord("}")))
+    data, there, starts, ends = _between(values, "{", "}")
     escapes = _escapes(data)
     quotes = _quotes(data, there, starts, ends, escapes)
     braces = _outside(np.flatnonzero((data == ord("{")) | (data == ord("}"))), quotes)
@@ -76,12 +71,7 @@ def record_parts(values: Any, width: int) -> list[Any]:
     `values` is a binary array; a NULL has no bytes.  Raises OtherShape for one with another number of attributes, and for what is
     no composite's text.
     """
-    data, offsets = contents(values)
-    starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
-    there = _present(values)
-    starts, ends = starts[there], ends[there]
-    _require(there, ends - starts >= 2)
-    _require(there, (data[starts] == ord("(")) & (data[ends - 1] == ord(")")))
+    data, there, starts, ends = _between(values, "(", ")")
     quotes = _quotes(data, there, starts, ends, None)
     places = _outside(np.flatnonzero(data == _COMMA), quotes)
     _require(there, _counts(places, starts, ends) == width - 1)
@@ -101,6 +91,16 @@ def record_parts(values: Any, width: int) -> list[Any]:
         indices = pa.array(of_rows, mask=of_rows < 0) if len(starts) < len(values) else pa.array(of_rows)
         found.append(texts.take(indices))
     return found
+
+
+def _between(values: Any, first: str, last: str) -> tuple[Bytes, Places, Places, Places]:
+    """The bytes of all texts, the rows that are not NULL, and where the text of each begins and ends, with these characters."""
+    data, offsets = contents(values)
+    there = _present(values)
+    starts, ends = offsets[:-1].astype(np.int64)[there], offsets[1:].astype(np.int64)[there]
+    _require(there, ends - starts >= 2)
+    _require(there, (data[starts] == ord(first)) & (data[ends - 1] == ord(last)))
+    return data, there, starts, ends
 
 
 def _present(values: Any) -> Places:
