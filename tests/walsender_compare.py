@@ -494,11 +494,19 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
                 begun = b""
             found.append(item)
     # A transaction of which nothing is left is none.
-    return [
-        one
-        for one, before in zip(found, [None, *found], strict=False)
-        if not (_ends(one) and (before is None or _ends(before)))
-    ]
+    left: list[tuple[object, ...]] = []
+    changed = False
+    for item in found:
+        if changed or not _ends(item):
+            left.append(item)
+        changed = not _ends(item) and (changed or not _stands_alone(item))
+    return left
+
+
+def _stands_alone(item: tuple[object, ...]) -> bool:
+    """Whether it is a logical message that belongs to no transaction."""
+    data = item[1]
+    return isinstance(data, bytes) and data[:2] == b"M\0"
 
 
 def _ends(item: tuple[object, ...]) -> bool:

@@ -89,3 +89,13 @@ def test_a_message_that_was_sent_before_its_part_was_rolled_back_is_no_differenc
     assert differences(taken_back, at_once, whole=True) == ""
     assert differences(streamed, at_once, whole=True) != ""
     assert differences([*at_once[:-1], row(3, 1), COMMIT], taken_back, whole=True) != ""
+
+
+def test_a_stream_without_changes_is_no_difference_behind_a_message_of_no_transaction_either() -> None:
+    alone = Message(5, 0, b"M\0" + LOGICAL.data[2:])
+    empty = [*stream(9), committed(9)]
+    rows = [*stream(8, relation(1, 8), row(6, 1, 8)), committed(8)]
+    assert differences([alone, *empty, *rows], [alone, *rows], whole=True) == ""
+    assert differences([alone, *rows], [alone, *rows[:-1]], whole=True) != ""
+    of_one = [*stream(9, Message(5, 0, b"M" + U32.pack(9) + LOGICAL.data[1:])), committed(9)]
+    assert differences([*of_one, *rows], rows, whole=True) != ""
