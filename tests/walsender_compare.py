@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -150,15 +151,11 @@ class Decoding:
         if self.plugin == "pgoutput":
             yield from read_messages(data)
             return
-        text = data
-        while text:
-            lsn_text, _, rest = text.partition(b"\t")
-            xid, _, rest = rest.partition(b"\t")
-            # A value may hold line ends: the next line starts with an LSN and an xid.
-            end = re.search(rb"\n(?=[0-9A-F]+/[0-9A-F]+\t\d+\t|\Z)", rest)
-            assert end is not None
-            yield Message(int(Lsn.parse(lsn_text.decode())), int(xid), rest[: end.start()])
-            text = rest[end.end() :]
+        # A value may hold line ends: the next line starts with an LSN and an xid.
+        starts = [found.start() for found in re.finditer(rb"^[0-9A-F]+/[0-9A-F]+\t\d+\t", data, re.MULTILINE)]
+        for start, end in pairwise([*starts, len(data)]):
+            lsn, xid, text = data[start : end - 1].split(b"\t", 2)
+            yield Message(int(Lsn.parse(lsn.decode())), int(xid), text)
 
 
 def read_messages(data: bytes) -> Iterator[Message]:

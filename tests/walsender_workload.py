@@ -531,8 +531,21 @@ ALTER TABLE names REPLICA IDENTITY FULL;
 CREATE TABLE acls (id int PRIMARY KEY, a aclitem[]);
 CREATE TABLE paths (id int PRIMARY KEY, j jsonpath, js jsonpath[]);
 CREATE TABLE extensions (id int PRIMARY KEY, c citext, h hstore, l ltree, cs citext[], hs hstore[], ls ltree[]);
+CREATE TYPE label;
+CREATE FUNCTION label_in(cstring) RETURNS label LANGUAGE internal IMMUTABLE STRICT AS 'textin';
+CREATE FUNCTION label_out(label) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
+CREATE FUNCTION label_send(label) RETURNS bytea LANGUAGE internal IMMUTABLE STRICT AS 'textsend';
+CREATE TYPE label (INPUT = label_in, OUTPUT = label_out, SEND = label_send, DEFAULT = 'none');
+CREATE TYPE answer;
+CREATE FUNCTION answer_in(cstring) RETURNS answer LANGUAGE internal IMMUTABLE STRICT AS 'int4in';
+CREATE FUNCTION answer_out(answer) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'int4out';
+CREATE TYPE answer (INPUT = answer_in, OUTPUT = answer_out, INTERNALLENGTH = 4, PASSEDBYVALUE, DEFAULT = 42);
+CREATE TABLE bases (id int PRIMARY KEY, l label, a answer, ls label[]);
+CREATE TABLE correlated (a int, b int, c int);
+CREATE STATISTICS correlations ON a, b, c FROM correlated;
+CREATE TABLE kept (id int PRIMARY KEY, d pg_ndistinct, f pg_dependencies, m pg_mcv_list, t pg_node_tree);
 CREATE PUBLICATION p FOR ALL TABLES;
-CREATE PUBLICATION without_acls FOR TABLE names, paths, extensions;
+CREATE PUBLICATION without_acls FOR TABLE names, paths, extensions, bases, kept;
 """
 
 _JSON_PATHS = (
@@ -589,6 +602,12 @@ def names_statements(version: str) -> tuple[str, ...]:
             "string_agg('l' || g, '.')::ltree FROM generate_series(1, 300) g"
         ),
         "UPDATE extensions SET c = 'other' WHERE id = 3",
+        "INSERT INTO bases (id) VALUES (1)",
+        "INSERT INTO bases VALUES (2, 'a \"b\"', '-7', ARRAY['x, y'::label, NULL]), (3, NULL, NULL, '{}')",
+        "INSERT INTO correlated SELECT g % 10, g % 5, g % 7 FROM generate_series(1, 200) g",
+        "ANALYZE correlated",
+        "INSERT INTO kept SELECT 1, stxdndistinct, stxddependencies, stxdmcv FROM pg_statistic_ext_data",
+        "INSERT INTO kept (id, t) SELECT 2, ev_action FROM pg_rewrite WHERE rulename = '_RETURN' LIMIT 1",
         """INSERT INTO names SELECT 1, '"S p".seen', '"S p"."Ty pe"[]', 'alone', 'many(int, "S p"."Ty pe")', 'public.##',
         '"S p".@#@(none, numeric)', '"walsender''s role"', '"S p"', '"S p".conf', 'dict', '"S p".coll',
         makeaclitem('walsender_plain'::regrole, '"walsender''s role"'::regrole, 'SELECT', true),

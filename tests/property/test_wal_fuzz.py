@@ -250,7 +250,9 @@ def test_pages_and_compression(data: bytes) -> None:
             function()  # type: ignore[no-untyped-call]
 
 
-VARIABLE = [BUILTIN[oid] for oid in (17, 25, 602, 604, 650, 869, 1560, 1562, 1700, 2970, 3614, 3615, 3802, 4072)]
+VARIABLE = [
+    BUILTIN[oid] for oid in (17, 25, 602, 604, 650, 869, 1560, 1562, 1700, 2970, 3361, 3402, 3614, 3615, 3802, 4072)
+]
 VARIABLE += registry.EXTENSIONS.values()
 ARRAYS = [registry.array_type(INT4, ","), registry.array_type(TEXT, ","), registry.vector_type(INT4)]
 RANGE = registry.RangeType(TEXT)

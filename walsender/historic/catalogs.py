@@ -111,6 +111,7 @@ DEFINITIONS: Final = (
             "typtypmod",
             "typalign",
             "typoutput",
+            "typsend",
         ),
     ),
     CatalogDefinition("pg_namespace", ("oid",), ("oid", "nspname"), told=EVERYBODY),
@@ -156,8 +157,10 @@ DEFINITIONS: Final = (
     CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=RELATION),
     CatalogDefinition("pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), told=EVERYBODY, owned=False),
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
-    # What values of reg* types and aclitem name (names.py).
-    CatalogDefinition("pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "proargtypes")),
+    # What values of reg* types and aclitem name (names.py), and how those of other types are written (relation.py).
+    CatalogDefinition(
+        "pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "prolang", "proargtypes", "prosrc")
+    ),
     CatalogDefinition("pg_operator", ("oid", "oprname"), ("oid", "oprname", "oprnamespace", "oprleft", "oprright")),
     CatalogDefinition("pg_collation", ("oid",), ("oid", "collname", "collnamespace")),
     CatalogDefinition("pg_ts_config", ("oid",), ("oid", "cfgname", "cfgnamespace")),

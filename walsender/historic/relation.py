@@ -256,11 +256,12 @@ class RelationResolver:
         named = False
         has_binary = True
         builtin = registry.BUILTIN.get(oid)
-        extension = self._extension(row) if oid >= FIRST_NORMAL_OID and kind == "b" else None
+        other = self._other(row) if oid >= FIRST_NORMAL_OID and kind == "b" else None
         if builtin is not None:
             out, send = builtin
-        elif extension is not None:
-            out, send = extension
+        elif other is not None:
+            out, send = other
+            has_binary = row.number("typsend") != 0
         elif oid in names.TYPES:
             out, send, named = self._names.output(oid), numbers.reversed_bytes, True
         elif oid == names.ACLITEM:
@@ -332,10 +333,31 @@ class RelationResolver:
         quote = self._settings.quote
         return quote(name) if namespace in {"pg_catalog", "public"} else f"{quote(namespace)}.{quote(name)}"
 
-    def _extension(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
-        """How a type of a known extension is written."""
-        function = self._tracker.first("pg_proc", row.number("typoutput"), self._own)
-        return None if function is None else registry.EXTENSIONS.get(function.text("proname"))
+    def _other(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
+        """How a type is written that is a known extension's, or whose functions are those of built-in types."""
+        function = self._function(row, "typoutput")
+        if function is not None and function.number("prolang") != registry.INTERNAL_LANGUAGE:
+            return registry.EXTENSIONS.get(function.text("proname"))
+        out, send = self._of_built_in(row, "typoutput"), self._of_built_in(row, "typsend")
+        if out is None or (send is None and row.number("typsend")):
+            return None
+        return registry.BUILTIN[out][0], _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
+
+    def _of_built_in(self, row: Row, column: str) -> int | None:
+        """The built-in type with the same function: one in the language `internal` is known by its source (fmgr.c)."""
+        function = self._function(row, column)
+        if function is None or function.number("prolang") != registry.INTERNAL_LANGUAGE:
+            return None
+        source = function.text("prosrc")
+        for oid in registry.BUILTIN:
+            built_in = self._tracker.first("pg_type", oid, self._own)
+            if built_in is not None and (its := self._function(built_in, column)) and its.text("prosrc") == source:
+                return oid
+        return None
+
+    def _function(self, row: Row, column: str) -> Row | None:
+        number = row.number(column)
+        return self._tracker.first("pg_proc", number, self._own) if number else None
 
     def _delimiter(self, element: int) -> str:
         row = self._tracker.first("pg_type", element, self._own)

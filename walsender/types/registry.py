@@ -2,6 +2,7 @@
 
 Built-in types are known by their oids.  Arrays, composites, domains, enums, ranges and multiranges are put together from
 the historic catalog, as it is for the transaction that is decoded: an enum's label, say, is the one of that moment.
+Types that were made with a built-in type's functions, as citext was, are written as that type is (historic/relation.py).
 Whatever else there is (other types of extensions, those that depend on a locale) is refused: `UnsupportedType` names it.
 
 Follows arrayfuncs.c (array_out, array_send), rowtypes.c (record_out, record_send), rangetypes.c, multirangetypes.c, enum.c,
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, texts, times
+from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, statistics, texts, times
 from pubsub.protocol.output.containers import (
     RANGE_EMPTY,
     RANGE_LB_INF,
@@ -80,6 +81,7 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     29: (numbers.oidout, _n),
     114: (texts.as_is, texts.as_is),
     142: (texts.as_is, texts.as_is),
+    194: (texts.as_is, texts.as_is),
     600: (geometry.point_out, geometry.floats_send),
     601: (geometry.lseg_out, geometry.floats_send),
     602: (geometry.path_out, geometry.path_send),
@@ -108,21 +110,26 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     2950: (texts.uuid_out, texts.as_is),
     2970: (texts.snapshot_out, texts.snapshot_send),
     3220: (texts.pg_lsn_out, _n),
+    3361: (statistics.ndistinct_out, texts.as_is),
+    3402: (statistics.dependencies_out, texts.as_is),
     3614: (texts.tsvector_out, texts.tsvector_send),
     3615: (texts.tsquery_out, texts.tsquery_send),
     3802: (texts.jsonb_out, texts.jsonb_send),
     4072: (jsonpath.jsonpath_out, jsonpath.jsonpath_send),
+    5017: (texts.bytea_out, texts.as_is),
     5038: (texts.snapshot_out, texts.snapshot_send),
     5069: (numbers.xid8out, _n),
 }
 """oid → output, send."""
 
 EXTENSIONS: Final[dict[str, tuple[Output, Output]]] = {
-    "citextout": (texts.as_is, texts.as_is),
     "hstore_out": (extensions.hstore_out, extensions.hstore_send),
     "ltree_out": (extensions.ltree_out, extensions.ltree_send),
 }
 """Types of extensions, by their output function: output, send."""
+
+INTERNAL_LANGUAGE: Final = 12
+"""pg_language.h: of functions that are those of a built-in type under another name, as citext's are."""
 
 SPECIAL_NAMES: Final = {
     16: "boolean",
