@@ -150,4 +150,19 @@ STATEMENTS = (
         "UPDATE target SET balance = 1 / (i % 2) WHERE tid = i; END IF; EXCEPTION WHEN unique_violation OR division_by_zero THEN "
         "UPDATE target SET note = 'caught' WHERE tid = i; END; END LOOP; END $$"
     ),
+    # what only invalidates caches
+    "REINDEX INDEX pg_class_oid_index",
+    (
+        "CREATE TEMP TABLE emptied (id int PRIMARY KEY) ON COMMIT DELETE ROWS; "
+        "CREATE TEMP TABLE referring (id int REFERENCES emptied) ON COMMIT DELETE ROWS"
+    ),
+    "TRUNCATE emptied, referring",
+    "REINDEX TABLE CONCURRENTLY tenk",
+    # tables that are written anew
+    "REFRESH MATERIALIZED VIEW summed",
+    "ALTER TABLE wide ALTER n TYPE bigint",
+    (
+        "BEGIN; ALTER TABLE wide RENAME TO wider; SAVEPOINT s; ALTER TABLE wider ADD at timestamptz DEFAULT clock_timestamp(); "
+        "ROLLBACK TO s; ALTER TABLE wider ADD r text DEFAULT random()::text; INSERT INTO wider (id) VALUES (70000); COMMIT"
+    ),
 )

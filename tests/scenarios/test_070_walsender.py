@@ -183,7 +183,10 @@ def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: st
 @pytest.mark.parametrize("version", ["16", "18"])
 def test_the_ground_of_the_regression_tests(upstreams: Servers, version: str) -> None:
     compare(
-        upstreams[version], walsender_regression.SETUP, walsender_regression.STATEMENTS, [Case(), Case("test_decoding")]
+        upstreams[version],
+        walsender_regression.SETUP,
+        walsender_regression.STATEMENTS,
+        [Case(), Case("test_decoding"), Case("test_decoding", options={"include-rewrites": "on"})],
     )
 
 

@@ -267,7 +267,8 @@ class Decoder:
                 sent = self._sent(txn, record, end)
                 if txn.prepared and self._plugin.two_phase:
                     self._finish_prepared(txn, sent, end, skip=skip, commit=True)
-                elif not skip and txn.has_base:
+                elif not skip and (txn.has_base or end.invalidations):
+                    # What only invalidates caches is a change of the catalogs, too (SnapBuildCommitTxn).
                     self._send(txn, sent)
         finally:
             if txn is not None:

@@ -70,13 +70,13 @@ class RelationInfo:
 
     @property
     def is_logged(self) -> bool:
-        """RelationIsLogicallyLogged, and no rewrite nor sequence (ReorderBufferProcessTXN)."""
-        return self.persistence == "p" and self.kind in "rpmt" and self.oid >= FIRST_UNPINNED_OID and not self.rewrites
+        """RelationIsLogicallyLogged, and no sequence (ReorderBufferProcessTXN)."""
+        return self.persistence == "p" and self.kind in "rpmt" and self.oid >= FIRST_UNPINNED_OID
 
     @property
     def is_publishable(self) -> bool:
-        """pg_publication.c: is_publishable_class."""
-        return self.kind in "rp" and self.persistence == "p" and self.oid >= FIRST_NORMAL_OID
+        """pg_publication.c: is_publishable_class; what stands in for a table that is written anew is not sent."""
+        return self.kind in "rp" and self.persistence == "p" and self.oid >= FIRST_NORMAL_OID and not self.rewrites
 
 
 class RelationResolver:

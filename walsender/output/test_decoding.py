@@ -106,8 +106,16 @@ class TestDecodingPlugin:
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> TextEntry | None:
         encoding = self._encoding
-        name = f"{quote_identifier(relation.schema, self._keywords)}.{quote_identifier(relation.name, self._keywords)}".encode(
-            encoding
+        own_name = relation.name
+        if relation.rewrites:
+            if not self._options.include_rewrites:
+                return None
+            written_anew = resolver.class_row(relation.rewrites)
+            own_name = written_anew.text("relname") if written_anew is not None else own_name
+        name = (
+            f"{quote_identifier(relation.schema, self._keywords)}.{quote_identifier(own_name, self._keywords)}".encode(
+                encoding
+            )
         )
         columns = tuple(
             (
