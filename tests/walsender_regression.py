@@ -24,6 +24,10 @@ CREATE TABLE wide (id int PRIMARY KEY, big text, other text, n int);
 CREATE TABLE keyed (k text COLLATE "C" PRIMARY KEY, v text);
 CREATE TABLE excluded (id int PRIMARY KEY, r int4range, EXCLUDE USING gist (r WITH &&) DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE deferred (id int PRIMARY KEY, n int UNIQUE DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE including (a int, b int, c int, d text, PRIMARY KEY (b, a) INCLUDE (c));
+CREATE TABLE indexed (a int NOT NULL, b text NOT NULL, c int, d text);
+CREATE UNIQUE INDEX indexed_key ON indexed (b) INCLUDE (c, a);
+ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_key;
 CREATE TABLE ranged (id int, day date, v text, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);
 CREATE TABLE ranged_1 PARTITION OF ranged FOR VALUES FROM ('2024-01-01') TO ('2024-02-01');
 CREATE TABLE ranged_2 PARTITION OF ranged FOR VALUES FROM ('2024-02-01') TO ('2024-03-01');
@@ -150,6 +154,11 @@ STATEMENTS = (
         "UPDATE target SET balance = 1 / (i % 2) WHERE tid = i; END IF; EXCEPTION WHEN unique_violation OR division_by_zero THEN "
         "UPDATE target SET note = 'caught' WHERE tid = i; END; END LOOP; END $$"
     ),
+    # indexes that include columns
+    "INSERT INTO including SELECT g, g, g, 'i' FROM generate_series(1, 5) g",
+    "INSERT INTO indexed SELECT g, g, g, 'i' FROM generate_series(1, 5) g",
+    "UPDATE including SET c = 0, d = 'u' WHERE a < 4; UPDATE including SET a = a + 10 WHERE a > 3; DELETE FROM including WHERE a < 3",
+    "UPDATE indexed SET a = 0, c = 0 WHERE a < 4; UPDATE indexed SET b = b || 'b' WHERE a > 3; DELETE FROM indexed WHERE a = 0",
     # what only invalidates caches
     "REINDEX INDEX pg_class_oid_index",
     (

@@ -121,6 +121,7 @@ DEFINITIONS: Final = (
         (
             "indexrelid",
             "indrelid",
+            "indnkeyatts",
             "indisunique",
             "indisprimary",
             "indimmediate",

@@ -236,7 +236,9 @@ class RelationResolver:
             if not row.flag("indisvalid") and not (kind == "p" and row.flag("indisprimary")):
                 continue
             if row.flag("indisprimary" if replica_identity == "d" else "indisreplident"):
-                return frozenset(number for number in row.numbers("indkey") or () if number)
+                # Without those that an index only includes (relcache.c: RelationGetIndexAttrBitmap).
+                keys = (row.numbers("indkey") or ())[: row.number("indnkeyatts")]
+                return frozenset(number for number in keys if number)
         return frozenset()
 
     def _type(self, oid: int, depth: int) -> TypeInfo:
