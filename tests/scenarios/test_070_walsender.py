@@ -17,7 +17,7 @@ import pytest
 
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_regression
+from tests import walsender_names, walsender_regression
 from tests import walsender_workload as workload
 from tests.replica import wait_until
 from tests.walsender_compare import (
@@ -173,8 +173,8 @@ def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: st
     """reg* types, aclitem; jsonpath; types of extensions."""
     compare(
         upstreams[version],
-        workload.NAMES_SETUP,
-        workload.names_statements(version),
+        walsender_names.SETUP,
+        walsender_names.statements(version),
         [Case(), Case("test_decoding"), Case(options={"binary": "true"}, publications="without_acls")],
         interpreted=version == "15",
     )

@@ -160,7 +160,7 @@ DEFINITIONS: Final = (
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
     # What values of reg* types and aclitem name (names.py), and how those of other types are written (relation.py).
     CatalogDefinition(
-        "pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "prolang", "proargtypes", "prosrc")
+        "pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "prolang", "proargtypes", "prosrc", "probin")
     ),
     CatalogDefinition("pg_operator", ("oid", "oprname"), ("oid", "oprname", "oprnamespace", "oprleft", "oprright")),
     CatalogDefinition("pg_collation", ("oid",), ("oid", "collname", "collnamespace")),

@@ -339,7 +339,8 @@ class RelationResolver:
         """How a type is written that is a known extension's, or whose functions are those of built-in types."""
         function = self._function(row, "typoutput")
         if function is not None and function.number("prolang") != registry.INTERNAL_LANGUAGE:
-            return registry.EXTENSIONS.get(function.text("proname"))
+            library = function.text("probin").rpartition("/")[2]
+            return registry.EXTENSIONS.get((library, function.text("prosrc")))
         out, send = self._of_built_in(row, "typoutput"), self._of_built_in(row, "typsend")
         if out is None or (send is None and row.number("typsend")):
             return None

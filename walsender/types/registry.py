@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, statistics, texts, times
+from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, spatial, statistics, texts, times, vectors
 from pubsub.protocol.output.containers import (
     RANGE_EMPTY,
     RANGE_LB_INF,
@@ -122,11 +122,19 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
 }
 """oid → output, send."""
 
-EXTENSIONS: Final[dict[str, tuple[Output, Output]]] = {
-    "hstore_out": (extensions.hstore_out, extensions.hstore_send),
-    "ltree_out": (extensions.ltree_out, extensions.ltree_send),
+EXTENSIONS: Final[dict[tuple[str, str], tuple[Output, Output]]] = {
+    ("hstore", "hstore_out"): (extensions.hstore_out, extensions.hstore_send),
+    ("ltree", "ltree_out"): (extensions.ltree_out, extensions.ltree_send),
+    ("ltree", "lquery_out"): (extensions.lquery_out, extensions.lquery_send),
+    ("ltree", "ltxtq_out"): (extensions.ltxtquery_out, extensions.ltxtquery_send),
+    ("cube", "cube_out"): (extensions.cube_out, extensions.cube_send),
+    ("vector", "vector_out"): (vectors.vector_out, vectors.vector_send),
+    ("vector", "halfvec_out"): (vectors.halfvec_out, vectors.halfvec_send),
+    ("vector", "sparsevec_out"): (vectors.sparsevec_out, vectors.sparsevec_send),
+    ("postgis-3", "LWGEOM_out"): (spatial.geometry_out, spatial.geometry_send),
+    ("postgis-3", "geography_out"): (spatial.geometry_out, spatial.geometry_send),
 }
-"""Types of extensions, by their output function: output, send."""
+"""Types of extensions, by the library and the symbol of their output function: output, send."""
 
 INTERNAL_LANGUAGE: Final = 12
 """pg_language.h: of functions that are those of a built-in type under another name, as citext's are."""
