@@ -77,6 +77,8 @@ class Session:
         async with await Connection.connect(request.conninfo, application_name="walsender") as connection:
             server = await upstream.inspect(connection)
             plugin_options = _parse_options(request, server)
+            if request.slot is not None:
+                await upstream.check_slot(connection, request.slot)
             # What is wanted may have begun already: then the last checkpoint will do, or an older one.
             past = bool(request.start) and request.start < await upstream.flushed(connection)
             redo, timeline = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)

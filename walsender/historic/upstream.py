@@ -15,6 +15,7 @@ from pubsub.errors import (
     InsufficientPrivilege,
     NotInPrerequisiteState,
     PublisherError,
+    UndefinedObject,
 )
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
@@ -138,6 +139,18 @@ async def inspect(connection: Connection) -> Upstream:
         row[13] == "t",
         row[14] in DOLLARS,
     )
+
+
+async def check_slot(connection: Connection, name: str) -> None:
+    """That `name` is a physical slot.  Raises UndefinedObject, NotInPrerequisiteState, in the server's words."""
+    rows = await connection.query("SELECT slot_type FROM pg_replication_slots WHERE slot_name = $1", [name])
+    if not rows:
+        raise UndefinedObject(
+            f'replication slot "{name}" does not exist',
+            hint="SELECT pg_create_physical_replication_slot(name, true) makes one.",
+        )
+    if rows[0][0] != "physical":
+        raise NotInPrerequisiteState("cannot use a logical replication slot for physical replication")
 
 
 async def catalog_files(connection: Connection) -> list[CatalogFile]:

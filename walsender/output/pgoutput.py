@@ -9,6 +9,7 @@ parallel may also have taken it up at once (worker.c: handle_streamed_transactio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
@@ -25,7 +26,17 @@ from walsender.types.registry import UnsupportedType
 
 Streaming = Literal["off", "on", "parallel"]
 
+VERSION_16: Final = 160000
+VERSION_17: Final = 170000
 _FIRST_GENBKI_OID: Final = 10000
+_MAX_UINT32: Final = (1 << 32) - 1
+_NAME_BYTES: Final = 63
+_SPACES: Final = " \t\n\r\f\v"
+_UNSIGNED: Final = re.compile(r"(?:[ \t\n\r\f\v]*[+-]?[0-9]+)?")
+_IDENTIFIER: Final = re.compile(
+    r'(?:"((?:[^"]|"")*)"|([^", \t\n\r\f\v][^, \t\n\r\f\v]*))[ \t\n\r\f\v]*(?:(,)[ \t\n\r\f\v]*|\Z)'
+)
+"""A name in quotes or a plain one, and the comma behind it."""
 _BEGIN: Final = Struct(">QqI")
 _COMMIT: Final = Struct(">BQQq")
 _PREPARE: Final = Struct(">QQqI")
@@ -48,48 +59,48 @@ class PgoutputOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], server_version: int) -> PgoutputOptions:
-        """Raises PubsubError in the server's words; what the server's version does not know is refused too."""
-        given = dict(options)
-        version = _number(given.pop("proto_version", None))
-        names = given.pop("publication_names", None)
-        if names is None:
+        """Raises PubsubError as a server of `server_version` does, in its words; it takes the options in their order."""
+        version: int | None = None
+        names: tuple[str, ...] | None = None
+        flags = {"binary": False, "messages": False, "two_phase": False}
+        streaming: Streaming = "off"
+        origin: Literal["any", "none"] = "any"
+        for name, value in options.items():
+            if name == "proto_version":
+                version = _number(value)
+            elif name == "publication_names":
+                names = tuple(_split_identifiers(value))
+            elif name in flags:
+                flags[name] = _flag(value, name)
+            elif name == "streaming":
+                streaming = _streaming(value, server_version)
+            elif name == "origin" and server_version >= VERSION_16:
+                origin = _origin(value)
+            else:
+                raise PubsubError(f"unrecognized pgoutput option: {name}", sqlstate="XX000")
+        if server_version >= VERSION_17:
+            for given, name in ((version, "proto_version"), (names, "publication_names")):
+                if given is None:
+                    raise PubsubError(f'option "{name}" missing', sqlstate="22023")
+        version = version or 0
+        who = "server only supports" if server_version >= VERSION_16 else "we only support"
+        newest = 4 if server_version >= VERSION_16 else 3
+        if not 1 <= version <= newest:
+            bound = f"{newest} or lower" if version else "1 or higher"
+            raise FeatureNotSupported(f"client sent proto_version={version} but {who} protocol {bound}")
+        if server_version < VERSION_17 and not names:
             raise PubsubError("publication_names parameter missing", sqlstate="22023")
-        binary = _flag(given.pop("binary", "false"), "binary")
-        messages = _flag(given.pop("messages", "false"), "messages")
-        two_phase = _flag(given.pop("two_phase", "false"), "two_phase")
-        streaming = _streaming(given.pop("streaming", "off"), server_version)
-        origin = given.pop("origin", "any")
-        if origin not in {"any", "none"} or (server_version < 160000 and "origin" in options):
-            raise PubsubError(f'unrecognized origin value: "{origin}"', sqlstate="22023")
-        if given:
-            raise PubsubError(f"unrecognized pgoutput option: {next(iter(given))}", sqlstate="XX000")
-        newest = 4 if server_version >= 160000 else 3
-        if version > newest:
-            raise FeatureNotSupported(
-                f"client sent proto_version={version} but server only supports protocol {newest} or lower"
-            )
-        if version < 1:
-            raise FeatureNotSupported(
-                f"client sent proto_version={version} but server only supports protocol 1 or higher"
-            )
         for needed, least, what in (
             (streaming == "on", 2, "streaming"),
             (streaming == "parallel", 4, "parallel streaming"),
-            (two_phase, 3, "two-phase commit"),
+            (flags["two_phase"], 3, "two-phase commit"),
         ):
             if needed and version < least:
-                raise FeatureNotSupported(
-                    f"requested proto_version={version} does not support {what}, need {least} or higher"
+                raise PubsubError(
+                    f"requested proto_version={version} does not support {what}, need {least} or higher",
+                    sqlstate="22023",
                 )
-        return cls(
-            version,
-            tuple(_split_identifiers(names)),
-            binary,
-            messages,
-            streaming,
-            two_phase,
-            "none" if origin == "none" else "any",
-        )
+        return cls(version, names or (), flags["binary"], flags["messages"], streaming, flags["two_phase"], origin)
 
 
 @dataclass(eq=False, slots=True)
@@ -475,56 +486,53 @@ def _with_old_values(relation: RelationInfo, old: list[Raw], new: list[Raw]) -> 
     ]
 
 
-def _number(text: str | None) -> int:
-    if text is None:
-        raise PubsubError("proto_version option missing", sqlstate="22023")
-    try:
-        return int(text)
-    except ValueError:
-        raise PubsubError("invalid proto_version", sqlstate="22023") from None
+def _number(text: str) -> int:
+    """As strtoul reads it: an empty text is 0, a number with a sign is out of range."""
+    if not _UNSIGNED.fullmatch(text):
+        raise PubsubError("invalid proto_version", sqlstate="22023")
+    number = int(text or "0")
+    if not 0 <= number <= _MAX_UINT32:
+        raise PubsubError(f'proto_version "{text}" out of range', sqlstate="22023")
+    return number
 
 
-def _flag(text: str, name: str) -> bool:
-    lowered = text.lower()
-    if lowered in {"true", "on", "1", "yes", "t", "y"}:
-        return True
-    if lowered in {"false", "off", "0", "no", "f", "n"}:
-        return False
-    raise PubsubError(f"{name} requires a Boolean value", sqlstate="22023")
+def _flag(text: str, name: str, requires: str = "a Boolean value") -> bool:
+    """define.c: defGetBoolean, which knows fewer words than the type does."""
+    found = {"true": True, "on": True, "false": False, "off": False}.get(text.lower())
+    if found is None:
+        raise PubsubError(f"{name} requires {requires}", sqlstate="42601")
+    return found
 
 
 def _streaming(text: str, server_version: int) -> Streaming:
-    if text.lower() == "parallel" and server_version >= 160000:
+    """subscriptioncmds.c: defGetStreamingMode."""
+    if server_version < VERSION_16:
+        return "on" if _flag(text, "streaming") else "off"
+    if text.lower() == "parallel":
         return "parallel"
-    return "on" if _flag(text, "streaming") else "off"
+    return "on" if _flag(text, "streaming", 'a Boolean value or "parallel"') else "off"
+
+
+def _origin(text: str) -> Literal["any", "none"]:
+    if text.lower() == "none":
+        return "none"
+    if text.lower() == "any":
+        return "any"
+    raise PubsubError(f'unrecognized origin value: "{text}"', sqlstate="22023")
 
 
 def _split_identifiers(names: str) -> list[str]:
     """varlena.c: SplitIdentifierString."""
-    from pubsub.sql.identifiers import parse_qualified_name
-
     found: list[str] = []
-    rest = names
-    while rest.strip():
-        rest = rest.lstrip()
-        if rest.startswith('"'):
-            end = 1
-            while True:
-                end = rest.find('"', end)
-                if end < 0:
-                    raise PubsubError("invalid publication_names syntax", sqlstate="42602")
-                if rest[end + 1 : end + 2] == '"':
-                    end += 2
-                    continue
-                break
-            found.append(rest[1:end].replace('""', '"'))
-            rest = rest[end + 1 :].lstrip()
-        else:
-            name, comma, tail = rest.partition(",")
-            found.append(parse_qualified_name(name.strip()).name)
-            rest = comma + tail
-        if rest.startswith(","):
-            rest = rest[1:]
-        elif rest:
+    rest = names.lstrip(_SPACES)
+    while rest or found:
+        match = _IDENTIFIER.match(rest)
+        if match is None:
             raise PubsubError("invalid publication_names syntax", sqlstate="42602")
+        quoted, plain, comma = match.groups()
+        name = plain.encode().lower().decode() if quoted is None else quoted.replace('""', '"')
+        found.append(name.encode()[:_NAME_BYTES].decode("utf-8", "ignore"))
+        rest = rest[match.end() :]
+        if not comma:
+            break
     return found

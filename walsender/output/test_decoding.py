@@ -15,8 +15,9 @@ from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.types.layout import Raw, ToastPointer
 from walsender.types.registry import UnsupportedType
 
-_TRUE: Final = {"true", "on", "1", "yes", "t", "y"}
-_FALSE: Final = {"false", "off", "0", "no", "f", "n"}
+# Words of the type boolean, which may be cut short (bool.c: parse_bool_with_len).
+_TRUE: Final = {"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"}
+_FALSE: Final = {"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"}
 _BARE: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
 _BITS: Final = frozenset({1560, 1562})
 _BOOL: Final = 16

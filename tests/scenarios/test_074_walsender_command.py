@@ -1,0 +1,158 @@
+"""The command's options and its output, as a user may get them wrong: PostgreSQL's words, and nothing is lost that was there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pubsub.errors import PubsubError
+from pubsub.testing.fixtures import Servers
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.walsender_compare import read_messages
+from walsender.output.pgoutput import PgoutputOptions
+from walsender.output.test_decoding import TestDecodingOptions
+
+P = {"proto_version": "1", "publication_names": "p"}
+PGOUTPUT: tuple[dict[str, str], ...] = (
+    *({**P, "binary": value} for value in ("on", "FALSE", "1", "t", "yes", "")),
+    *({**P, "messages": value} for value in ("true", "maybe")),
+    *({**P, "proto_version": value} for value in ("0", "4", "5", "x", "", "-1", "+1", " 1", "1 ", "99999999999")),
+    *({**P, "proto_version": "4", "streaming": value} for value in ("on", "OFF", "Parallel", "1", "sometimes")),
+    *({**P, "origin": value} for value in ("none", "ANY", "other", "")),
+    *(
+        {**P, "publication_names": value}
+        for value in ("", " ", "p,", ",p", "p q", '"p', '"p"q', '""', "P", " p , p ", "p.p", '"a,b","q""x"', "p" * 70)
+    ),
+    {**P, "streaming": "on"},
+    {**P, "proto_version": "3", "streaming": "parallel"},
+    {**P, "proto_version": "2", "two_phase": "on"},
+    {**P, "proto_version": "3", "two_phase": "on"},
+    {**P, "two_phase": "1"},
+    {"proto_version": "1"},
+    {"publication_names": "p"},
+    {"publication_names": ""},
+    {"nothing": "1", **P, "proto_version": "x"},
+    {**P, "proto_version": "x", "nothing": "1"},
+)
+TEST_DECODING: tuple[dict[str, str], ...] = (
+    *({"include-xids": value} for value in ("tru", "Of", "o", "1", "2", "", " on", "yesno")),
+    {"skip-empty-xacts": "perhaps"},
+    {"nothing": "1"},
+    {"only-local": "x", "nothing": "1"},
+)
+
+
+@pytest.mark.parametrize("version", ["15", "16", "17", "18"])
+def test_options_are_taken_and_refused_as_the_server_does(servers: Servers, version: str) -> None:
+    server = servers[version]
+    dbname = "walsender_options"
+    server.create_database(dbname)
+    # They all publish nothing: what the names are is not asked.
+    server.execute("CREATE TABLE t (id int)", dbname)
+    with server.connect(dbname) as connection:
+        for plugin, function, cases in (
+            ("pgoutput", "pg_logical_slot_peek_binary_changes", PGOUTPUT),
+            ("test_decoding", "pg_logical_slot_peek_changes", TEST_DECODING),
+        ):
+            slot = f"options_{plugin}"
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, %s)", [slot, plugin])
+            for options in cases:
+                given = [word for pair in options.items() for word in pair]
+                theirs: tuple[str | None, ...] = ()
+                try:
+                    connection.execute(
+                        f"SELECT count(*) FROM {function}(%s, NULL, NULL, VARIADIC %s)".encode(), [slot, given]
+                    )
+                except psycopg.Error as error:
+                    theirs = error.sqlstate, error.diag.message_primary
+                ours: tuple[str | None, ...] = ()
+                try:
+                    if plugin == "pgoutput":
+                        PgoutputOptions.parse(options, connection.info.server_version)
+                    else:
+                        TestDecodingOptions.parse(options)
+                except PubsubError as failure:
+                    ours = failure.sqlstate, failure.message
+                assert ours == theirs, options
+    server.drop_database(dbname)
+
+
+def decode(server: EmbeddedPostgres, *more: str, stdout: int | None = subprocess.PIPE) -> tuple[int, bytes, str]:
+    command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo(), *more]
+    ran = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+    return ran.returncode, ran.stdout, ran.stderr.decode()
+
+
+def test_a_publication_may_have_any_name(publisher: EmbeddedPostgres) -> None:
+    from walsender.cli import _publications
+
+    assert _publications("p") == ["p"]
+    assert _publications('Pq,"a,b",q"x') == ["Pq", "a,b", 'q"x']
+    assert _publications('"q""x",p') == ['q"x', "p"]
+    assert _publications(" p") == [" p"]
+    for wrong in ("", ",", "p,", ",p", '"p', '"p"q', '""'):
+        with pytest.raises(PubsubError, match="invalid list of publications"):
+            _publications(wrong)
+
+
+def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
+    for more, text in (
+        ((), "pgoutput needs --publication"),
+        (("--publication", "p,"), 'invalid list of publications: "p,"'),
+        (("--publication", "p", "--option", "binary=on", "--option", "binary=off"), "conflicting or redundant options"),
+        (("--publication", "p", "--option", "publication_names=p"), "conflicting or redundant options"),
+        (("--publication", "p", "--proto-version", "1", "--option", "proto_version=1"), "conflicting or redundant"),
+        (("--publication", "p", "--start", "0/2", "--end", "0/1"), "the end 0/1 lies before the start 0/2"),
+        (("--publication", "p", "--start", "0/100000000"), 'invalid input syntax for type pg_lsn: "0/100000000"'),
+        (("--publication", "p", "--work-mem", "-1"), 'invalid value for parameter "logical_decoding_work_mem": "-1"'),
+        (("--plugin", "test_decoding", "--publication", "p"), "--publication and --proto-version are for pgoutput"),
+    ):
+        code, output, errors = decode(publisher, *more)
+        assert (code, output) == (2, b""), more
+        assert text in errors
+
+
+def test_where_the_output_goes(tmp_path: Path) -> None:
+    with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE t")
+        server.execute("CHECKPOINT")
+        ((start,),) = server.query("SELECT pg_current_wal_insert_lsn()")
+        server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 2000) g")
+        ((end,),) = server.query("SELECT pg_current_wal_insert_lsn()")
+        more = ("--publication", "p", "--wal", str(server.data_dir / "pg_wal"), "--start", start, "--end", end)
+        code, output, errors = decode(server, *more)
+        assert code == 0
+        assert "consistent point" in errors
+        assert len(list(read_messages(output))) == 2003
+        file = tmp_path / "output"
+        file.write_bytes(b"of the last time")
+        # What was written before is there until there is something new.
+        assert decode(server, *more, "--slot", "nothing", "--output", str(file))[0] == 1
+        assert file.read_bytes() == b"of the last time"
+        assert decode(server, *more, "--output", str(file))[0] == 0
+        assert file.read_bytes() == output
+        for name, text in (
+            (str(tmp_path), f'could not open file "{tmp_path}": Is a directory'),
+            (f"{tmp_path}/no/where", f'could not open file "{tmp_path}/no/where": No such file or directory'),
+            ("/dev/full", 'could not write to file "/dev/full": No space left on device'),
+        ):
+            code, _, errors = decode(server, *more, "--output", name)
+            assert code == 1
+            assert f"ERROR:  {text}" in errors.splitlines()
+        with Path("/dev/full").open("wb") as full:
+            code, _, errors = decode(server, *more, stdout=full.fileno())
+        assert code == 1
+        assert "ERROR:  could not write to standard output: No space left on device" in errors.splitlines()
+        # Who reads has what he wants: nothing is said, as of other programs in a pipe.
+        command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo(), *more]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.read(100) == output[:100]
+            process.stdout.close()
+            assert [line.partition(b" point ")[0] for line in process.stderr] == [b"consistent"]
+            assert process.wait(60) == 1
