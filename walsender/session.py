@@ -81,10 +81,10 @@ class Session:
                 await upstream.check_slot(connection, request.slot)
             # What is wanted may have begun already: then the last checkpoint will do, or an older one.
             past = bool(request.start) and request.start < await upstream.flushed(connection)
-            redo, timeline = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
-            source = WalSource(request.conninfo, server, timeline, request.wal, request.slot)
+            redo = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
+            source = WalSource(request.conninfo, server, request.wal, request.slot)
             try:
-                await source.follow_history()
+                await source.open()
                 if past and request.start < redo:
                     redo = redo_before(source, server, request.start)
                 files, contents, status, scan = await _scan(connection, server, source, redo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -92,6 +93,71 @@ def test_an_archive(version: str) -> None:
         with Decoding(server, "db", more=more) as decoding:
             assert decoding.process.wait(60) == 1
             assert "WAL position" in "".join(decoding.errors)
+
+
+def test_a_copy_of_a_servers_directory(tmp_path: Path) -> None:
+    """Files that it keeps for later lie behind what it writes; another cluster's are none of its own; a gap is told."""
+    small = ["--wal-segsize=1"]
+    settings: dict[str, str | int] = {"autovacuum": "off", "min_wal_size": "8MB", "max_wal_size": "8MB"}
+    with (
+        EmbeddedPostgres("18", settings=settings, initdb=small) as server,
+        EmbeddedPostgres("18", settings=settings, initdb=small) as other,
+    ):
+        load = "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series({0} * 10000, {0} * 10000 + 3000) g"
+        for one in (server, other):
+            one.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+            for number in range(8):
+                one.execute(load.format(number))
+                one.execute("CHECKPOINT")
+        start = create_slot(server, "postgres", "compare", "pgoutput")
+        for number in range(10, 13):
+            server.execute(load.format(number))
+        server.execute("CHECKPOINT")
+        server.query("SELECT pg_create_physical_replication_slot('hold', true)")
+        ((held,),) = server.query(
+            "SELECT pg_walfile_name(restart_lsn) FROM pg_replication_slots WHERE slot_name = 'hold'"
+        )
+        for number in range(13, 15):
+            server.execute(load.format(number))
+        end = flush_lsn(server)
+        theirs = slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)
+        directory = server.data_dir / "pg_wal"
+        archive = tmp_path / "archive"
+        shutil.copytree(directory, archive)
+        ((current,),) = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())")
+        for number in (1, 2):
+            # As the server has them ready itself when there was more to do before.
+            shutil.copy(archive / segments(archive)[0], archive / f"{int(current, 16) + number:024X}")
+        until = ["--start", str(Lsn(start)), "--end", str(Lsn(end))]
+        with Decoding(server, "postgres", more=["--wal", str(archive), *until]) as decoding:
+            assert differences(decoding.finish(), theirs) == ""
+        server.drop_slot("compare")
+        for number in range(20, 24):
+            server.execute(load.format(number))
+            server.execute("CHECKPOINT")
+        # What the one has begins where what the other has ends.
+        assert segments(directory)[0] == held
+        for name in segments(archive):
+            if name >= held:
+                (archive / name).unlink()
+        with Decoding(server, "postgres", more=["--wal", str(archive), *until]) as decoding:
+            assert differences(decoding.finish(), theirs) == ""
+        missing = segments(archive)[-2]
+        (archive / missing).unlink()
+        ran = decode(server.conninfo(), "--wal", str(archive), *until)
+        assert ran.returncode == 1
+        assert f"requested WAL segment {missing} has already been removed" in ran.stderr
+        assert "HINT:" in ran.stderr
+        for path in (other.data_dir / "pg_wal").iterdir():
+            if len(path.name) == 24:
+                shutil.copy(path, archive)
+        ran = decode(server.conninfo(), "--wal", str(archive), *until)
+        assert ran.returncode == 1
+        assert "WAL file is from different database system" in ran.stderr
+
+
+def segments(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if len(path.name) == 24)
 
 
 def decode(conninfo: str, *more: str) -> subprocess.CompletedProcess[str]:

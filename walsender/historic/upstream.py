@@ -47,7 +47,7 @@ SELECT c.relname, a.attname, a.atttypid, a.attlen, a.attalign
  WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relname = ANY ($1) AND a.attnum > 0
  ORDER BY c.relname, a.attnum
 """
-_REDO: Final = "SELECT redo_lsn, timeline_id FROM pg_control_checkpoint()"
+_REDO: Final = "SELECT redo_lsn FROM pg_control_checkpoint()"
 _XACT_STATUS: Final = """
 WITH now AS (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::numeric AS xid)
 SELECT x, pg_xact_status((CASE WHEN x > mod(now.xid, 4294967296) THEN trunc(now.xid / 4294967296) - 1
@@ -195,12 +195,12 @@ async def read_file(connection: Connection, path: str) -> bytes:
     return whole[: len(whole) - len(whole) % BLCKSZ]
 
 
-async def checkpoint(connection: Connection, may_checkpoint: bool) -> tuple[Lsn, int]:
-    """A new checkpoint, where the role may make one, else the last one; its redo position and timeline."""
+async def checkpoint(connection: Connection, may_checkpoint: bool) -> Lsn:
+    """A new checkpoint, where the role may make one, else the last one; its redo position."""
     if may_checkpoint:
         await connection.execute("CHECKPOINT")
-    ((redo, timeline),) = await connection.query(_REDO)
-    return Lsn.parse(str(redo)), int(str(timeline))
+    ((redo,),) = await connection.query(_REDO)
+    return Lsn.parse(str(redo))
 
 
 async def flushed(connection: Connection) -> Lsn:

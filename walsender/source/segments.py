@@ -7,6 +7,7 @@ it begins with a copy of the older one's.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pyarrow as pa
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.timeline import TimelineHistory, parse_history
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import FORMATS, LONG_HEADER, LONG_HEADER_REST, PAGE_HEADER, SHORT_HEADER, XLP_LONG_HEADER
 from walsender.xlog.geometry import Geometry
 
 CHUNK_BYTES: Final = 1 << 20
@@ -25,31 +28,39 @@ _SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?(\.zst|\.lz4|\.gz)?")
 
 
 class SegmentDirectory:
-    """Raises PubsubError (58P01) if `path` is no directory."""
+    """Segments of the cluster `system_identifier`.  Raises PubsubError (58P01) if `path` is no directory."""
 
-    def __init__(self, path: Path, geometry: Geometry) -> None:
+    def __init__(self, path: Path, geometry: Geometry, system_identifier: int) -> None:
         if not path.is_dir():
             raise PubsubError(f'could not open directory "{path}": it is none', sqlstate="58P01")
         self._path = path
         self._geometry = geometry
+        self._system_identifier = system_identifier
 
-    def find(self, lsn: int, history: TimelineHistory) -> Path | None:
-        """The file that has the WAL at `lsn`, None where there is none."""
+    def find(self, lsn: int, history: TimelineHistory) -> tuple[Path, int] | None:
+        """The file that has the WAL at `lsn`, and its timeline; None where there is none."""
         for timeline in history.timelines_of_segment(lsn, self._geometry.segment_size):
             name = self._geometry.segment_name(timeline, lsn)
             for ending in _ENDINGS:
                 path = self._path / (name + ending)
                 if path.is_file():
-                    return path
+                    return path, timeline
         return None
 
     def read(self, lsn: int, history: TimelineHistory) -> Iterator[tuple[int, bytes]]:
-        """(LSN, bytes) from `lsn` on, segment after segment, as far as they are there.  Raises PubsubError (58030)."""
+        """(LSN, bytes) from `lsn` on, segment after segment, as far as they are there.
+
+        A file of a timeline that was left counts up to there.  Raises PubsubError (58030), WalCorrupted for another cluster's.
+        """
         size = self._geometry.segment_size
-        while (path := self.find(lsn, history)) is not None:
+        while (found := self.find(lsn, history)) is not None:
+            path, timeline = found
             start = lsn - lsn % size
             got = lsn
-            for position, data in _contents(path, size):
+            length = min(size, (history.end_of(timeline) or start + size) - start)
+            for position, data in _contents(path, length):
+                if position == 0:
+                    self._is_ours(path, start, data)
                 if position + len(data) <= lsn - start:
                     continue
                 cut = max(lsn - start - position, 0)
@@ -62,6 +73,38 @@ class SegmentDirectory:
     def has_from(self, lsn: int, history: TimelineHistory) -> bool:
         return self.find(lsn, history) is not None
 
+    def has_written(self, lsn: int, history: TimelineHistory) -> bool:
+        """Whether the segment that begins at `lsn` is there and has been written to: a server keeps files for later, empty
+        ones or with what they held before."""
+        found = self.find(lsn, history)
+        if found is None:
+            return False
+        path, _ = found
+        for _, data in _contents(path, LONG_HEADER):
+            return self._is_ours(path, lsn, data)
+        return False
+
+    def has_after(self, lsn: int) -> bool:
+        """Whether there is any segment behind the one that holds `lsn`."""
+        return any(start > lsn for start in self._starts())
+
+    def _is_ours(self, path: Path, start: int, data: bytes) -> bool:
+        """Whether a segment begins with the header of the page at `start`.  Raises WalCorrupted where another cluster wrote it."""
+        if len(data) < LONG_HEADER:
+            return False
+        magic, info, _, address, _ = PAGE_HEADER.unpack_from(data)
+        if magic not in FORMATS or not info & XLP_LONG_HEADER or address != start:
+            return False
+        identifier = LONG_HEADER_REST.unpack_from(data, SHORT_HEADER)[0]
+        if identifier != self._system_identifier:
+            raise WalCorrupted(
+                "WAL file is from different database system: WAL file database system identifier is "
+                f"{identifier}, pg_control database system identifier is {self._system_identifier}",
+                start,
+                detail=f'The file is "{path}".',
+            )
+        return True
+
     def history(self, timeline: int) -> TimelineHistory:
         """Out of the timeline's history file, where there is one."""
         for ending in ("", *_CODECS):
@@ -71,14 +114,11 @@ class SegmentDirectory:
                 return parse_history(timeline, text.decode("utf-8", "replace"))
         return TimelineHistory.only(timeline)
 
-    def first_lsn(self) -> int | None:
-        """Where the oldest segment that is there begins."""
-        starts = [
-            self._geometry.segment_start(entry.name[:24])[1]
-            for entry in self._path.iterdir()
-            if _SEGMENT.fullmatch(entry.name)
-        ]
-        return min(starts, default=None)
+    def _starts(self) -> Iterator[int]:
+        for entry in self._path.iterdir():
+            if _SEGMENT.fullmatch(entry.name):
+                with contextlib.suppress(ValueError):
+                    yield self._geometry.segment_start(entry.name[:24])[1]
 
 
 def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:

@@ -3,15 +3,15 @@
     ARCHIVE ── nothing more there ──► STREAM ── the server no longer has it ──► ARCHIVE
                                         └── the server's timeline ended, or the connection broke ──► STREAM
 
-Each time the reader starts again at the page of the first record not yet read: what came from a directory may have been
-the torn end of a file that was being written.
+Unless the directory ended with a whole segment the reader starts again at the page of the first record not yet read: what
+came from there may have been the torn end of a file that was being written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PublisherEr
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.replication import identify_system, timeline_history
+from pubsub.publisher.replication import SystemIdentity, identify_system, timeline_history
 from walsender.historic.upstream import Upstream
 from walsender.source.segments import SegmentDirectory
 from walsender.source.stream import WalStream
@@ -33,35 +33,39 @@ from walsender.xlog.record import parse_record
 RETRY_SECONDS: Final = 60.0
 """How long a server that does not answer is tried again."""
 _RETRY_INTERVAL: Final = 0.5
+_STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
+_OBJECT_IN_USE: Final = "55006"
 
 
 class WalSource:
-    """WAL of `server`, in the history of `timeline`; `directory` is asked first.  `slot`: a physical slot."""
+    """WAL of `server`; `directory` is asked first.  `slot`: a physical slot.  To be opened before it is used."""
 
-    def __init__(
-        self, conninfo: str, server: Upstream, timeline: int, directory: Path | None = None, slot: str | None = None
-    ) -> None:
+    def __init__(self, conninfo: str, server: Upstream, directory: Path | None = None, slot: str | None = None) -> None:
         self._conninfo = conninfo
         self._server = server
         self._slot = slot
-        self._directory = None if directory is None else SegmentDirectory(directory, Geometry(server.segment_size))
+        self._directory = (
+            None
+            if directory is None
+            else SegmentDirectory(directory, Geometry(server.segment_size), server.system_identifier)
+        )
         self._stream: WalStream | None = None
-        self.history = TimelineHistory.only(timeline)
+        self._streamed = False
+        self.history = TimelineHistory.only(1)
         self.flushed = 0
         """What a physical slot may let go."""
 
-    async def follow_history(self) -> None:
-        """Learn of the timelines before this one, from the directory or the server.  Raises ConnectionFailure."""
-        timeline = self.history.newest
-        if timeline == 1:
-            return
-        if self._directory is not None:
-            found = self._directory.history(timeline)
-            if len(found.entries) > 1:
-                self.history = found
-                return
+    async def open(self) -> None:
+        """Learn of the server's timelines, from the directory or from itself; it must let itself be followed.
+
+        Raises ConnectionFailure, PublisherError, NotInPrerequisiteState for another server.
+        """
         async with await self._connect() as connection:
-            self.history = await timeline_history(connection, timeline)
+            timeline = (await self._identify(connection)).timeline
+            if self._directory is not None:
+                self.history = self._directory.history(timeline)
+            if len(self.history.entries) == 1:
+                self.history = await timeline_history(connection, timeline)
 
     async def feed(self, reader: WalReader) -> AsyncGenerator[bool, None]:
         """Feed `reader`; yields False when there may be records to take, True when there is nothing more for now.
@@ -69,39 +73,62 @@ class WalSource:
         Whoever asks must take the records each time.  Raises WalMissing, WalCorrupted, ConnectionFailure and what the
         server reports; NotInPrerequisiteState where the server is another, or went another way.
         """
+        missed = -1
+        deadline = 0.0
         while True:
             if self._directory is not None:
-                reader.final = False
-                reader.restart_at(reader.position)
-                for lsn, data in self._directory.read(reader.received, self.history):
-                    reader.feed(lsn, data)
-                    yield False
-                    if reader.torn is not None:
-                        break
-                if reader.torn is not None:
-                    size = reader.geometry.segment_size
-                    behind = reader.torn.lsn - reader.torn.lsn % size + size
-                    if self._directory.has_from(behind, self.history):
-                        raise reader.torn
+                async for idle in self._read_directory(self._directory, reader):
+                    yield idle
                 yield True
             reader.final = True
-            reader.restart_at(reader.position)
+            if reader.torn is not None or reader.received % reader.geometry.segment_size:
+                reader.restart_at(reader.position)
+            # Else the server need not have the segment that the next record begins in.
             try:
                 async for idle in self._stream_to(reader):
                     yield idle
-            except WalMissing as error:
-                if self._directory is None or not self._directory.has_from(reader.position, self.history):
+            except WalMissing:
+                if self._directory is None:
                     raise
-                error.add_note("the directory has it")
+                # By now it may be in the directory, or will soon be; not where that has a gap.
+                now = time.monotonic()
+                if reader.position > missed:
+                    missed, deadline = reader.position, now + RETRY_SECONDS
+                elif now > deadline or self._directory.has_after(missed):
+                    raise
+                else:
+                    await asyncio.sleep(_RETRY_INTERVAL)
 
-    async def _stream_to(self, reader: WalReader) -> AsyncGenerator[bool, None]:
+    async def _read_directory(self, directory: SegmentDirectory, reader: WalReader) -> AsyncGenerator[bool, None]:
+        """All that is there.  Raises WalCorrupted where what is no record has WAL behind it."""
+        size = reader.geometry.segment_size
+        suspect = -1
+        while True:
+            reader.final = False
+            reader.restart_at(reader.position)
+            for lsn, data in directory.read(reader.received, self.history):
+                reader.feed(lsn, data)
+                yield False
+                # Nothing else waits here: signals are seen in between.
+                await asyncio.sleep(0)
+                if reader.torn is not None:
+                    break
+            torn = reader.torn
+            if torn is None or not directory.has_written(torn.lsn - torn.lsn % size + size, self.history):
+                return
+            # Now that the next segment is written to, this one is complete; it need not have been when it was read.
+            if torn.lsn == suspect:
+                raise torn
+            suspect = torn.lsn
+
+    async def _stream_to(self, reader: WalReader) -> AsyncIterator[bool]:
         """Until the timeline has ended or the connection broke and the server answers again."""
         deadline = time.monotonic() + RETRY_SECONDS
         while True:
             connected = False
             try:
                 await self._start(reader)
-                connected = True
+                connected = self._streamed = True
                 stream = self._stream
                 assert stream is not None
                 async for piece in stream.pieces():
@@ -116,7 +143,7 @@ class WalSource:
                 # What shuts down, or starts, will be there again; everything else is final.  A connection may have lasted long.
                 if connected:
                     deadline = time.monotonic() + RETRY_SECONDS
-                if not _passes(error) or time.monotonic() > deadline:
+                if not self._passes(error) or time.monotonic() > deadline:
                     raise
             finally:
                 await self.close()
@@ -126,22 +153,27 @@ class WalSource:
     async def _start(self, reader: WalReader) -> None:
         connection = await self._connect()
         try:
-            identity = await identify_system(connection)
-            if int(identity.system_identifier) != self._server.system_identifier:
-                raise NotInPrerequisiteState(
-                    "the server is another one than before",
-                    detail=f"Its system identifier is {identity.system_identifier}, not {self._server.system_identifier}.",
-                    hint="Decoding must be started anew.",
-                )
+            identity = await self._identify(connection)
             if identity.timeline != self.history.newest:
                 await self._switch(connection, identity.timeline, reader.position)
-            timeline = self.history.timeline_of(reader.position)
+                reader.restart_at(reader.position)
+            start = max(reader.position, reader.received)
             stream = self._stream = WalStream(connection, self._slot)
-            await stream.start(reader.position, timeline)
+            await stream.start(start, self.history.timeline_of(start))
         except BaseException:
             self._stream = None
             await connection.close()
             raise
+
+    async def _identify(self, connection: Connection) -> SystemIdentity:
+        identity = await identify_system(connection)
+        if int(identity.system_identifier) != self._server.system_identifier:
+            raise NotInPrerequisiteState(
+                "the server is another one than before",
+                detail=f"Its system identifier is {identity.system_identifier}, not {self._server.system_identifier}.",
+                hint="Decoding must be started anew.",
+            )
+        return identity
 
     async def _switch(self, connection: Connection, timeline: int, position: int) -> None:
         """The server is on a new timeline.  Raises NotInPrerequisiteState where that left this one before `position`."""
@@ -181,11 +213,8 @@ class WalSource:
         if stream is not None:
             await stream.close()
 
-
-_STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
-
-
-def _passes(error: ConnectionFailure | PublisherError) -> bool:
-    if isinstance(error, ConnectionFailure):
-        return True
-    return error.sqlstate in _STARTING_OR_STOPPING
+    def _passes(self, error: ConnectionFailure | PublisherError) -> bool:
+        """Whether it may be better soon.  A slot may be taken for a while by the connection that was lost."""
+        if isinstance(error, ConnectionFailure):
+            return True
+        return error.sqlstate in _STARTING_OR_STOPPING or (self._streamed and error.sqlstate == _OBJECT_IN_USE)

@@ -12,7 +12,6 @@ from typing import Final
 from pubsub.errors import PublisherError
 from pubsub.protocol.commands import start_physical_replication
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
-from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import ReplicationStream, StreamEnded
 from walsender.xlog.errors import WalMissing
@@ -34,29 +33,32 @@ class WalStream:
         self._slot = slot
         self._stream: ReplicationStream | None = None
         self._sent = 0.0
+        self._next = 0  # LSN of the byte to come
         self.flushed = 0
         self.server_end = 0
         """Where the server's WAL ends, as far as it has said."""
 
     async def start(self, lsn: int, timeline: int) -> None:
         """Begin at the page that holds `lsn`.  Raises WalMissing where the server no longer has it, PublisherError."""
-        page = lsn - lsn % XLOG_BLCKSZ
+        self._next = page = lsn - lsn % XLOG_BLCKSZ
         try:
             await self._connection.start_copy_both(start_physical_replication(self._slot, page, timeline))
         except PublisherError as error:
-            if error.sqlstate == _UNDEFINED_FILE:
-                raise WalMissing(
-                    f"the server no longer has the WAL at {Lsn(lsn)}: {error.message}",
-                    lsn,
-                    hint="Use a physical slot (--slot), wal_keep_size, or an archive (--wal).",
-                ) from error
-            raise
+            raise self._explained(error) from error
         self._stream = ReplicationStream(self._connection)
+
+    def _explained(self, error: PublisherError) -> PublisherError | WalMissing:
+        if error.sqlstate != _UNDEFINED_FILE:
+            return error
+        return WalMissing(
+            error.message, self._next, hint="Use a physical slot (--slot), wal_keep_size, or an archive (--wal)."
+        )
 
     async def pieces(self) -> AsyncIterator[tuple[int, bytes] | None]:
         """(LSN, bytes) in order, and None whenever all that is there has been given.
 
-        Ends where the timeline ends.  Raises ConnectionFailure, PublisherError, ProtocolViolation.
+        Ends where the timeline ends.  Raises WalMissing where the server no longer has what comes next (it finds out only when
+        it is to send it), ConnectionFailure, PublisherError, ProtocolViolation.
         """
         stream = self._stream
         assert stream is not None
@@ -65,10 +67,14 @@ class WalStream:
                 frames = await stream.receive()
             except StreamEnded:
                 return
+            except PublisherError as error:
+                raise self._explained(error) from error
             reply = False
             for frame in frames:
                 if frame[:1] == b"w":
-                    yield int.from_bytes(frame[1:9], "big"), frame[XLOG_HEADER:]
+                    start = int.from_bytes(frame[1:9], "big")
+                    self._next = start + len(frame) - XLOG_HEADER
+                    yield start, frame[XLOG_HEADER:]
                 else:
                     message = read_server_message(frame)
                     if isinstance(message, Keepalive):

@@ -82,6 +82,7 @@ class WalReader:
         self._held_lsn = 0
         self._skip_to = self._start_page  # bytes before are not looked at
         self._previous = 0  # LSN of the last record, 0: not known
+        self._latest_page = 0  # whose timeline is `timeline`
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
         self.walk: Walk | None = None
         """What deals with most records at once: `records` gives those that it leaves."""
@@ -296,9 +297,9 @@ class WalReader:
                     lsn,
                 )
             self.system_identifier = identifier
-        if timeline < self.timeline:
+        if timeline < self.timeline and lsn > self._latest_page:
             return WalCorrupted(f"out-of-sequence timeline ID {timeline} (after {self.timeline})", lsn)
-        self.timeline = timeline
+        self.timeline, self._latest_page = timeline, lsn
         if info & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
             # The record that is waited for will not be completed.
             self._wanted = 0

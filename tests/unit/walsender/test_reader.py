@@ -136,6 +136,31 @@ def test_missing_and_repeated_bytes() -> None:
     assert [record[3] for record in reader.records()] == [record[0] for record in wal.records]
 
 
+def test_timelines_only_grow_but_for_what_is_read_again() -> None:
+    """After a break the page of the last record comes again, where the one behind it may be of the next timeline."""
+    wal = Wal()
+    while len(wal.data) < 2 * XLOG_BLCKSZ:
+        wal.record(main_data(bytes(180)))
+    switch = wal.start + XLOG_BLCKSZ
+    on_new = bytearray(wal.data)
+    for page in range(XLOG_BLCKSZ, len(on_new), XLOG_BLCKSZ):
+        struct.pack_into("<I", on_new, page + 4, 2)
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.feed(wal.start, bytes(on_new[: XLOG_BLCKSZ + 30]))
+    before = len(list(reader.records()))
+    assert reader.timeline == 2
+    assert reader.position < switch
+    page = reader.restart_at(reader.position)
+    assert page < switch
+    reader.feed(page, bytes(on_new[page - wal.start :]))
+    assert before + len(list(reader.records())) == len(wal.records)
+    reader = WalReader(GEOMETRY, wal.start)
+    on_new[4] = 3
+    reader.feed(wal.start, bytes(on_new))
+    with pytest.raises(WalCorrupted, match="out-of-sequence timeline ID 2 \\(after 3\\)"):
+        list(reader.records())
+
+
 def test_other_versions() -> None:
     unknown = Wal(magic=0xD101)
     unknown.record(main_data(b"x"))

@@ -1,0 +1,92 @@
+"""A directory of segments: which file is read, how far, and whose it is."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pubsub.protocol.timeline import TimelineHistory
+from tests.unit.walsender.wal import GEOMETRY, SEGMENT, SYSTEM, Wal, main_data
+from walsender.source.segments import SegmentDirectory
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import XLOG_BLCKSZ
+
+ONLY = TimelineHistory.only(1)
+FIRST = "000000010000000000000001"
+SECOND = "000000010000000000000002"
+
+
+def segments(count: int) -> list[bytes]:
+    """Of the timeline 1, from the first segment after the start of the WAL on."""
+    wal = Wal()
+    while len(wal.data) < count * SEGMENT:
+        wal.record(main_data(bytes(200)))
+    return [bytes(wal.data[i * SEGMENT : (i + 1) * SEGMENT]) for i in range(count)]
+
+
+def opened(path: Path, system: int = SYSTEM) -> SegmentDirectory:
+    return SegmentDirectory(path, GEOMETRY, system)
+
+
+def whole(directory: SegmentDirectory, lsn: int, history: TimelineHistory = ONLY) -> tuple[int, bytes]:
+    pieces = list(directory.read(lsn, history))
+    for (start, data), (behind, _) in itertools.pairwise(pieces):
+        assert start + len(data) == behind
+    return pieces[0][0], b"".join(data for _, data in pieces)
+
+
+def test_files_as_they_are_and_compressed(tmp_path: Path) -> None:
+    one, two, three = segments(3)
+    (tmp_path / FIRST).write_bytes(one)
+    (tmp_path / f"{SECOND}.gz").write_bytes(gzip.compress(two))
+    (tmp_path / "000000010000000000000003.partial").write_bytes(three[:50_000])
+    (tmp_path / "000000010000000000000003.00000028.backup").write_bytes(b"no segment")
+    (tmp_path / "000000010000FFFF0000FFFF").write_bytes(b"no name of a segment of this size")
+    directory = opened(tmp_path)
+    start = SEGMENT + 123_456
+    assert whole(directory, start) == (start, (one + two + three[:50_000])[123_456:])
+    assert not directory.has_from(4 * SEGMENT, ONLY)
+    assert directory.has_after(2 * SEGMENT + 5)
+    assert not directory.has_after(3 * SEGMENT)
+
+
+def test_files_that_a_server_keeps_for_later_are_not_written(tmp_path: Path) -> None:
+    one, two = segments(2)
+    directory = opened(tmp_path)
+    (tmp_path / SECOND).write_bytes(bytes(SEGMENT))
+    assert not directory.has_written(2 * SEGMENT, ONLY)
+    (tmp_path / SECOND).write_bytes(one)
+    assert not directory.has_written(2 * SEGMENT, ONLY)
+    (tmp_path / SECOND).write_bytes(b"")
+    assert not directory.has_written(2 * SEGMENT, ONLY)
+    (tmp_path / SECOND).write_bytes(two)
+    assert directory.has_written(2 * SEGMENT, ONLY)
+
+
+def test_another_cluster(tmp_path: Path) -> None:
+    one, two = segments(2)
+    (tmp_path / FIRST).write_bytes(one)
+    (tmp_path / SECOND).write_bytes(two)
+    directory = opened(tmp_path, SYSTEM + 1)
+    with pytest.raises(WalCorrupted, match="WAL file is from different database system") as caught:
+        whole(directory, SEGMENT + 500_000)
+    assert FIRST in str(caught.value.detail)
+    with pytest.raises(WalCorrupted, match="WAL file is from different database system"):
+        directory.has_written(2 * SEGMENT, ONLY)
+
+
+def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
+    """What a server went on to write there is no part of the history."""
+    one, two = segments(2)
+    (tmp_path / FIRST).write_bytes(one)
+    (tmp_path / SECOND).write_bytes(two)
+    switch = SEGMENT + 10 * XLOG_BLCKSZ + 400
+    history = TimelineHistory(((1, switch), (2, 1 << 64)))
+    directory = opened(tmp_path)
+    assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT])
+    # The new timeline's file begins with what was before.
+    (tmp_path / "000000020000000000000001").write_bytes(one[: switch - SEGMENT] + b"2" * 100)
+    assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT] + b"2" * 100)
