@@ -34,7 +34,7 @@ from walsender.output.publication import PublicationFilter
 from walsender.output.rowfilter import RowFilterCompiler
 from walsender.output.test_decoding import TestDecodingOptions, TestDecodingPlugin
 from walsender.source.source import WalSource
-from walsender.xlog.errors import WalMissing
+from walsender.startpoint import redo_before
 from walsender.xlog.formats import format_of_version
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
@@ -79,14 +79,15 @@ class Session:
             plugin_options = _parse_options(request, server)
             if request.slot is not None:
                 await upstream.check_slot(connection, request.slot)
-            # What is wanted may have begun already: then the last checkpoint will do, or an older one.
-            past = bool(request.start) and request.start < await upstream.flushed(connection)
+            # What is wanted may have begun already: then it takes an older checkpoint.
+            now = await upstream.flushed(connection)
+            past = 0 < request.start <= now
             redo = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
             source = WalSource(request.conninfo, server, request.wal, request.slot)
             try:
                 await source.open()
-                if past and request.start < redo:
-                    redo = redo_before(source, server, request.start)
+                if past:
+                    redo = await redo_before(source, server, request.start, redo, now)
                 files, contents, status, scan = await _scan(connection, server, source, redo)
                 builtins = await upstream.builtins(connection)
             except BaseException:
@@ -131,6 +132,7 @@ class Session:
             builder=builder,
             plugin=plugin,
             on_consistent=on_consistent,
+            redo=int(redo),
             work_mem=request.work_mem,
         )
         reader = WalReader(Geometry(server.segment_size), int(redo))
@@ -147,7 +149,7 @@ class Session:
                 break
             if nothing_more:
                 idle()
-                self._source.flushed = reader.position
+                self._source.flushed = decoder.restart_point
             if end and reader.geometry.to_byte_position(reader.position) >= stop:
                 break
         if not decoder.builder.consistent:
@@ -159,31 +161,6 @@ class Session:
 
     async def close(self) -> None:
         await self._source.close()
-
-
-def redo_before(source: WalSource, server: Upstream, start: int) -> Lsn:
-    """The redo position of the last checkpoint that began before `start`, from the checkpoints' records in the directory.
-
-    Raises WalMissing where there is none.
-    """
-    geometry = Geometry(server.segment_size)
-    size = geometry.segment_size
-    first = start - start % size
-    best = 0
-    while True:
-        reader = WalReader(geometry, first, final=False, find_first=True)
-        for redo in source.checkpoints(reader, first, min(first + 2 * size, start + size)):
-            if best < redo <= start:
-                best = redo
-        if best:
-            return Lsn(best)
-        if first < size or not source.has(first - size):
-            raise WalMissing(
-                f"there is no checkpoint before {Lsn(start)} in the WAL that is there",
-                start,
-                hint="--wal names the directory of an archive that goes back far enough.",
-            )
-        first -= size
 
 
 async def _scan(

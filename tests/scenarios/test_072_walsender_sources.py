@@ -193,6 +193,7 @@ def test_roles_and_settings() -> None:
         assert ran.returncode == 1
         assert 'wal_level is "replica"' in ran.stderr
         assert "full_page_writes" in ran.stderr
+        assert "HINT:  ALTER SYSTEM SET wal_level = logical" in ran.stderr
 
 
 def test_what_cannot_be_decoded_is_named() -> None:

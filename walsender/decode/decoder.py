@@ -46,6 +46,8 @@ _NOT_COUNTED: Final = frozenset(
 )
 _NEVER: Final = frozenset({(Rmgr.SMGR, f.XLOG_SMGR_CREATE), (Rmgr.STANDBY, f.XLOG_STANDBY_LOCK)})
 
+_LISTS: Final = 1000
+"""Lists of running transactions that are kept until the checkpoint that they belong to is known to be done."""
 _MESSAGE: Final = Struct("<I?xxxQQ")
 
 
@@ -68,8 +70,13 @@ class Decoder:
         plugin: OutputPlugin[Any],
         on_consistent: Callable[[int], None] = lambda _: None,
         work_mem: int = 64 << 20,
+        redo: int = 0,
     ) -> None:
         self.builder = builder
+        self.restart_point = redo
+        """Where the WAL must be read from to go on from here in another process: the redo position of a checkpoint."""
+        self._restarts: list[tuple[int, frozenset[int]]] = []
+        self._lists: list[tuple[int, frozenset[int]]] = []
         self.assembly = assembly
         self.tracker = tracker
         self.position = 0
@@ -177,8 +184,12 @@ class Decoder:
     def _xlog(self, record: Record) -> None:
         kind = record.info & 0xF0
         if kind == f.XLOG_CHECKPOINT_SHUTDOWN or kind == f.XLOG_END_OF_RECOVERY:
-            self.builder.shutdown(record.lsn)
+            self.builder.shutdown(record.lsn, [txn.xid for txn in self.assembly.transactions() if txn.prepared])
             self._announce()
+        elif kind == f.XLOG_CHECKPOINT_ONLINE:
+            redo = int.from_bytes(record.main[:8], "little")
+            self._lists = [one for one in self._lists if one[0] >= redo]
+            self._restarts += [(redo, xids) for _, xids in self._lists[:1]]
         elif kind == f.XLOG_PARAMETER_CHANGE:
             level = int.from_bytes(record.main[20:24], "little")
             if len(record.main) >= 24 and level < f.WAL_LEVEL_LOGICAL:
@@ -198,6 +209,7 @@ class Decoder:
             return
         self.builder.running(record.lsn, running)
         self._announce()
+        self._remember(record.lsn, frozenset(running.xids))
         oldest = running.oldest_running
         self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
         for txn in self.assembly.transactions():
@@ -205,6 +217,14 @@ class Decoder:
             if not txn.prepared and (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
                 self._abort(txn, record.lsn, 0)
         self._registry.release(self.assembly.oldest_lsn() or record.lsn)
+
+    def _remember(self, lsn: int, running: frozenset[int]) -> None:
+        """The newest checkpoint serves of which all that ran then have ended now (startpoint.py)."""
+        self._lists = [*self._lists[-_LISTS:], (lsn, running)]
+        serve = [number for number, (_, xids) in enumerate(self._restarts) if not xids & running]
+        if serve:
+            self.restart_point = self._restarts[serve[-1]][0]
+            del self._restarts[: serve[-1]]
 
     def _announce(self) -> None:
         if self.builder.consistent and not self._announced:
@@ -262,6 +282,8 @@ class Decoder:
             )
         if not skip:
             self._start()
+        elif self.builder.misses(record.lsn) and end.database == self._database:
+            self._refuse_missed(xid, txn, record.lsn)
         try:
             if txn is not None:
                 sent = self._sent(txn, record, end)
@@ -277,6 +299,16 @@ class Decoder:
             self._changed(changed, record.lsn)
         self.builder.ended(record.lsn, (xid, *end.subxids))
         self._announce()
+
+    def _refuse_missed(self, xid: int, txn: Txn | None, lsn: int) -> None:
+        """What was asked for and has changes, or may have had some before they were looked at, is not left out silently."""
+        if self.builder.is_waited_for(xid) or (txn is not None and (txn.frames or txn.handed_over)):
+            raise NotInPrerequisiteState(
+                f"there is no consistent point before transaction {xid}, which was to be decoded",
+                detail="It, or one that ran beside it, had begun before the WAL that is there.",
+                hint="Begin further back (--wal with an older archive), or behind the consistent point (without --start).",
+                context=f"WAL position {Lsn(lsn)}",
+            )
 
     def _sent(self, txn: Txn, record: Record, end: XactEnd) -> SentTransaction:
         sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)

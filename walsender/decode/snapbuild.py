@@ -41,6 +41,7 @@ class SnapshotBuilder:
         self.state = State.START
         self.consistent_point = 0
         self.start_decoding_at = start
+        self._wanted = start or 1 << 64
         self._waiting: set[int] = set()
 
     def enter(self, state: State) -> None:
@@ -70,11 +71,12 @@ class SnapshotBuilder:
             if not self._waiting:
                 self._become_consistent(lsn)
 
-    def shutdown(self, lsn: int) -> None:
-        """A checkpoint at shutdown, or the end of a recovery: nobody runs, prepared transactions aside."""
+    def shutdown(self, lsn: int, prepared: Iterable[int] = ()) -> None:
+        """A checkpoint at shutdown, or the end of a recovery: nobody runs but the `prepared`."""
         if self.state in {State.BUILDING, State.FULL}:
-            self._waiting.clear()
-            self._become_consistent(lsn)
+            self._waiting.intersection_update(prepared)
+            if not self._waiting:
+                self._become_consistent(lsn)
 
     def ended(self, lsn: int, xids: Iterable[int]) -> None:
         """Transactions ended with the record that starts at `lsn`."""
@@ -86,6 +88,14 @@ class SnapshotBuilder:
     def needs_skip(self, lsn: int) -> bool:
         """Whether what ends with the record at `lsn` is not to be sent (SnapBuildXactNeedsSkip)."""
         return not self.consistent or lsn < self.start_decoding_at
+
+    def misses(self, lsn: int) -> bool:
+        """Whether what ends at `lsn` was wanted, and can not be sent."""
+        return lsn >= self._wanted and self.needs_skip(lsn)
+
+    def is_waited_for(self, xid: int) -> bool:
+        """Whether a transaction ran at the first list, and has not ended."""
+        return xid in self._waiting
 
     def _become_consistent(self, lsn: int) -> None:
         self.enter(State.CONSISTENT)

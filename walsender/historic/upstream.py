@@ -109,14 +109,20 @@ async def inspect(connection: Connection) -> Upstream:
     if int(str(block)) != BLCKSZ or int(str(wal_block)) != XLOG_BLCKSZ:
         raise FeatureNotSupported(f"pages of {block} bytes and WAL pages of {wal_block} bytes are not supported")
     wrong: list[str] = []
+    hints: list[str] = []
     if wal_level != "logical":
         wrong.append(f'wal_level is "{wal_level}", and must be "logical"')
+        hints.append("ALTER SYSTEM SET wal_level = logical, and restart the server.")
     if fpw != "on":
         wrong.append('full_page_writes is "off", and must be "on"')
+        hints.append("ALTER SYSTEM SET full_page_writes = on, and reload the configuration.")
     if recovery == "t":
         wrong.append("the server is a standby in recovery")
+        hints.append("Decode the primary, or promote the standby.")
     if wrong:
-        raise NotInPrerequisiteState("the server's WAL can not be decoded", detail="; ".join(wrong) + ".")
+        raise NotInPrerequisiteState(
+            "the server's WAL can not be decoded", detail="; ".join(wrong) + ".", hint=" ".join(hints)
+        )
     missing: list[str] = []
     if replication != "t":
         missing.append("the attribute REPLICATION")

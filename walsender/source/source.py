@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +23,9 @@ from pubsub.publisher.replication import SystemIdentity, identify_system, timeli
 from walsender.historic.upstream import Upstream
 from walsender.source.segments import SegmentDirectory
 from walsender.source.stream import WalStream
-from walsender.xlog import formats as f
 from walsender.xlog.errors import WalMissing
-from walsender.xlog.formats import Rmgr
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
-from walsender.xlog.record import parse_record
 
 RETRY_SECONDS: Final = 60.0
 """How long a server that does not answer is tried again."""
@@ -53,7 +50,7 @@ class WalSource:
         self._streamed = False
         self.history = TimelineHistory.only(1)
         self.flushed = 0
-        """What a physical slot may let go."""
+        """What a physical slot may let go: what lies before."""
 
     async def open(self) -> None:
         """Learn of the server's timelines, from the directory or from itself; it must let itself be followed.
@@ -186,24 +183,6 @@ class WalSource:
                 hint="Decoding must be started anew.",
             )
         self.history = history
-
-    def has(self, lsn: int) -> bool:
-        """Whether the directory has the WAL at `lsn`."""
-        return self._directory is not None and self._directory.has_from(lsn, self.history)
-
-    def checkpoints(self, reader: WalReader, lsn: int, end: int) -> Iterator[int]:
-        """The redo positions that the checkpoints' records in the directory tell, from the segment at `lsn` up to `end`."""
-        if self._directory is None:
-            return
-        for position, data in self._directory.read(lsn, self.history):
-            reader.feed(position, data)
-            for buffer, offset, length, _, _, info, rmgr in reader.records():
-                kinds = {f.XLOG_CHECKPOINT_ONLINE, f.XLOG_CHECKPOINT_SHUTDOWN}
-                if rmgr == Rmgr.XLOG and info & f.XLR_RMGR_INFO_MASK in kinds:
-                    main = parse_record(buffer, offset, length, position, position, 0, info, rmgr).main
-                    yield int.from_bytes(main[:8], "little")
-            if reader.torn is not None or reader.position >= end:
-                return
 
     async def _connect(self) -> Connection:
         return await Connection.connect(self._conninfo, replication=True, application_name="walsender")

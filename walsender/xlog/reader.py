@@ -66,6 +66,7 @@ class WalReader:
         self.torn: WalCorrupted | None = None
         """Why the reader waits, where bytes that are there are no record."""
         self._find_first = find_first
+        self._found_from = start if find_first else -1  # where the first record is to be found again
         self._start_page = start - start % XLOG_BLCKSZ
         self._buffer = b""
         self._offset = 0  # of the next record in the buffer
@@ -110,6 +111,7 @@ class WalReader:
         page = lsn - lsn % XLOG_BLCKSZ
         self._raw = self._skip_to = page
         self._skip_in_page = self.geometry.to_byte_position(lsn) - self.geometry.to_byte_position(page)
+        self._find_first = lsn == self._found_from and not self._previous
         return page
 
     def feed(self, lsn: int, data: bytes) -> None:

@@ -49,6 +49,29 @@ def test_a_crash_ends_them_too() -> None:
     assert other.consistent_point == 50
 
 
+def test_what_is_prepared_outlives_a_shutdown() -> None:
+    builder = building()
+    builder.running(100, RunningXacts((7, 8), 10, 7))
+    builder.shutdown(200, prepared=[8, 9])
+    assert not builder.consistent
+    assert builder.is_waited_for(8)
+    builder.ended(300, [8])
+    assert builder.consistent_point == 300
+
+
+def test_what_was_wanted_and_can_not_be_sent() -> None:
+    builder = building(start=150)
+    builder.running(100, RunningXacts((7,), 10, 7))
+    assert not builder.misses(140)
+    assert builder.misses(150)
+    builder.ended(200, [7])
+    assert builder.misses(160)
+    assert not builder.misses(201)
+    builder = building()
+    builder.running(100, RunningXacts((7,), 10, 7))
+    assert not builder.misses(150)
+
+
 def test_only_forward() -> None:
     builder = SnapshotBuilder()
     with pytest.raises(ValueError, match="can not go"):

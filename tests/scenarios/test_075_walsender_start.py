@@ -1,0 +1,132 @@
+"""--start and --end: the piece of PostgreSQL's own decoding between them, whatever ran, and wherever checkpoints were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import wait_until
+from tests.walsender_compare import Decoding, Message, create_slot, differences, flush_lsn, slot_changes
+
+OPTIONS = {"proto_version": "1", "publication_names": "p"}
+SETTINGS: dict[str, str | int] = {"autovacuum": "off", "min_wal_size": "2MB", "max_wal_size": "8MB"}
+LOAD = "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series({0} * 10000, {0} * 10000 + 2000) g"
+
+
+def insert_lsn(server: EmbeddedPostgres) -> int:
+    ((lsn,),) = server.query("SELECT pg_current_wal_insert_lsn()")
+    return int(Lsn.parse(str(lsn)))
+
+
+def piece(messages: Sequence[Message], start: int, end: int) -> list[Message]:
+    """The transactions whose commit records lie from `start` on and before `end`; definitions are told before, too."""
+    found: list[Message] = []
+    for message in messages:
+        if message.data[:1] == b"B":
+            committed = int.from_bytes(message.data[1:9])
+        if start <= committed < end or message.data[:1] in {b"R", b"Y"}:
+            found.append(message)
+    return found
+
+
+def between(start: int, end: int) -> list[str]:
+    return ["--start", str(Lsn(start)), "--end", str(Lsn(end))]
+
+
+def test_a_start_among_transactions() -> None:
+    """A checkpoint serves only if what ran then has ended; an older one does.  Each end of a transaction can be the start."""
+    with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--wal-segsize=1"]) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        server.query("SELECT pg_create_physical_replication_slot('hold', true)")
+        create_slot(server, "postgres", "compare", "pgoutput")
+        server.execute(LOAD.format(1))
+        with server.connect() as long, server.connect() as longer:
+            longer.execute("BEGIN; INSERT INTO t VALUES (-1)")
+            for number in range(2, 4):
+                server.execute(LOAD.format(number))
+                server.execute("CHECKPOINT")
+            long.execute("BEGIN; INSERT INTO t VALUES (-2)")
+            server.execute("CHECKPOINT")
+            server.execute(LOAD.format(4))
+            start = insert_lsn(server)
+            server.execute("INSERT INTO t VALUES (-3)")
+            server.execute("CHECKPOINT")
+            long.execute("COMMIT")
+            server.execute("INSERT INTO t VALUES (-4)")
+            # By now the server has other checkpoints, and this one runs still.
+            server.execute(LOAD.format(5))
+            end = flush_lsn(server)
+            with Decoding(server, "postgres", more=between(start, end)) as decoding:
+                before_the_last = decoding.finish()
+            longer.execute("COMMIT")
+        end = flush_lsn(server)
+        theirs = slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)
+        wanted = piece(theirs, start, end)
+        assert len(wanted) == 1 + 4 * 3 + 2003
+        with Decoding(server, "postgres", more=between(start, end)) as decoding:
+            assert differences(decoding.finish(), wanted) == ""
+        assert differences(before_the_last, wanted[:-3]) == ""
+        # A commit record's LSN is a transaction's: with it begins what is wanted, in front of it ends what is.
+        commits = [int.from_bytes(m.data[1:9]) for m in wanted if m.data[:1] == b"B"]
+        with Decoding(server, "postgres", more=between(commits[1], commits[3])) as decoding:
+            assert differences(decoding.finish(), piece(theirs, commits[1], commits[3])) == ""
+        # Without what held the WAL it can not be done, and is not done in part.
+        server.drop_slot("hold")
+        server.drop_slot("compare")
+        with server.connect() as long:
+            long.execute("BEGIN; INSERT INTO t VALUES (-5)")
+            for number in range(6, 12):
+                server.execute(LOAD.format(number))
+                server.execute("CHECKPOINT")
+            start = insert_lsn(server)
+            server.execute("INSERT INTO t VALUES (-6)")
+            end = flush_lsn(server)
+            long.execute("COMMIT")
+            with Decoding(server, "postgres", more=between(start, end)) as decoding:
+                assert decoding.process.wait(60) == 1
+                wait_until(lambda: "HINT:" in "".join(decoding.errors), "the error")
+                assert "there is no consistent point before transaction" in "".join(decoding.errors)
+                assert list(decoding.messages()) == []
+
+
+def test_killed_and_begun_again_at_its_position() -> None:
+    """A physical slot keeps what the next process needs: more than what this one has not read."""
+    with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--wal-segsize=1"]) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        server.query("SELECT pg_create_physical_replication_slot('hold', true)")
+        create_slot(server, "postgres", "compare", "pgoutput")
+        begin = insert_lsn(server)
+        restart = "SELECT restart_lsn FROM pg_replication_slots WHERE slot_name = 'hold'"
+        ((first,),) = server.query(restart)
+        position = begin
+        ours: list[Message] = []
+        with server.connect() as long:
+            for number in range(3):
+                more = ["--slot", "hold", "--start", str(Lsn(position))]
+                with Decoding(server, "postgres", more=more) as decoding:
+                    server.execute(LOAD.format(10 * number + 1))
+                    if number != 1:
+                        long.execute(f"BEGIN; INSERT INTO t VALUES (-{number + 1})")
+                    for part in range(2, 6):
+                        server.execute(LOAD.format(10 * number + part))
+                        server.execute("CHECKPOINT")
+                    if number == 1:
+                        long.execute("COMMIT")
+                    position = flush_lsn(server)
+                    decoding.wait_consistent()
+                    decoding.wait_for(position)
+                    decoding.process.kill()
+                    decoding.process.wait()
+                    ours += decoding.messages()
+            long.execute("ROLLBACK")
+            theirs = slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)
+            assert differences(ours, theirs) == ""
+            with Decoding(server, "postgres", more=["--slot", "hold"]) as decoding:
+                decoding.wait_consistent()
+                for part in range(2):
+                    server.execute(f"UPDATE t SET b = '{part}' WHERE id % 10 = 1")
+                    server.execute("CHECKPOINT")
+                wait_until(
+                    lambda: server.query(f"SELECT pg_lsn '{first}' < ({restart})") == [(True,)], "the slot moves"
+                )

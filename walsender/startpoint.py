@@ -1,0 +1,135 @@
+"""Where to begin so that all from a position on is decoded whole: a checkpoint before it, found by going back.
+
+    R' ── list' ───── R ── list ───── start ───►
+          A ran            A, B ran   B had ended, A had not
+
+Who begins at a checkpoint's redo position sees whole what began behind the first list of running transactions there.  So the
+newest checkpoint serves of which none on that list runs at `start` still: here R serves no more than A lets it, and R' does
+not; one before A's begin would.  The WAL is read a segment at a time, the last one first.
+"""
+
+from __future__ import annotations
+
+from pubsub.protocol.lsn import Lsn
+from walsender.decode.xact import parse_end, parse_running_xacts
+from walsender.historic.upstream import Upstream
+from walsender.source.source import WalSource
+from walsender.xlog import formats as f
+from walsender.xlog.errors import WalMissing
+from walsender.xlog.formats import Rmgr, WalFormat, format_of_version
+from walsender.xlog.geometry import Geometry
+from walsender.xlog.reader import WalReader
+from walsender.xlog.record import Record, parse_record
+
+_LOOKED_AT = frozenset({int(Rmgr.XLOG), int(Rmgr.XACT), int(Rmgr.STANDBY)})
+
+
+async def redo_before(source: WalSource, server: Upstream, start: int, last: int, end: int) -> Lsn:
+    """The redo position to begin at.  `last`: that of the server's last checkpoint; `end`: where the WAL ends.
+
+    Where there is none that serves: the newest before `start`; what can not be decoded whole then is told when it comes.
+    Raises WalMissing where there is none at all, WalCorrupted.
+    """
+    geometry = Geometry(server.segment_size)
+    wal_format = format_of_version(server.version)
+    assert wal_format is not None
+    search = _Search(start, wal_format)
+    if last <= start:
+        search.redos.append(last)
+    size = geometry.segment_size
+    first = start - start % size
+    # A checkpoint's record lies behind its redo position: it may be found behind the start.
+    end = min(end, start + size)
+    missing: WalMissing | None = None
+    while first >= 0:
+        try:
+            await search.read(source, geometry, first, end)
+        except WalMissing as error:
+            missing = error
+            break
+        found = search.found(first)
+        if found is not None:
+            return Lsn(found)
+        end = first
+        first -= size
+    if search.redos:
+        return Lsn(max(search.redos))
+    raise WalMissing(
+        f"there is no checkpoint before {Lsn(start)} in the WAL that is there",
+        start,
+        detail=missing.message if missing is not None else None,
+        hint="--wal names the directory of an archive that goes back far enough.",
+    ) from missing
+
+
+class _Search:
+    """What was read so far."""
+
+    def __init__(self, start: int, wal_format: WalFormat) -> None:
+        self.redos: list[int] = []
+        """Of checkpoints, up to `start`."""
+        self._start = start
+        self._format = wal_format
+        self._lists: list[tuple[int, frozenset[int]]] = []
+        self._alive: frozenset[int] | None = None
+        """Who runs at `start`, of those who ran at the last list before; None: that has not been found."""
+        self._ended: set[int] = set()
+        """Who ended before `start`, in what was read before that list is found."""
+
+    async def read(self, source: WalSource, geometry: Geometry, first: int, end: int) -> None:
+        """The records that begin from `first`, where a segment begins, up to `end`."""
+        reader = WalReader(geometry, first, find_first=True)
+        lists: list[tuple[int, frozenset[int]]] = []
+        ended: set[int] = set()
+        feeding = source.feed(reader)
+        try:
+            while geometry.to_byte_position(reader.position) < geometry.to_byte_position(end):
+                await anext(feeding)
+                for data, offset, length, lsn, xid, info, rmgr in reader.records():
+                    if lsn >= end:
+                        break
+                    if rmgr in _LOOKED_AT:
+                        record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
+                        self._record(record, lists, ended)
+        finally:
+            await feeding.aclose()
+            await source.close()
+        if self._alive is None:
+            self._ended |= ended
+            if lists:
+                self._alive = lists[-1][1] - self._ended
+                self._ended.clear()
+        self._lists = lists + self._lists
+
+    def _record(self, record: Record, lists: list[tuple[int, frozenset[int]]], ended: set[int]) -> None:
+        lsn = record.lsn
+        kind = record.info & f.XLR_RMGR_INFO_MASK
+        if record.rmgr == Rmgr.XLOG:
+            if kind in {f.XLOG_CHECKPOINT_ONLINE, f.XLOG_CHECKPOINT_SHUTDOWN}:
+                redo = int.from_bytes(record.main[:8], "little")
+                if redo <= self._start:
+                    self.redos.append(redo)
+            if kind in {f.XLOG_CHECKPOINT_SHUTDOWN, f.XLOG_END_OF_RECOVERY} and lsn < self._start:
+                lists.append((lsn, frozenset()))
+        elif lsn >= self._start:
+            return
+        elif record.rmgr == Rmgr.STANDBY:
+            running = parse_running_xacts(record)
+            if running is not None:
+                lists.append((lsn, frozenset(running.xids)))
+                ended.clear()
+        elif self._alive is None and record.info & f.XLOG_XACT_OPMASK in _ENDS:
+            end = parse_end(record, self._format)
+            ended.update((end.twophase_xid or record.xid, *end.subxids))
+
+    def found(self, first: int) -> int | None:
+        """The newest redo position that serves, from `first` on, which all was read from."""
+        if self._alive is not None:
+            for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
+                behind = next((xids for lsn, xids in self._lists if lsn >= redo), None)
+                if behind is not None and not behind & self._alive:
+                    return redo
+        return None
+
+
+_ENDS = frozenset({f.XLOG_XACT_COMMIT, f.XLOG_XACT_COMMIT_PREPARED, f.XLOG_XACT_ABORT, f.XLOG_XACT_ABORT_PREPARED})
