@@ -196,7 +196,8 @@ class ReplicationStream:
             while not frames and not self._ended:
                 await self._connection.readable()
                 frames, size = self._read(max_bytes)
-            self._set_hold(len(frames), size)
+            if not self._ended:  # else there is no socket any more, perhaps, and no read to hold back
+                self._set_hold(len(frames), size)
         if not frames:
             await self._raise_end()
         self.last_receive = self._last_read

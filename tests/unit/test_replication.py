@@ -154,6 +154,27 @@ async def test_frames_come_before_a_cut(streaming: Any) -> None:
         await stream.receive()
 
 
+async def test_many_frames_come_before_a_cut_that_comes_with_them(streaming: Any) -> None:
+    """libpq has closed the socket by then: there is no telling how much room it has."""
+    frames = [b"w" * 1000] * 100
+    stream, libpq = streaming(host=b"127.0.0.1")
+
+    def cut() -> None:
+        libpq.buffered += frames
+        libpq.get_copy_data = lambda _async: (
+            Libpq.get_copy_data(libpq, 1) if libpq.buffered else (_ for _ in ()).throw(CUT)
+        )
+        os.close(libpq.socket)
+        libpq.socket = -1
+        raise CUT
+
+    libpq.consume_input = cut
+    libpq.finish = lambda: os.close(libpq._other)
+    assert await stream.receive() == frames
+    with pytest.raises(ConnectionFailure, match="server closed the connection unexpectedly"):
+        await stream.receive()
+
+
 async def test_the_servers_error(streaming: Any) -> None:
     stream, libpq = streaming([b"w1", b""])
     fields = {

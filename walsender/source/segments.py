@@ -1,6 +1,6 @@
 """WAL from a directory: an archive, or a server's own pg_wal.
 
-A segment is found under its name, or with an ending: compressed (.zst, .lz4, .gz), not complete (.partial), or both.
+A segment is found under its name, or with an ending: compressed (.zst, .lz4, .gz), not complete (.partial), or both, in either order.
 Which timeline's file is read where several have the position: the newest that belongs to the history that is followed, for
 it begins with a copy of the older one's.
 """
@@ -22,9 +22,15 @@ from walsender.xlog.formats import FORMATS, LONG_HEADER, LONG_HEADER_REST, PAGE_
 from walsender.xlog.geometry import Geometry
 
 CHUNK_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 64 << 10
+"""Of a compressed file: where it is cut short the last piece is lost."""
 _CODECS: Final = {".zst": "zstd", ".lz4": "lz4", ".gz": "gzip"}
-_ENDINGS: Final = ("", ".zst", ".lz4", ".gz", ".partial", ".partial.zst", ".partial.lz4", ".partial.gz")
-_SEGMENT: Final = re.compile(r"[0-9A-F]{24}(\.partial)?(\.zst|\.lz4|\.gz)?")
+# pg_receivewal puts .partial last.
+_ENDINGS: Final = (
+    *("", *_CODECS),
+    *(".partial", *(f".partial{codec}" for codec in _CODECS), *(f"{codec}.partial" for codec in _CODECS)),
+)
+_SEGMENT: Final = re.compile(f"[0-9A-F]{{24}}(?:{'|'.join(map(re.escape, _ENDINGS))})")
 
 
 class SegmentDirectory:
@@ -123,18 +129,18 @@ class SegmentDirectory:
 
 def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes), at most `limit` bytes.  A compressed file that is cut short gives what it has."""
-    codec = _CODECS.get(path.suffix)
+    codec = next((_CODECS[suffix] for suffix in path.suffixes if suffix in _CODECS), None)
     position = 0
     try:
         with path.open("rb") as file:
             stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
             while position < limit:
-                data: bytes = stream.read(min(CHUNK_BYTES, limit - position))
+                data: bytes = stream.read(min(_PIECE_BYTES if codec else CHUNK_BYTES, limit - position))
                 if not data:
                     return
                 yield position, data
                 position += len(data)
     except (OSError, pa.ArrowException) as error:
-        if codec is not None and "EOF" in str(error):
+        if codec is not None and "Truncated compressed stream" in str(error):
             return
         raise PubsubError(f'could not read file "{path}": {error}', sqlstate="58030") from error

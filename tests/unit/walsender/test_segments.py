@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pubsub.protocol.timeline import TimelineHistory
@@ -51,6 +53,25 @@ def test_files_as_they_are_and_compressed(tmp_path: Path) -> None:
     assert not directory.has_from(4 * SEGMENT, ONLY)
     assert directory.has_after(2 * SEGMENT + 5)
     assert not directory.has_after(3 * SEGMENT)
+
+
+@pytest.mark.parametrize(("codec", "name"), [("gzip", ".gz"), ("lz4", ".lz4"), ("zstd", ".zst")])
+@pytest.mark.parametrize("order", ["{0}.partial", ".partial{0}", "{0}"])
+def test_a_compressed_file_that_is_being_written(tmp_path: Path, codec: str, name: str, order: str) -> None:
+    """It gives what it has, byte for byte."""
+    one = random.Random(1).randbytes(SEGMENT)
+    path = tmp_path / (FIRST + order.format(name))
+    with pa.CompressedOutputStream(str(path), codec) as output:
+        output.write(one)
+    directory = opened(tmp_path)
+    assert whole(directory, SEGMENT) == (SEGMENT, one)
+    data = path.read_bytes()
+    for size in (len(data) * 2 // 3, 100, 3, 0):
+        path.write_bytes(data[:size])
+        found = b"".join(piece for _, piece in directory.read(SEGMENT, ONLY))
+        assert found == one[: len(found)]
+        assert bool(found) == (size > 100)
+        assert not directory.has_after(SEGMENT)
 
 
 def test_files_that_a_server_keeps_for_later_are_not_written(tmp_path: Path) -> None:
