@@ -111,7 +111,7 @@ class Session:
         plugin = _make_plugin(
             plugin_options,
             tracker,
-            RowFilterCompiler(builtins, encoding, c_collation=server.c_collation),
+            RowFilterCompiler(builtins, encoding, c_collation=server.c_collation, version=server.version),
             server,
             write,
             encoding,

@@ -17,7 +17,7 @@ import pytest
 
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_names, walsender_regression
+from tests import walsender_filters, walsender_names, walsender_regression
 from tests import walsender_workload as workload
 from tests.replica import wait_until
 from tests.walsender_compare import (
@@ -199,6 +199,25 @@ def test_publications(upstreams: Servers, version: str) -> None:
         workload.FILTER_STATEMENTS,
         [Case(publications=names) for names in ("p,q", "u,q,r", "r,s")[: None if version in OLDEST_AND_NEWEST else 1]],
     )
+
+
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_row_filters(upstreams: Servers, version: str) -> None:
+    """One table for each filter, of which each gets the same rows; and again when they are changed."""
+    names = [f"t{number}" for number in range(len(walsender_filters.FILTERS))]
+    filters = dict(zip(names, walsender_filters.FILTERS, strict=True))
+    setup = [
+        f"CREATE TABLE t ({walsender_filters.COLUMNS})",
+        *(f"CREATE TABLE {name} (LIKE t); ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
+        "CREATE PUBLICATION p FOR TABLE " + ", ".join(f"{name} WHERE ({text})" for name, text in filters.items()),
+    ]
+    statements = [
+        *(f"INSERT INTO t VALUES {values}" for values in walsender_filters.ROWS),
+        "INSERT INTO t (id) VALUES (100)",
+        *(f"INSERT INTO {name} SELECT * FROM t ORDER BY id" for name in names),
+        *(f"UPDATE {name} SET (i, t, n, d, ts, j) = (SELECT i, t, n, d, ts, j FROM t WHERE id = 1)" for name in names),
+    ]
+    compare(upstreams[version], ";\n".join(setup), statements, [Case()])
 
 
 @pytest.mark.parametrize("version", ["15", "18"])

@@ -6,6 +6,7 @@ functions.py; whatever is not is refused when the stream starts, by name, and wh
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from pubsub.errors import FeatureNotSupported
 from walsender.historic.relation import RelationInfo
 from walsender.historic.upstream import Builtins
 from walsender.output import functions
-from walsender.output.functions import FixedFunction
+from walsender.output.functions import FixedFunction, Settings
 from walsender.output.nodetree import Node, read_nodes
 from walsender.types.layout import Raw, read_varlena
 from walsender.types.registry import array_elements
@@ -25,6 +26,7 @@ _NULLTEST_IS_NULL: Final = 0
 _MINMAX_GREATEST: Final = 0
 _DEFAULT_COLLATION: Final = 100
 _C_COLLATIONS: Final = frozenset({950, 951})
+_JSONB: Final = 3802
 
 
 class UnsupportedFilter(FeatureNotSupported):
@@ -32,12 +34,15 @@ class UnsupportedFilter(FeatureNotSupported):
 
 
 class RowFilterCompiler:
-    """`c_collation`: whether the database's default collation compares bytes."""
+    """`c_collation`: whether the database's default collation compares bytes.  `version`: libpq's number."""
 
-    def __init__(self, builtins: Builtins, encoding: str, *, c_collation: bool) -> None:
+    def __init__(self, builtins: Builtins, encoding: str, *, c_collation: bool, version: int) -> None:
+        self._version = version
         self._builtins = builtins
         self._encoding = encoding
         self._c_collation = c_collation
+        self._tested: list[list[Any]] = []
+        """Where the operands of the CASE expressions around are, while one is compiled."""
 
     def any_of(self, texts: Sequence[str], relation: RelationInfo) -> Filter:
         """Whether one of the filters holds.  Raises UnsupportedFilter, DataCorrupted."""
@@ -71,7 +76,7 @@ class RowFilterCompiler:
         index = number - 1
         column = relation.columns[index]
         oid = column.type.base_oid if column.type is not None else column.type_oid
-        read = _reader(oid)
+        read = _reader(oid, self._encoding)
 
         def value(row: list[Raw]) -> Any:
             raw = row[index]
@@ -89,17 +94,7 @@ class RowFilterCompiler:
     def _const(self, node: Node, relation: RelationInfo) -> Evaluate:
         if node.fields.get("constisnull") == "true":
             return lambda row: None
-        raw = self._datum(node)
-        oid = node.number("consttype")
-        element = functions.ARRAYS.get(oid)
-        constant: Any
-        if element is not None:
-            read = _reader(element)
-            length, alignment = functions.STORAGE[element]
-            _, _, elements = array_elements(raw, length, alignment)
-            constant = [None if e is None else read(e) for e in elements]
-        else:
-            constant = _reader(oid)(raw)
+        constant = _reader(node.number("consttype"), self._encoding)(self._datum(node))
         return lambda row: constant
 
     @staticmethod
@@ -133,7 +128,7 @@ class RowFilterCompiler:
         bytewise = (
             collation in _C_COLLATIONS or collation == 0 or (collation == _DEFAULT_COLLATION and self._c_collation)
         )
-        made = functions.find(name, types, encoding=self._encoding, bytewise=bytewise)
+        made = functions.find(name, types, Settings(self._encoding, bytewise, self._version))
         if made is None:
             raise FeatureNotSupported(f"the function {name} is not supported")
         return made
@@ -279,16 +274,20 @@ class RowFilterCompiler:
         return value
 
     def _case(self, node: Node, relation: RelationInfo) -> Evaluate:
-        if node.fields.get("arg") is not None:
-            raise FeatureNotSupported("CASE with an operand is not supported")
-        branches = [
-            (self._compile(when.fields["expr"], relation), self._compile(when.fields["result"], relation))
-            for when in node.items("args")
-        ]
+        operand = node.fields.get("arg")
+        tested = self._compile(operand, relation) if operand is not None else None
+        place: list[Any] = [None]
+        self._tested.append(place)
+        conditions = [self._compile(when.fields["expr"], relation) for when in node.items("args")]
+        self._tested.pop()
+        results = [self._compile(when.fields["result"], relation) for when in node.items("args")]
+        branches = list(zip(conditions, results, strict=True))
         default = node.fields.get("defresult")
         otherwise = self._compile(default, relation) if default is not None else lambda row: None
 
         def value(row: list[Raw]) -> Any:
+            if tested is not None:
+                place[0] = tested(row)
             for condition, result in branches:
                 if condition(row) is True:
                     return result(row)
@@ -296,12 +295,44 @@ class RowFilterCompiler:
 
         return value
 
+    def _case_test(self, node: Node, relation: RelationInfo) -> Evaluate:
+        """The operand of the CASE around it."""
+        if not self._tested:
+            raise FeatureNotSupported("an expression of an unknown form")
+        place = self._tested[-1]
+        return lambda row: place[0]
+
     def _relabel(self, node: Node, relation: RelationInfo) -> Evaluate:
         return self._compile(node.fields["arg"], relation)
 
     def _array(self, node: Node, relation: RelationInfo) -> Evaluate:
+        if node.fields.get("multidims") == "true":
+            raise FeatureNotSupported("arrays of arrays are not supported")
         elements = self._all(node.items("elements"), relation)
-        return lambda row: [element(row) for element in elements]
+        dims, lower = ([len(elements)], [1]) if elements else ([], [])
+        return lambda row: functions.Array([element(row) for element in elements], dims, lower)
+
+    def _row_comparison(self, node: Node, relation: RelationInfo) -> Evaluate:
+        """The first pair of fields that differ decides (execExprInterp.c: EEOP_ROWCOMPARE_STEP)."""
+        lefts, rights = (self._all(node.items(side), relation) for side in ("largs", "rargs"))
+        numbers, collations = node.items("opnos"), node.items("inputcollids")
+        pairs = []
+        for left, right, number, collation in zip(lefts, rights, numbers, collations, strict=True):
+            fields = {"opno": number, "inputcollid": collation}
+            pairs.append((left, right, self._operator_function(Node(node.kind, fields))))
+
+        def value(row: list[Raw]) -> Any:
+            found: Any = None
+            for left, right, holds in pairs:
+                a, b = left(row), right(row)
+                if a is None or b is None:
+                    return None
+                found = holds(a, b)
+                if a != b:
+                    break
+            return found
+
+        return value
 
 
 _METHODS: Final[dict[str, Callable[[RowFilterCompiler, Node, RelationInfo], Evaluate]]] = {
@@ -325,11 +356,24 @@ _METHODS: Final[dict[str, Callable[[RowFilterCompiler, Node, RelationInfo], Eval
     "COLLATEEXPR": RowFilterCompiler._relabel,
     "ARRAYEXPR": RowFilterCompiler._array,
     "ARRAY": RowFilterCompiler._array,
+    "ROWCOMPAREEXPR": RowFilterCompiler._row_comparison,
+    "ROWCOMPARE": RowFilterCompiler._row_comparison,
+    "CASETESTEXPR": RowFilterCompiler._case_test,
 }
 
 
-def _reader(oid: int) -> Callable[[bytes], Any]:
-    read = functions.READERS.get(oid)
-    if read is None:
-        raise FeatureNotSupported(f"values of type {oid} are not supported there")
-    return read
+def _reader(oid: int, encoding: str) -> Callable[[bytes], Any]:
+    """For values of the type, arrays among them.  Raises FeatureNotSupported."""
+    element = functions.ARRAYS.get(oid)
+    if _JSONB in {oid, element} and codecs.lookup(encoding).name != "utf-8":
+        raise FeatureNotSupported("jsonb in another encoding than UTF8 is not supported there")
+    if element is None:
+        return functions.reader(oid)
+    read = functions.reader(element)
+    length, alignment = functions.STORAGE[element]
+
+    def array(raw: bytes) -> functions.Array:
+        dims, lower, elements = array_elements(raw, length, alignment)
+        return functions.Array([None if e is None else read(e) for e in elements], dims, lower)
+
+    return array

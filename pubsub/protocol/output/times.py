@@ -82,9 +82,8 @@ def _timestamp_text(microseconds: int, zone: str) -> bytes:
     return f"{text} {_time(rest)}{zone}{era}".encode()
 
 
-@functools.lru_cache(4096)
-def _date(days: int) -> tuple[str, str]:
-    """Days since 2000-01-01 as year, month and day of the proleptic Gregorian calendar."""
+def calendar_date(days: int) -> tuple[int, int, int]:
+    """Days since 2000-01-01 as year, month and day of the proleptic Gregorian calendar; the year before 1 is 0."""
     # Julian day to date (datetime.c: j2date), in whole 400-year cycles.
     julian = days + _EPOCH_JULIAN + 32044
     quad, extra = divmod(julian, 146097)
@@ -97,6 +96,13 @@ def _date(days: int) -> tuple[str, str]:
     day = day_of_year - (153 * month_index + 2) // 5 + 1
     month = month_index + 3 if month_index < 10 else month_index - 9
     year = quad * 400 + century * 100 + four * 4 + year_in_four - 4800 + (month <= 2)
+    return year, month, day
+
+
+@functools.lru_cache(4096)
+def _date(days: int) -> tuple[str, str]:
+    """Days since 2000-01-01 as text, and what is behind that before the year 1."""
+    year, month, day = calendar_date(days)
     if year > 0:
         return f"{year:04d}-{month:02d}-{day:02d}", ""
     return f"{1 - year:04d}-{month:02d}-{day:02d}", " BC"

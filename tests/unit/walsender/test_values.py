@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pubsub.errors import DataCorrupted
+from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.protocol.output import numbers, texts, times
 from tests.unit.walsender.wal import row
 from walsender.output.encoder import Encoder, compiled_encoder, interpreted_encoder
-from walsender.output.functions import find
+from walsender.output.functions import Settings, find
+from walsender.output.functions.json_values import Document
+from walsender.output.functions.values import Interval
 from walsender.output.nodetree import Node, read_nodes, walk
 from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
 from walsender.xlog import pglz
@@ -132,12 +139,72 @@ def test_node_tree() -> None:
         read_nodes("{OPEXPR :args (")
 
 
-def test_functions() -> None:
-    def function(name: str, *types: int) -> object:
-        return find(name, types, encoding="utf-8", bytewise=False)
+def function(name: str, *types: int, bytewise: bool = False, version: int = 180000) -> Any:
+    return find(name, types, Settings("utf-8", bytewise, version))
 
-    assert function("int4lt", 23, 23)(1, 2) is True  # type: ignore[operator]
-    assert function("textlike", 25, 25)("äx%".encode(), b"_x\\%") is True  # type: ignore[operator]
-    assert function("int4mod", 23, 23)(-7, 3) == -1  # type: ignore[operator]
+
+def test_functions() -> None:
+    assert function("int4lt", 23, 23)(1, 2) is True
+    assert function("textlike", 25, 25)("äx%".encode(), b"_x\\%") is True
+    assert function("int4mod", 23, 23)(-7, 3) == -1
     assert function("text_lt", 25, 25) is None  # asks the collation
+    assert function("lower", 25) is None
     assert function("pg_sleep", 701) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "values", "sqlstate"),
+    [
+        ("int4pl", (23, 23), (2**31 - 1, 1), "22003"),
+        ("int2mul", (21, 21), (300, 300), "22003"),
+        ("int8div", (20, 20), (1, 0), "22012"),
+        ("int4", (1700,), ((2, Decimal(0)),), "0A000"),
+        ("int4", (701,), ((1, 0.0),), "22003"),
+        ("numeric_div", (1700, 1700), ((0, Decimal(1)), (0, Decimal(0))), "22012"),
+        ("numeric", (1700, 23), ((0, Decimal("99.96")), (3 << 16 | 1) + 4), "22003"),
+        ("float8div", (701, 701), ((0, 1.0), (0, 0.0)), "22012"),
+        ("float8mul", (701, 701), ((0, 1e300), (0, 1e300)), "22003"),
+        ("float8mul", (701, 701), ((0, 1e-300), (0, 1e-300)), "22003"),
+        ("float4", (701,), ((0, 1e300),), "22003"),
+        ("sqrt", (701,), ((0, -1.0),), "2201F"),
+        ("power", (701, 701), ((0, 0.0), (0, -1.0)), "2201F"),
+        ("ln", (701,), ((0, 0.0),), "2201E"),
+        ("substr", (25, 23, 23), (b"abc", 1, -1), "22011"),
+        ("split_part", (25, 25, 23), (b"abc", b"b", 0), "22023"),
+        ("textlike", (25, 25), (b"a", b"a\\"), "22025"),
+        ("textregexeq", (25, 25), (b"a", b"a**"), "2201B"),
+        ("textregexeq", (25, 25), (b"a", b"(a"), "2201B"),
+        ("textregexeq", (25, 25), (b"a", b"[[:none:]]"), "2201B"),
+        ("textregexeq", (25, 25), (b"a", b"\\q"), "2201B"),
+        ("textregexeq", (25, 25), (b"a", b"\\w"), "0A000"),  # asks the collation
+        ("texticregexeq", (25, 25), (b"a", b"A"), "0A000"),
+        ("date_mi", (1082, 1082), (2**31 - 1, 0), "22008"),
+        ("date_pli", (1082, 23), (2**31 - 2, 1000), "22008"),
+        ("timestamp_pl_interval", (1114, 1186), (0, Interval(0, 2**31 - 2, 0)), "22008"),
+        ("timestamp_mi", (1114, 1114), (2**63 - 1, 2**63 - 1), "22008"),
+        ("extract", (25, 1082), (b"hour", 0), "0A000"),
+        ("extract", (25, 1114), (b"parsec", 0), "22023"),
+        ("jsonb_array_length", (3802,), (Document({}),), "22023"),
+    ],
+)
+def test_functions_fail_as_postgresql_does(
+    name: str, types: tuple[int, ...], values: tuple[Any, ...], sqlstate: str
+) -> None:
+    with pytest.raises(PubsubError) as raised:
+        function(name, *types)(*values)
+    assert raised.value.sqlstate == sqlstate
+
+
+def test_differences_of_infinite_timestamps() -> None:
+    assert function("timestamp_mi", 1114, 1114)(2**63 - 1, 0) > Interval(0, 2**30, 0)
+    with pytest.raises(PubsubError):
+        function("timestamp_mi", 1114, 1114, version=160000)(2**63 - 1, 0)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=6), st.integers(-4, 8))
+def test_rounding_is_half_away_from_zero(value: Decimal, scale: int) -> None:
+    kind, rounded = function("round", 1700, 23)((0, value), scale)
+    distance = abs(Fraction(rounded) - Fraction(value))
+    assert kind == 0
+    assert distance <= Fraction(10) ** -scale / 2
+    assert distance < Fraction(10) ** -scale / 2 or abs(rounded) > abs(value)

@@ -1,0 +1,54 @@
+"""Functions of arrays (arrayfuncs.c, array_userfuncs.c)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from walsender.output.functions.values import Array, FixedFunction, Maker, Settings
+
+
+def _equal(a: Array, b: Array) -> bool:
+    # NULLs are equal to each other there.
+    return a.dims == b.dims and a.lower == b.lower and list(a) == list(b)
+
+
+def _contains(a: Array, b: Array) -> bool:
+    return all(one is not None and one in a for one in b)
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    return any(one is not None and one in b for one in a)
+
+
+def _length(array: Array, dimension: int) -> int | None:
+    return array.dims[dimension - 1] if 0 < dimension <= len(array.dims) else None
+
+
+def _lower(array: Array, dimension: int) -> int | None:
+    return array.lower[dimension - 1] if 0 < dimension <= len(array.dims) else None
+
+
+def _upper(array: Array, dimension: int) -> int | None:
+    length, lower = _length(array, dimension), _lower(array, dimension)
+    return None if length is None or lower is None else lower + length - 1
+
+
+def _fixed(function: FixedFunction) -> Maker:
+    def make(types: tuple[int, ...], _: Settings) -> FixedFunction:
+        return function
+
+    return make
+
+
+FUNCTIONS: Final[dict[str, Maker]] = {
+    "array_eq": _fixed(_equal),
+    "array_ne": _fixed(lambda a, b: not _equal(a, b)),
+    "arraycontains": _fixed(_contains),
+    "arraycontained": _fixed(lambda a, b: _contains(b, a)),
+    "arrayoverlap": _fixed(_overlap),
+    "array_length": _fixed(_length),
+    "array_lower": _fixed(_lower),
+    "array_upper": _fixed(_upper),
+    "array_ndims": _fixed(lambda array: len(array.dims) or None),
+    "cardinality": _fixed(len),
+}
