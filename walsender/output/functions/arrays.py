@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from walsender.output.functions.values import Array, FixedFunction, Maker, Settings
+from walsender.output.functions.values import Array, Maker, fixed
 
 
 def _equal(a: Array, b: Array) -> bool:
@@ -33,22 +33,15 @@ def _upper(array: Array, dimension: int) -> int | None:
     return None if length is None or lower is None else lower + length - 1
 
 
-def _fixed(function: FixedFunction) -> Maker:
-    def make(types: tuple[int, ...], _: Settings) -> FixedFunction:
-        return function
-
-    return make
-
-
 FUNCTIONS: Final[dict[str, Maker]] = {
-    "array_eq": _fixed(_equal),
-    "array_ne": _fixed(lambda a, b: not _equal(a, b)),
-    "arraycontains": _fixed(_contains),
-    "arraycontained": _fixed(lambda a, b: _contains(b, a)),
-    "arrayoverlap": _fixed(_overlap),
-    "array_length": _fixed(_length),
-    "array_lower": _fixed(_lower),
-    "array_upper": _fixed(_upper),
-    "array_ndims": _fixed(lambda array: len(array.dims) or None),
-    "cardinality": _fixed(len),
+    "array_eq": fixed(_equal),
+    "array_ne": fixed(lambda a, b: not _equal(a, b)),
+    "arraycontains": fixed(_contains),
+    "arraycontained": fixed(lambda a, b: _contains(b, a)),
+    "arrayoverlap": fixed(_overlap),
+    "array_length": fixed(_length),
+    "array_lower": fixed(_lower),
+    "array_upper": fixed(_upper),
+    "array_ndims": fixed(lambda array: len(array.dims) or None),
+    "cardinality": fixed(len),
 }

@@ -8,7 +8,7 @@ from typing import Final
 
 from walsender.output.functions.values import FixedFunction, Settings
 
-_COMPARE: Final[dict[str, FixedFunction]] = {
+COMPARE: Final[dict[str, FixedFunction]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -31,4 +31,4 @@ def find(name: str, settings: Settings) -> FixedFunction | None:
         return None
     if found[1] in _TEXTUAL and found[2] not in _BYTEWISE_ALWAYS and not settings.bytewise:
         return None
-    return _COMPARE[found[2]]
+    return COMPARE[found[2]]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pubsub.errors import PubsubError
 from walsender.output.functions.json_values import Document, as_text, contains
-from walsender.output.functions.values import FixedFunction, Maker, Settings
+from walsender.output.functions.values import FixedFunction, Maker, Settings, fixed
 
 _MISSING: Final = object()
 
@@ -111,15 +111,11 @@ def _length(document: Document) -> int:
     raise PubsubError(f"cannot get array length of {what}", sqlstate="22023")
 
 
-def _fixed(function: FixedFunction) -> Maker:
-    return lambda types, _: function
-
-
 FUNCTIONS: Final[dict[str, Maker]] = {
-    "jsonb_eq": _fixed(lambda a, b: a == b),
-    "jsonb_ne": _fixed(lambda a, b: a != b),
-    "jsonb_contains": _fixed(lambda a, b: contains(a.value, b.value)),
-    "jsonb_contained": _fixed(lambda a, b: contains(b.value, a.value)),
+    "jsonb_eq": fixed(lambda a, b: a == b),
+    "jsonb_ne": fixed(lambda a, b: a != b),
+    "jsonb_contains": fixed(lambda a, b: contains(a.value, b.value)),
+    "jsonb_contained": fixed(lambda a, b: contains(b.value, a.value)),
     "jsonb_exists": _exist(all),
     "jsonb_exists_any": _exist(any),
     "jsonb_exists_all": _exist(all),
@@ -129,6 +125,6 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "jsonb_array_element_text": _found(_by_place, text=True),
     "jsonb_extract_path": _found(_at_path, text=False),
     "jsonb_extract_path_text": _found(_at_path, text=True),
-    "jsonb_typeof": _fixed(_type_name),
-    "jsonb_array_length": _fixed(_length),
+    "jsonb_typeof": fixed(_type_name),
+    "jsonb_array_length": fixed(_length),
 }

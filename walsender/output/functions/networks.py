@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Final
 
 from pubsub.protocol.output.texts import inet_out
-from walsender.output.functions.values import FixedFunction, Maker, Settings
+from walsender.output.functions.comparison import COMPARE
+from walsender.output.functions.values import Maker, fixed
 
 
 def _number(value: bytes) -> int:
@@ -34,7 +34,7 @@ def _compare(a: bytes, b: bytes) -> int:
 
 
 def _comparison(holds: Callable[[int, int], bool]) -> Maker:
-    return _fixed(lambda a, b: holds(_compare(a, b), 0))
+    return fixed(lambda a, b: holds(_compare(a, b), 0))
 
 
 def _within(a: bytes, b: bytes) -> bool:
@@ -51,26 +51,14 @@ def _host(value: bytes) -> bytes:
     return inet_out(value[:1] + bytes((_width(value),)) + value[2:])
 
 
-def _fixed(function: FixedFunction) -> Maker:
-    def make(types: tuple[int, ...], _: Settings) -> FixedFunction:
-        return function
-
-    return make
-
-
 FUNCTIONS: Final[dict[str, Maker]] = {
-    "network_eq": _comparison(operator.eq),
-    "network_ne": _comparison(operator.ne),
-    "network_lt": _comparison(operator.lt),
-    "network_le": _comparison(operator.le),
-    "network_gt": _comparison(operator.gt),
-    "network_ge": _comparison(operator.ge),
-    "network_sub": _fixed(lambda a, b: a[1] > b[1] and _within(a, b)),
-    "network_subeq": _fixed(_within),
-    "network_sup": _fixed(lambda a, b: b[1] > a[1] and _within(b, a)),
-    "network_supeq": _fixed(lambda a, b: _within(b, a)),
-    "network_overlap": _fixed(_overlap),
-    "host": _fixed(_host),
-    "family": _fixed(lambda value: 4 if value[0] == 2 else 6),
-    "masklen": _fixed(lambda value: value[1]),
+    **{f"network_{name}": _comparison(holds) for name, holds in COMPARE.items()},
+    "network_sub": fixed(lambda a, b: a[1] > b[1] and _within(a, b)),
+    "network_subeq": fixed(_within),
+    "network_sup": fixed(lambda a, b: b[1] > a[1] and _within(b, a)),
+    "network_supeq": fixed(lambda a, b: _within(b, a)),
+    "network_overlap": fixed(_overlap),
+    "host": fixed(_host),
+    "family": fixed(lambda value: 4 if value[0] == 2 else 6),
+    "masklen": fixed(lambda value: value[1]),
 }

@@ -16,6 +16,7 @@ from walsender.output.functions.values import (
     Maker,
     Number,
     Settings,
+    fixed,
     float_number,
     numeric_number,
     plain_float,
@@ -420,10 +421,6 @@ def _to_float4_from(types: tuple[int, ...], _: Settings) -> FixedFunction | None
     return _to_float4 if len(types) == 1 and types[0] in _FLOATS | _INTEGERS | {_NUMERIC} else None
 
 
-def _fixed(function: FixedFunction) -> Maker:
-    return lambda types, _: function
-
-
 def _mod(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
     if types[0] == _NUMERIC:
         return FUNCTIONS["numeric_mod"](types, settings)
@@ -445,10 +442,10 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "numeric_mul": _numerics(_product, _special(operator.mul)),
     "numeric_div": _numerics(_quotient, _special_quotient),
     "numeric_mod": _numerics(_remainder, _special_remainder),
-    "numeric_uminus": _fixed(_negative),
-    "numeric_uplus": _fixed(lambda a: a),
-    "numeric_abs": _fixed(_absolute),
-    "abs": _fixed(_absolute),
+    "numeric_uminus": fixed(_negative),
+    "numeric_uplus": fixed(lambda a: a),
+    "numeric_abs": fixed(_absolute),
+    "abs": fixed(_absolute),
     "mod": _mod,
     "gcd": _of_integers(math.gcd),
     "lcm": _of_integers(math.lcm),
@@ -475,15 +472,15 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "power": _power,
     "pow": _power,
     "dpow": _power,
-    "pi": _fixed(lambda: (0, math.pi)),
+    "pi": fixed(lambda: (0, math.pi)),
     **{
         f"float{widths}{what}": _float_maker(widths, what)
         for widths in ("4", "8", "48", "84")
         for what in ("pl", "mi", "mul", "div")
     },
-    **{f"float{width}um": _fixed(_negative) for width in "48"},
-    **{f"float{width}up": _fixed(lambda a: a) for width in "48"},
-    **{f"float{width}abs": _fixed(_absolute) for width in "48"},
+    **{f"float{width}um": fixed(_negative) for width in "48"},
+    **{f"float{width}up": fixed(lambda a: a) for width in "48"},
+    **{f"float{width}abs": fixed(_absolute) for width in "48"},
     "int2": _to_integer(2),
     "int4": _to_integer(4),
     "int8": _to_integer(8),
@@ -491,6 +488,6 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "float4": _to_float4_from,
     "float8": _to_float8,
     "bool": lambda types, _: (lambda a: a != 0) if types == (23,) else None,
-    "booland_statefunc": _fixed(lambda a, b: a and b),
-    "boolnot": _fixed(operator.not_),
+    "booland_statefunc": fixed(lambda a, b: a and b),
+    "boolnot": fixed(operator.not_),
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pubsub.errors import PubsubError
-from walsender.output.functions.values import FixedFunction, Maker, Settings
+from walsender.output.functions.values import FixedFunction, Maker, Settings, fixed
 
 _TEXTS: Final = frozenset({19, 25, 1042, 1043})
 _BYTEA: Final = 17
@@ -40,10 +40,6 @@ def _characters(function: Callable[..., Any]) -> Maker:
 def _in_bytes(function: FixedFunction) -> Maker:
     """A function that knows no letters but ASCII's."""
     return lambda types, settings: function if types[0] in _TEXTS and settings.bytewise else None
-
-
-def _plain(function: FixedFunction) -> Maker:
-    return lambda types, _: function
 
 
 def _length(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
@@ -203,8 +199,8 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "character_length": _characters(len),
     "octet_length": _octets(1),
     "bit_length": _octets(8),
-    "textcat": _plain(operator.add),
-    "byteacat": _plain(operator.add),
+    "textcat": fixed(operator.add),
+    "byteacat": fixed(operator.add),
     "substr": _substring,
     "substring": _substring,
     "left": _characters(lambda text, count: text[:count]),
@@ -212,7 +208,7 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "btrim": _strip(str.strip),
     "ltrim": _strip(str.lstrip),
     "rtrim": _strip(str.rstrip),
-    "starts_with": _plain(bytes.startswith),
+    "starts_with": fixed(bytes.startswith),
     "strpos": _POSITION,
     "position": _POSITION,
     "replace": _characters(_replace),
@@ -229,8 +225,8 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "upper": _in_bytes(lambda text: text.translate(_UPPER)),
     "initcap": _in_bytes(_initcap),
     "md5": _md5,
-    "sha256": _plain(lambda value: hashlib.sha256(value).digest()),
-    "encode": _plain(_encode),
+    "sha256": fixed(lambda value: hashlib.sha256(value).digest()),
+    "encode": fixed(_encode),
     "varchar": _to_varchar,
     "bpchar": _to_varchar,
     "text": _to_text,

@@ -5,13 +5,13 @@ Dates are days, times and timestamps microseconds, both since 2000-01-01.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.output.times import calendar_date
+from walsender.output.functions.comparison import COMPARE
 from walsender.output.functions.numbers import in_range
 from walsender.output.functions.values import (
     FixedFunction,
@@ -19,6 +19,7 @@ from walsender.output.functions.values import (
     Maker,
     Number,
     Settings,
+    fixed,
     float_number,
     plain_float,
 )
@@ -390,10 +391,6 @@ def _date_part(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
 # What goes by which name
 
 
-def _fixed(function: FixedFunction) -> Maker:
-    return lambda types, _: function
-
-
 def _for(kind: int, function: FixedFunction) -> Maker:
     """Where the first argument is of type `kind`."""
     return lambda types, _: function if types[0] == kind and len(types) == 1 else None
@@ -426,36 +423,27 @@ def _crossed(holds: Callable[[Any, Any], bool]) -> tuple[FixedFunction, FixedFun
     return from_date, from_timestamp
 
 
-_OPERATORS: Final = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-
 FUNCTIONS: Final[dict[str, Maker]] = {
-    "date_pli": _fixed(_date_plus),
-    "date_mii": _fixed(lambda day, count: _date_plus(day, -count)),
-    "integer_pl_date": _fixed(lambda count, day: _date_plus(day, count)),
-    "date_mi": _fixed(_date_minus),
-    "date_pl_interval": _fixed(lambda day, span: _plus_interval(_date_to_timestamp(day), span)),
-    "date_mi_interval": _fixed(lambda day, span: _minus_interval(_date_to_timestamp(day), span)),
-    "interval_pl_date": _fixed(lambda span, day: _plus_interval(_date_to_timestamp(day), span)),
-    "timestamp_pl_interval": _fixed(_plus_interval),
-    "timestamp_mi_interval": _fixed(_minus_interval),
-    "interval_pl_timestamp": _fixed(lambda span, timestamp: _plus_interval(timestamp, span)),
+    "date_pli": fixed(_date_plus),
+    "date_mii": fixed(lambda day, count: _date_plus(day, -count)),
+    "integer_pl_date": fixed(lambda count, day: _date_plus(day, count)),
+    "date_mi": fixed(_date_minus),
+    "date_pl_interval": fixed(lambda day, span: _plus_interval(_date_to_timestamp(day), span)),
+    "date_mi_interval": fixed(lambda day, span: _minus_interval(_date_to_timestamp(day), span)),
+    "interval_pl_date": fixed(lambda span, day: _plus_interval(_date_to_timestamp(day), span)),
+    "timestamp_pl_interval": fixed(_plus_interval),
+    "timestamp_mi_interval": fixed(_minus_interval),
+    "interval_pl_timestamp": fixed(lambda span, timestamp: _plus_interval(timestamp, span)),
     "timestamp_mi": _timestamp_minus,
     "timestamptz_mi": _timestamp_minus,
-    "time_pl_interval": _fixed(lambda time, span: (time + span.time) % _DAY),
-    "interval_pl_time": _fixed(lambda span, time: (time + span.time) % _DAY),
-    "time_mi_interval": _fixed(lambda time, span: (time - span.time) % _DAY),
-    "time_mi_time": _fixed(lambda a, b: Interval(a - b, 0, 0)),
-    "datetime_pl": _fixed(lambda day, time: _plus_interval(_date_to_timestamp(day), Interval(time, 0, 0))),
-    "interval_pl": _fixed(_combined(1)),
-    "interval_mi": _fixed(_combined(-1)),
-    "interval_um": _fixed(_negated),
+    "time_pl_interval": fixed(lambda time, span: (time + span.time) % _DAY),
+    "interval_pl_time": fixed(lambda span, time: (time + span.time) % _DAY),
+    "time_mi_interval": fixed(lambda time, span: (time - span.time) % _DAY),
+    "time_mi_time": fixed(lambda a, b: Interval(a - b, 0, 0)),
+    "datetime_pl": fixed(lambda day, time: _plus_interval(_date_to_timestamp(day), Interval(time, 0, 0))),
+    "interval_pl": fixed(_combined(1)),
+    "interval_mi": fixed(_combined(-1)),
+    "interval_um": fixed(_negated),
     "date": _for(_TIMESTAMP, _timestamp_to_date),
     "time": _for(_TIMESTAMP, lambda timestamp: None if timestamp in _I8 else timestamp % _DAY),
     "timestamp": _for(_DATE, _date_to_timestamp),
@@ -463,6 +451,6 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "date_trunc": _truncating,
     "extract": _extract,
     "date_part": _date_part,
-    **{f"date_{name}_timestamp": _fixed(_crossed(holds)[0]) for name, holds in _OPERATORS.items()},
-    **{f"timestamp_{name}_date": _fixed(_crossed(holds)[1]) for name, holds in _OPERATORS.items()},
+    **{f"date_{name}_timestamp": fixed(_crossed(holds)[0]) for name, holds in COMPARE.items()},
+    **{f"timestamp_{name}_date": fixed(_crossed(holds)[1]) for name, holds in COMPARE.items()},
 }

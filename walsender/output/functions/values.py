@@ -38,6 +38,12 @@ class Settings:
 Maker = Callable[[tuple[int, ...], Settings], FixedFunction | None]
 """For arguments of these types; None: not for these."""
 
+
+def fixed(function: FixedFunction) -> Maker:
+    """The same function whatever the arguments' types are."""
+    return lambda types, settings: function
+
+
 Number = tuple[int, Any]
 """Class (-1: -infinity, 0: finite, 1: infinity, 2: NaN) and value, a Decimal or a float: compares as numeric and floats do."""
 
