@@ -169,6 +169,8 @@ def test_functions() -> None:
         ("sqrt", (701,), ((0, -1.0),), "2201F"),
         ("power", (701, 701), ((0, 0.0), (0, -1.0)), "2201F"),
         ("ln", (701,), ((0, 0.0),), "2201E"),
+        ("exp", (701,), ((0, -1e9),), "22003"),
+        ("textregexeq", (25, 25), (b"a", b"(?=a)*"), "2201B"),
         ("substr", (25, 23, 23), (b"abc", 1, -1), "22011"),
         ("split_part", (25, 25, 23), (b"abc", b"b", 0), "22023"),
         ("textlike", (25, 25), (b"a", b"a\\"), "22025"),
@@ -193,6 +195,12 @@ def test_functions_fail_as_postgresql_does(
     with pytest.raises(PubsubError) as raised:
         function(name, *types)(*values)
     assert raised.value.sqlstate == sqlstate
+
+
+def test_numerics_of_many_digits_are_not_rounded() -> None:
+    many = Decimal("6792042489284456660614.9665991734062")
+    assert function("abs", 1700)((0, many.copy_negate())) == (0, many)
+    assert function("numeric_uminus", 1700)((0, many)) == (0, many.copy_negate())
 
 
 def test_differences_of_infinite_timestamps() -> None:

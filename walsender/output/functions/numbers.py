@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from pubsub.errors import PubsubError
 from walsender.output.functions.values import (
@@ -117,7 +117,7 @@ def _to_hex(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
 
 # Numeric: exact; what a result's display scale is counts where it is rounded.
 
-_EXACT: Final = Context(prec=300_000, Emax=10**6, Emin=-(10**6), rounding=ROUND_HALF_UP)
+EXACT: Final = Context(prec=300_000, Emax=10**6, Emin=-(10**6), rounding=ROUND_HALF_UP)
 _MAX_SCALE: Final = 16383
 _MIN_DIGITS: Final = 16
 _MAX_DISPLAY_SCALE: Final = 1000
@@ -143,7 +143,7 @@ def _numerics(exact: Callable[[Decimal, Decimal], Decimal], special: Callable[[N
 
 
 def _product(a: Decimal, b: Decimal) -> Decimal:
-    value = _EXACT.multiply(a, b)
+    value = EXACT.multiply(a, b)
     return _rounded(value, _MAX_SCALE) if _scale(value) > _MAX_SCALE else value
 
 
@@ -153,8 +153,8 @@ def _scale(value: Decimal) -> int:
 
 
 def _rounded(value: Decimal, scale: int, rounding: str = ROUND_HALF_UP) -> Decimal:
-    found = value.quantize(Decimal(1).scaleb(-scale), rounding, _EXACT)
-    return found if scale >= 0 else found.quantize(Decimal(1), context=_EXACT)
+    found = value.quantize(Decimal(1).scaleb(-scale), rounding, EXACT)
+    return found if scale >= 0 else found.quantize(Decimal(1), context=EXACT)
 
 
 def _first_digit(value: Decimal) -> tuple[int, int]:
@@ -162,10 +162,10 @@ def _first_digit(value: Decimal) -> tuple[int, int]:
     if not value:
         return 0, 0
     weight = value.adjusted() // 4
-    return weight, int(abs(value).scaleb(-4 * weight, _EXACT))
+    return weight, int(value.copy_abs().scaleb(-4 * weight, EXACT))
 
 
-def _quotient(a: Decimal, b: Decimal) -> Decimal:
+def quotient(a: Decimal, b: Decimal) -> Decimal:
     """numeric.c: select_div_scale, div_var."""
     if not b:
         raise _zero()
@@ -182,7 +182,7 @@ def _divided(a: Decimal, b: Decimal, scale: int) -> Decimal:
     top, bottom = abs(numerator) * below * 10**scale, denominator * abs(other)
     digits, rest = divmod(top, bottom)
     digits += 2 * rest >= bottom
-    return Decimal(digits if (numerator < 0) == (other < 0) else -digits).scaleb(-scale, _EXACT)
+    return Decimal(digits if (numerator < 0) == (other < 0) else -digits).scaleb(-scale, EXACT)
 
 
 def _special_quotient(a: Number, b: Number) -> Number:
@@ -208,7 +208,7 @@ def _special_remainder(a: Number, b: Number) -> Number:
 def _remainder(a: Decimal, b: Decimal) -> Decimal:
     if not b:
         raise _zero()
-    return _EXACT.remainder(a, b)
+    return EXACT.remainder(a, b)
 
 
 def _one(types_function: dict[str, FixedFunction]) -> Maker:
@@ -232,16 +232,23 @@ def _to_scale(rounding: str) -> Callable[..., Decimal]:
     return lambda value, scale=0: _rounded(value, min(max(scale, -2000), 2000), rounding)
 
 
-def _sign(value: Any) -> Any:
-    return type(value)((value > 0) - (value < 0))
+def _sign(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
+    def sign(number: Number) -> Number:
+        kind, value = number
+        return number if kind == 2 else (0, type(value)(kind or (value > 0) - (value < 0)))
+
+    return sign if types[0] in _FLOATS | {_NUMERIC} else None
 
 
 def _negative(a: Number) -> Number:
-    return (-a[0] if a[0] in {-1, 1} else a[0]), -a[1]
+    # Decimals' own operators round to 28 digits.
+    return (-a[0] if a[0] in {-1, 1} else a[0]), a[1].copy_negate() if isinstance(a[1], Decimal) else -a[1]
 
 
 def _absolute(a: int | Number) -> int | Number:
-    return abs(a) if isinstance(a, int) else (1 if a[0] in {-1, 1} else a[0], abs(a[1]))
+    if isinstance(a, int):
+        return abs(a)
+    return (1 if a[0] in {-1, 1} else a[0]), a[1].copy_abs() if isinstance(a[1], Decimal) else abs(a[1])
 
 
 # Floats
@@ -311,6 +318,13 @@ def _mathematical(function: Callable[..., float]) -> FixedFunction:
     return applied
 
 
+def _exponential(value: float) -> float:
+    result = math.exp(value)
+    if result == 0 and value != -math.inf:
+        raise PubsubError("value out of range: underflow", sqlstate="22003")
+    return result
+
+
 def _root(value: float) -> float:
     if value < 0:
         raise PubsubError("cannot take square root of a negative number", sqlstate="2201F")
@@ -336,7 +350,10 @@ def _power(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
             raise PubsubError(
                 "a negative number raised to a non-integer power yields a complex result", sqlstate="2201F"
             )
-        return math.pow(a, b)
+        result = math.pow(a, b)
+        if result == 0 and a != 0 and math.isfinite(a) and math.isfinite(b):
+            raise PubsubError("value out of range: underflow", sqlstate="22003")
+        return result
 
     def applied(a: Number, b: Number) -> Number:
         x, y = plain_float(a), plain_float(b)
@@ -431,16 +448,16 @@ _CEILING: Final = _one({"numeric": _to_scale(ROUND_CEILING), "float": _whole(mat
 _LOG10: Final = _one({"float": _mathematical(_logarithm(math.log10))})
 _LN: Final = _one({"float": _mathematical(_logarithm(math.log))})
 _SQRT: Final = _one({"float": _mathematical(_root)})
-_EXP: Final = _one({"float": _mathematical(math.exp)})
+_EXP: Final = _one({"float": _mathematical(_exponential)})
 _ROUND: Final = _one({"numeric": _to_scale(ROUND_HALF_UP), "float": _whole(round)})
 _TRUNC: Final = _one({"numeric": _to_scale(ROUND_DOWN), "float": _whole(math.trunc)})
 _FLOOR: Final = _one({"numeric": _to_scale(ROUND_FLOOR), "float": _whole(math.floor)})
 
 FUNCTIONS: Final[dict[str, Maker]] = {
-    "numeric_add": _numerics(_EXACT.add, _special(operator.add)),
-    "numeric_sub": _numerics(_EXACT.subtract, _special(operator.sub)),
+    "numeric_add": _numerics(EXACT.add, _special(operator.add)),
+    "numeric_sub": _numerics(EXACT.subtract, _special(operator.sub)),
     "numeric_mul": _numerics(_product, _special(operator.mul)),
-    "numeric_div": _numerics(_quotient, _special_quotient),
+    "numeric_div": _numerics(quotient, _special_quotient),
     "numeric_mod": _numerics(_remainder, _special_remainder),
     "numeric_uminus": fixed(_negative),
     "numeric_uplus": fixed(lambda a: a),
@@ -459,7 +476,7 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "ceil": _CEILING,
     "ceiling": _CEILING,
     "dceil": _CEILING,
-    "sign": _one({"numeric": _sign, "float": _sign}),
+    "sign": _sign,
     "sqrt": _SQRT,
     "dsqrt": _SQRT,
     "exp": _EXP,

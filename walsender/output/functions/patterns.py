@@ -114,7 +114,7 @@ _CONTROLS: Final = {
     "t": "\\t",
     "v": "\\v",
 }
-_CONSTRAINTS: Final = {"A": "\\A", "Z": "\\Z", "m": "\\b(?=\\w)", "M": "\\b(?<=\\w)", "y": "\\b", "Y": "\\B"}
+_CONSTRAINTS: Final = {"A": "\\A", "Z": "\\Z", "m": "\\b(?=\\w)", "M": "\\b(?<=\\w)", "y": "\\b", "Y": "(?!\\b)"}
 _HEX: Final = {
     "x": re.compile("[0-9a-fA-F]{1,255}"),
     "u": re.compile("[0-9a-fA-F]{4}"),
@@ -134,6 +134,8 @@ class _Translation:
     def __init__(self, text: str, settings: Settings, *, ignore_case: bool) -> None:
         self._text = text
         self._at = 0
+        self._open: list[bool] = []
+        """Of the groups around: whether what they match may be repeated."""
         self._bytewise = settings.bytewise
         self.ignore_case = ignore_case
 
@@ -198,15 +200,21 @@ class _Translation:
             return self._bracket(), True
         if character == "(":
             if text[at + 1 : at + 2] != "?":
+                self._open.append(True)
                 return "(", False
             for group in _GROUPS:
                 if text.startswith(group, at):
+                    self._open.append(group == "(?:")
                     self._at = at + len(group)
                     return group, False
             raise _invalid("invalid regular expression")
         if character in "^$":
             return ("\\A" if character == "^" else "\\Z"), False
-        if character in ".)":
+        if character == ")":
+            if not self._open:
+                raise _invalid("parentheses () not balanced")
+            return character, self._open.pop()
+        if character == ".":
             return character, True
         if character == "|":
             return character, False

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from pubsub.errors import PubsubError
+from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.output.times import calendar_date
 from walsender.output.functions.comparison import COMPARE
-from walsender.output.functions.numbers import in_range
+from walsender.output.functions.numbers import EXACT, in_range, quotient
 from walsender.output.functions.values import (
     FixedFunction,
     Interval,
@@ -310,7 +310,7 @@ def _extract_timestamp(unit: str, timestamp: int) -> Number | None:
     if unit == "epoch":
         return 0, Decimal(timestamp + _UNIX_EPOCH * _SECOND).scaleb(-6)
     if unit == "julian":
-        return 0, Decimal(days + _EPOCH_JULIAN) + Decimal(time) / _DAY
+        return 0, EXACT.add(Decimal(days + _EPOCH_JULIAN), quotient(Decimal(time), Decimal(_DAY)))
     value = _part_of_day(unit, time) if unit in _OF_TIME else _part_of_date(unit, days)
     if value is None:
         raise _not_known(unit, of)
@@ -354,11 +354,18 @@ def _extract_interval(unit: str, span: Interval) -> Number | None:
         # Years of 365.25 days, months of 30.
         seconds = years * (36525 * 864) + months * (30 * 86400) + span.day * 86400
         return 0, Decimal(seconds * _SECOND + span.time).scaleb(-6)
+    if unit in {"quarter", "week"}:
+        raise FeatureNotSupported(f'unit "{unit}" of an interval is not supported in a row filter')  # versions differ
+    sizes = {"decade": 10, "century": 100, "millennium": 1000}
+    if size := sizes.get(unit):
+        return 0, Decimal(_toward_zero(years, size)[0])
     whole = {"year": years, "month": months, "day": span.day, "hour": hours, "minute": minutes}.get(unit)
     if whole is not None:
         return 0, Decimal(whole)
     scale = {"second": 6, "milliseconds": 3, "microseconds": 0}.get(unit)
     if scale is None:
+        if unit in _DATE_UNITS | {"julian"}:
+            raise PubsubError(f'unit "{unit}" not supported for type interval', sqlstate="0A000")
         raise _not_known(unit, "interval")
     return 0, Decimal(rest).scaleb(-scale)
 
