@@ -186,8 +186,6 @@ def _request(parsed: argparse.Namespace, spill: Path) -> DecodeRequest:
             raise PubsubError("pgoutput needs --publication", sqlstate="42601")
         if parsed.proto_version is not None or "proto_version" not in names:
             options["proto_version"] = str(1 if parsed.proto_version is None else parsed.proto_version)
-    elif parsed.publication is not None or parsed.proto_version is not None:
-        raise PubsubError("--publication and --proto-version are for pgoutput", sqlstate="42601")
     for name, value in given:
         if name in options and parsed.plugin == "pgoutput":
             raise PubsubError("conflicting or redundant options", sqlstate="42601")

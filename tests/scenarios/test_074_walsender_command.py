@@ -109,7 +109,6 @@ def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
         (("--publication", "p", "--start", "0/2", "--end", "0/1"), "the end 0/1 lies before the start 0/2"),
         (("--publication", "p", "--start", "0/100000000"), 'invalid input syntax for type pg_lsn: "0/100000000"'),
         (("--publication", "p", "--work-mem", "-1"), 'invalid value for parameter "logical_decoding_work_mem": "-1"'),
-        (("--plugin", "test_decoding", "--publication", "p"), "--publication and --proto-version are for pgoutput"),
     ):
         code, output, errors = decode(publisher, *more)
         assert (code, output) == (2, b""), more
@@ -128,6 +127,10 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
         assert code == 0
         assert "consistent point" in errors
         assert len(list(read_messages(output))) == 2003
+        # Of the other plugin's options nothing is taken.
+        code, lines, _ = decode(server, *more, "--proto-version", "4", "--plugin", "test_decoding")
+        assert code == 0
+        assert lines.count(b"\n") == 2002
         file = tmp_path / "output"
         file.write_bytes(b"of the last time")
         # What was written before is there until there is something new.
