@@ -33,7 +33,10 @@ from pubsub.protocol.pgoutput import Relation, read_message
 from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.walsender_options import Asked
 
+_TEXT_ENDS = re.compile(rb"COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED")
+_PREPARED = re.compile(rb"(PREPARE TRANSACTION|COMMIT PREPARED|ROLLBACK PREPARED) ('[^']*')")
 HEADER = struct.Struct(">QI")
 """What is before each of pgoutput's messages: its LSN and its length."""
 Definition = tuple[bytes, ...]
@@ -67,11 +70,17 @@ class Decoding:
         more: Sequence[str] = (),
         conninfo: str | None = None,
         interpreted: bool = False,
+        asked: Asked | None = None,
     ) -> None:
-        """`interpreted`: without the compiled modules (walsender/hot)."""
+        """`interpreted`: without the compiled modules (walsender/hot); `asked`: plugin, publications and options in one."""
+        if asked is None:
+            given = dict(option.split("=", 1) for option in options)
+            if plugin == "pgoutput":
+                given["proto_version"] = str(proto_version)
+            asked = Asked(plugin, publications, given)
         self.server = server
         self.dbname = dbname
-        self.plugin = plugin
+        self.plugin = asked.plugin
         self.directory = tempfile.TemporaryDirectory(prefix="pubsub-decode-")
         self.output = Path(self.directory.name) / "output"
         arguments = [
@@ -81,16 +90,11 @@ class Decoding:
             "decode",
             "--conninfo",
             conninfo or server.conninfo(dbname),
-            "--plugin",
-            plugin,
             "--output",
             str(self.output),
+            *asked.arguments(),
             *more,
         ]
-        if plugin == "pgoutput":
-            arguments += ["--publication", publications, "--proto-version", str(proto_version)]
-        for option in options:
-            arguments += ["--option", option]
         environment = {**os.environ, "WALSENDER_INTERPRETED": "1"} if interpreted else None
         self.process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment)
         self.errors: list[str] = []
@@ -147,19 +151,18 @@ class Decoding:
         return self.finish()
 
     def messages(self) -> Iterator[Message]:
-        data = self.output.read_bytes()
-        if self.plugin == "pgoutput":
-            yield from read_messages(data)
-            return
+        return read_messages(self.output.read_bytes(), pgoutput=self.plugin == "pgoutput")
+
+
+def read_messages(data: bytes, *, pgoutput: bool = True) -> Iterator[Message]:
+    """What the command writes."""
+    if not pgoutput:
         # A value may hold line ends: the next line starts with an LSN and an xid.
         starts = [found.start() for found in re.finditer(rb"^[0-9A-F]+/[0-9A-F]+\t\d+\t", data, re.MULTILINE)]
         for start, end in pairwise([*starts, len(data)]):
-            lsn, xid, text = data[start : end - 1].split(b"\t", 2)
-            yield Message(int(Lsn.parse(lsn.decode())), int(xid), text)
-
-
-def read_messages(data: bytes) -> Iterator[Message]:
-    """pgoutput as the command writes it."""
+            lsn_text, xid, text = data[start : end - 1].split(b"\t", 2)
+            yield Message(int(Lsn.parse(lsn_text.decode())), int(xid), text)
+        return
     position = 0
     while position + HEADER.size <= len(data):
         lsn, length = HEADER.unpack_from(data, position)
@@ -177,26 +180,44 @@ def create_slot(server: EmbeddedPostgres, dbname: str, name: str, plugin: str, *
 
 
 def slot_changes(
-    server: EmbeddedPostgres, dbname: str, slot: str, plugin: str, options: dict[str, str], upto: int | None = None
+    server: EmbeddedPostgres,
+    dbname: str,
+    slot: str,
+    plugin: str,
+    options: dict[str, str],
+    upto: int | None = None,
+    *,
+    work_mem: str = "64MB",
 ) -> list[Message]:
     """What PostgreSQL's own decoding gives."""
     given = "".join(f", '{name}', '{value}'" for name, value in options.items())
     limit = f"'{Lsn(upto)}'" if upto is not None else "NULL"
     kind = "binary_changes" if plugin == "pgoutput" else "changes"
     with server.connect(dbname) as connection:
+        connection.execute(f"SET logical_decoding_work_mem = '{work_mem}'".encode())
         if plugin == "pgoutput":
             connection.execute(b"SET search_path = ''")  # as libpqwalreceiver does
         rows = connection.execute(
             f"SELECT lsn, xid::text, data FROM pg_logical_slot_get_{kind}('{slot}', {limit}, NULL{given})".encode()
         ).fetchall()
-    return [
+    found = [
         Message(int(Lsn.parse(str(lsn))), int(xid), bytes(data) if plugin == "pgoutput" else str(data).encode())
         for lsn, xid, data in rows
     ]
+    if plugin == "pgoutput":
+        # A walsender, other than these functions, leaves out the LSN where more of the same change follows.
+        for number, m in enumerate(found):
+            if m.data[:1] in {b"R", b"Y"} or (m.data[:1] in {b"B", b"b", b"S"} and found[number + 1].data[:1] == b"O"):
+                found[number] = Message(0, m.xid, m.data)
+    return found
 
 
 class ServerStream:
     """PostgreSQL's own walsender on a slot, followed while the changes are made; a context manager.
+
+    What it publishes of a transaction that was in progress when a publication was altered depends on what it has cached: a
+    snapshot of before does not take back what was read with a later one, so that it may go by the altered publication.  Ours
+    goes by the publication as it was at each change.
 
     A walsender that streams can fail (XX000, XX001) while catalogs are written anew: "could not map filenumber" at the next
     change of a relation after a subtransaction was rolled back, "could not read block".  Then it is begun anew, without
@@ -251,7 +272,7 @@ class ServerStream:
                     if error.sqlstate not in {"XX000", "XX001"}:
                         raise
                     self.failed = error.message
-                    self._found = _finished(self._found)
+                    self._found = _finished(self._found, pgoutput="proto_version" in self._options)
                     if self._options.pop("streaming", None) is None:
                         self.stopped = True
         except BaseException as error:
@@ -261,6 +282,8 @@ class ServerStream:
         # What it sends once more are messages outside of transactions.
         again = set(self._found) if start else set()
         async with await Connection.connect(self._conninfo, replication=True) as connection:
+            if "proto_version" not in self._options:
+                await connection.query("SET search_path = public")  # test_decoding's names are those of a session
             stream = await replication.start(connection, self._slot, start, self._options)
             position = 0
             while not self._stop.is_set():
@@ -281,9 +304,13 @@ class ServerStream:
                         position = max(position, int(message.wal_end))
 
 
-def _finished(messages: Sequence[Message]) -> list[Message]:
+def _finished(messages: Sequence[Message], *, pgoutput: bool = True) -> list[Message]:
     """Without the transactions of which the end is missing."""
+    if not pgoutput:
+        ends = [number for number, m in enumerate(messages, 1) if _TEXT_ENDS.match(m.data)]
+        return list(messages[: max(ends, default=0)])
     ended = {m.data[1:5] for m in messages if m.data[:1] == b"c"} | _aborted(messages)
+    ended |= {m.data[26:30] for m in messages if m.data[:1] == b"p"}
     found: list[Message] = []
     stream: bytes | None = None
     begun: int | None = None
@@ -291,23 +318,29 @@ def _finished(messages: Sequence[Message]) -> list[Message]:
         kind = m.data[:1]
         if kind == b"S":
             stream = m.data[1:5]
-        elif kind == b"B":
+        elif kind in {b"B", b"b"}:
             begun = len(found)
         if stream is None or stream in ended:
             found.append(m)
         if kind == b"E":
             stream = None
-        elif kind == b"C":
+        elif kind in {b"C", b"P"}:
             begun = None
     return found[:begun]
 
 
 def _last_end(messages: Sequence[Message]) -> int:
     """Where the last transaction ends; 0: there is none."""
-    ends = [
-        int.from_bytes(m.data[skip : skip + 8]) for m in messages if (skip := {b"C": 10, b"c": 14}.get(m.data[:1], 0))
-    ]
+    places = {b"C": 10, b"c": 14, b"P": 10, b"p": 10, b"K": 10, b"r": 10}
+    ends = [int.from_bytes(m.data[skip : skip + 8]) for m in messages if (skip := places.get(m.data[:1], 0))]
     return max(ends, default=0)
+
+
+def as_sent(messages: Sequence[Message], *, pgoutput: bool) -> list[Message]:
+    """What the command writes, without what a walsender does not send: of test_decoding's lines the transaction, and where
+    it is said with the first change that it begins, the LSN of that."""
+    begin = () if pgoutput else b"BEGIN"
+    return [Message(0 if m.data.startswith(begin) else m.lsn, 0, m.data) for m in messages]
 
 
 def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:
@@ -386,9 +419,10 @@ def _kind(item: tuple[object, ...]) -> bytes:
     return data[:1]
 
 
-def inconsistency(messages: Sequence[Message], *, parallel: bool = False) -> str:
+def inconsistency(messages: Sequence[Message], *, parallel: bool = False, only_local: bool = False) -> str:
     """Empty where a subscriber can read every row by the definition that it has then, and every stream has come to an end.
-    `parallel`: also one that applies streams in parallel, where it can."""
+    `parallel`: also one that applies streams in parallel, where it can.  `only_local`: origin = none; then a stream of which
+    the commit came from elsewhere has no end, nor has it with a server (DecodeCommit: ReorderBufferForget)."""
     for at_once in (False, True) if parallel else (False,):
         streaming = False
         for item in comparable(messages, pgoutput=True, at_once=at_once):
@@ -404,7 +438,7 @@ def inconsistency(messages: Sequence[Message], *, parallel: bool = False) -> str
                     return f"a row of {columns} columns: {_shown(item)}"
     begun = {m.data[1:5] for m in messages if m.data[:1] == b"S"}
     ended = {m.data[26:30] if m.data[:1] == b"p" else m.data[1:5] for m in messages if m.data[:1] in {b"c", b"p"}}
-    if left := begun - ended - _aborted(messages):
+    if not only_local and (left := begun - ended - _aborted(messages)):
         return f"streams without an end: {[int.from_bytes(xid) for xid in left]}"
     return ""
 
@@ -439,23 +473,73 @@ def _aborted(messages: Sequence[Message]) -> set[bytes]:
     return {m.data[1:5] for m in messages if m.data[:1] == b"A" and m.data[1:5] == m.data[5:9]}
 
 
-def _without(messages: Sequence[Message], aborted: set[bytes]) -> list[Message]:
-    """Streamed transactions that were rolled back are left out: a server that reads late knows of it, and sends less."""
+def _rolled_back(messages: Sequence[Message]) -> set[bytes]:
+    """Those that were prepared."""
+    return {m.data[34:38] for m in messages if m.data[:1] == b"r"}
+
+
+def _without(messages: Sequence[Message], aborted: Set[bytes], rolled_back: Set[bytes]) -> list[Message]:
+    """Streamed transactions that were aborted are left out, and what prepared ones changed that were rolled back: a server that
+    reads late knows of it, and sends less.  That these were prepared stays, and what was said of relations, which holds.
+
+    The end of one that was never said to be prepared, since it has only locked rows, is left out, too.
+    """
     found: list[Message] = []
-    stream: bytes | None = None
+    inside: bytes | None = None
+    prepared: set[bytes] = set()
     for m in messages:
         kind = m.data[:1]
         if kind == b"S":
-            stream = m.data[1:5]
-        if not (stream in aborted or (kind == b"A" and m.data[1:5] in aborted)):
+            inside = m.data[1:5]
+        elif kind in {b"P", b"p"}:
+            inside = None
+            prepared.add(m.data[26:30])
+        elif kind == b"b":
+            inside = m.data[25:29]
+        if not (
+            inside in aborted
+            or (inside in rolled_back and kind in {b"I", b"U", b"D", b"T", b"M", b"O"})
+            or (kind == b"A" and m.data[1:5] in aborted)
+            or (kind == b"K" and m.data[26:30] not in prepared)
+            or (kind == b"r" and m.data[34:38] not in prepared)
+        ):
             found.append(m)
         if kind == b"E":
-            stream = None
+            inside = None
     return found
+
+
+def _without_rolled_back(lines: Sequence[Message], gids: Set[bytes]) -> list[Message]:
+    """The same of test_decoding's lines; with `skip-empty-xacts` it may not even be said that they were prepared."""
+    prepared = {end[2] for m in lines if (end := _PREPARED.match(m.data)) and end[1] == b"PREPARE TRANSACTION"}
+    found: list[Message] = []
+    begun = 0
+    for m in lines:
+        if m.data.startswith(b"BEGIN"):
+            begun = len(found)
+        found.append(m)
+        end = _PREPARED.match(m.data)
+        if end and end[1] == b"PREPARE TRANSACTION" and end[2] in gids:
+            del found[begun:]
+        elif end and (end[2] in gids or end[2] not in prepared):
+            found.pop()
+    return found
+
+
+def _gids_rolled_back(lines: Sequence[Message]) -> set[bytes]:
+    found = (_PREPARED.match(m.data) for m in lines)
+    return {end[2] for end in found if end and end[1] == b"ROLLBACK PREPARED"}
+
+
+def _stream_aborts(messages: Sequence[Message]) -> dict[bytes, Message]:
+    """By transaction and subtransaction."""
+    return {m.data[1:9]: m for m in messages if m.data[:1] == b"A"}
 
 
 def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> list[tuple[object, ...]]:
     """The transactions in the order of their ends, each with its changes: the same whether, and where, it was streamed.
+
+    What is sent at the beginning is left out: of a stream it is not known what it will come to.
 
     Logical messages are left out of transactions that are among `partly`, of which something was rolled back while they were
     streamed: in a stream a message bears the id of the whole transaction (pgoutput.c: pgoutput_message), so that one that is
@@ -475,7 +559,9 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
             stream = None
         elif kind == b"B":
             begun = data[-4:]
-        elif kind == b"M" and (stream or begun) in partly:
+        elif kind == b"b":
+            begun = data[25:29]
+        elif kind == b"O" or (kind == b"M" and (stream or begun) in partly):
             continue
         elif stream is not None:
             # Without the id of its (sub)transaction.
@@ -486,17 +572,21 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
         elif kind == b"c":
             found += [one for _, one in open_ones.pop(data[1:5], [])]
             found.append((lsn, b"C" + data[5:]))
+        elif kind == b"p":
+            found += [one for _, one in open_ones.pop(data[26:30], [])]
+            found.append((lsn, b"P" + data[1:]))
         else:
-            if kind == b"C":
+            if kind in {b"C", b"P"}:
                 begun = b""
             found.append(item)
     # A transaction of which nothing is left is none.
     left: list[tuple[object, ...]] = []
     changed = False
     for item in found:
-        if changed or not _ends(item):
+        kind = _kind(item)
+        if changed or kind != b"C":
             left.append(item)
-        changed = not _ends(item) and (changed or not _stands_alone(item))
+        changed = kind not in {b"C", b"P", b"K", b"r"} and (changed or not _stands_alone(item))
     return left
 
 
@@ -504,11 +594,6 @@ def _stands_alone(item: tuple[object, ...]) -> bool:
     """Whether it is a logical message that belongs to no transaction."""
     data = item[1]
     return isinstance(data, bytes) and data[:2] == b"M\0"
-
-
-def _ends(item: tuple[object, ...]) -> bool:
-    data = item[1]
-    return isinstance(data, bytes) and data[:1] == b"C"
 
 
 def _shown(item: tuple[object, ...]) -> str:
@@ -529,8 +614,15 @@ def differences(
     """
     partly = {m.data[1:5] for m in (*ours, *theirs) if pgoutput and m.data[:1] == b"A" and m.data[5:9] != m.data[1:5]}
     if pgoutput:
-        aborted = _aborted(ours) | _aborted(theirs)
-        ours, theirs = _without(ours, aborted), _without(theirs, aborted)
+        aborts, other_aborts = _stream_aborts(ours), _stream_aborts(theirs)
+        for key in aborts.keys() & other_aborts.keys():
+            if aborts[key] != other_aborts[key]:
+                return f"a stream's abort: ours {aborts[key]}, the server's {other_aborts[key]}"
+        aborted, rolled_back = _aborted(ours) | _aborted(theirs), _rolled_back(ours) | _rolled_back(theirs)
+        ours, theirs = _without(ours, aborted, rolled_back), _without(theirs, aborted, rolled_back)
+    else:
+        gids = _gids_rolled_back(ours) | _gids_rolled_back(theirs)
+        ours, theirs = _without_rolled_back(ours, gids), _without_rolled_back(theirs, gids)
     if whole:
         mine, other = assembled(ours, partly), assembled(theirs, partly)
     else:

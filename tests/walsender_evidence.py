@@ -27,7 +27,7 @@ from pathlib import Path
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.walsender_compare import HEADER, Message, differences, read_messages
+from tests.walsender_compare import HEADER, Message, as_sent, differences, read_messages
 
 FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 8000)) FROM generate_series(1, 50)"
 """More WAL than a server writes that is started, read from and stopped."""
@@ -43,6 +43,10 @@ class Run:
     arguments: tuple[str, ...]
     start: str = ""
     end: str = ""
+
+    @property
+    def pgoutput(self) -> bool:
+        return "test_decoding" not in self.arguments
 
 
 class Evidence:
@@ -109,14 +113,20 @@ def main() -> None:
     parsed = parser.parse_args()
     run = decode_again(parsed.directory, parsed.output)
     again = [
-        m for m in read_messages(parsed.output.read_bytes()) if m.data[:1] != b"M" or b"filler\0" not in m.data[:40]
+        m for m in read_messages(parsed.output.read_bytes(), pgoutput=run.pgoutput) if b"filler" not in m.data[:50]
     ]
-    ours = list(read_messages((parsed.directory / "ours").read_bytes()))
+    ours = list(read_messages((parsed.directory / "ours").read_bytes(), pgoutput=run.pgoutput))
     same = "the same" if again[: len(ours)] == ours else "others"
     print(f"{run}\n{len(again)} messages up to {Lsn(again[-1].lsn)}; in the run there were {len(ours)}: {same}")
     theirs = parsed.directory / "theirs"
     if theirs.exists():
-        found = differences(again, list(read_messages(theirs.read_bytes())), whole=run.kind == "streams")
+        sent = list(read_messages(theirs.read_bytes()))
+        found = differences(
+            as_sent(again, pgoutput=run.pgoutput),
+            as_sent(sent, pgoutput=run.pgoutput),
+            pgoutput=run.pgoutput,
+            whole=run.kind == "streams",
+        )
         print(found[:10_000] or "no difference")
 
 

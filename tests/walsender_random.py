@@ -16,9 +16,13 @@ import psycopg
 
 from pubsub.protocol.pgoutput import (
     UNCHANGED,
+    BeginPrepare,
+    CommitPrepared,
     Delete,
     Insert,
+    Prepare,
     Relation,
+    RollbackPrepared,
     Truncate,
     Update,
     Value,
@@ -26,6 +30,7 @@ from pubsub.protocol.pgoutput import (
 )
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.walsender_compare import Message
+from tests.walsender_options import EVERYTHING, PUBLICATIONS, alteration
 
 CATALOGS = (
     "pg_class",
@@ -40,10 +45,17 @@ CATALOGS = (
 
 
 class Worker(threading.Thread):
-    """One session: transactions of random statements until `deadline`."""
+    """One session: transactions of random statements until `deadline`; some of them prepared, some from elsewhere."""
 
     def __init__(
-        self, server: EmbeddedPostgres, dbname: str, seed: str, deadline: float, *, rewrite_types: bool
+        self,
+        server: EmbeddedPostgres,
+        dbname: str,
+        seed: str,
+        deadline: float,
+        *,
+        rewrite_types: bool,
+        publications: str,
     ) -> None:
         super().__init__(daemon=True)
         self.random = random.Random(seed)
@@ -52,6 +64,10 @@ class Worker(threading.Thread):
         self._dbname = dbname
         self._deadline = deadline
         self._rewrite_types = rewrite_types
+        self._publications = publications
+        self._prepared: list[str] = []
+        """Transactions that are still to be ended."""
+        self._from_elsewhere = False
         self._count = 0
         self.done = 0
         self.failure: BaseException | None = None
@@ -62,6 +78,11 @@ class Worker(threading.Thread):
                 connection.execute("SET lock_timeout = '500ms'; SET deadlock_timeout = '50ms'")
                 while time.monotonic() < self._deadline:
                     self._transaction(connection)
+                    # Others wait for what a prepared transaction has locked.
+                    while self._prepared and (len(self._prepared) > 1 or self.random.random() < 0.3):
+                        self._end_prepared(connection)
+                while self._prepared:
+                    self._end_prepared(connection)
         except BaseException as error:
             self.failure = error
 
@@ -77,8 +98,27 @@ class Worker(threading.Thread):
         except psycopg.Error:
             return False
 
+    def _end_prepared(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        finish = "COMMIT" if self.random.random() < 0.7 else "ROLLBACK"
+        # Of a transaction that had failed PREPARE says nothing, and there is none.
+        self._try(connection, f"{finish} PREPARED '{self._prepared.pop(0)}'")
+
+    def _origin(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+        """The session's changes come from elsewhere from here on, or do not any more, or are of another time."""
+        if self._from_elsewhere and self.random.random() < 0.5:
+            lsn, day = self.random.randint(1, 1 << 30), self.random.randint(1, 28)
+            self._try(connection, f"SELECT pg_replication_origin_xact_setup('0/{lsn:X}', '2020-01-{day}')")
+        elif self._from_elsewhere:
+            self._from_elsewhere = not self._try(connection, "SELECT pg_replication_origin_session_reset()")
+        else:
+            self._from_elsewhere = self._try(
+                connection, f"SELECT pg_replication_origin_session_setup('from {self.name}')"
+            )
+
     def _transaction(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         choice = self.random.random()
+        if self.random.random() < 0.03:
+            self._origin(connection)
         if choice < 0.08:
             self._try(connection, self._alone())
             return
@@ -93,6 +133,8 @@ class Worker(threading.Thread):
                     break
                 self._try(connection, f"ROLLBACK TO s{depth}")
                 continue
+            if self.random.random() < 0.004:
+                self._origin(connection)
             roll = self.random.random()
             if roll < 0.2:
                 depth += 1
@@ -106,13 +148,13 @@ class Worker(threading.Thread):
                 self._try(connection, self._statement())
         end = self.random.random()
         if end < 0.1:
-            gid = f"{self.name}_{self.done}"
+            gid = f"{self.name}_{self.done}{'_nodecode' if self.random.random() < 0.1 else ''}"
             if self._try(connection, f"PREPARE TRANSACTION '{gid}'"):
-                if self.random.random() < 0.5:
+                self._prepared.append(gid)
+                if self.random.random() < 0.4:
+                    self._end_prepared(connection)
+                elif self.random.random() < 0.5:
                     self._try(connection, self._statement())
-                finish = "COMMIT" if self.random.random() < 0.7 else "ROLLBACK"
-                # Of a transaction that had failed PREPARE says nothing, and there is none.
-                self._try(connection, f"{finish} PREPARED '{gid}'")
                 return
         self._try(connection, "ROLLBACK" if end > 0.85 else "COMMIT")
 
@@ -146,6 +188,10 @@ class Worker(threading.Thread):
 
     def _statement(self) -> str:
         r = self.random
+        if r.random() < 0.02 and (altered := alteration(self._publications, r)):
+            return altered
+        if r.random() < 0.02:
+            return f"SELECT FROM {self._table()} WHERE id < 100 FOR {r.choice(('UPDATE', 'SHARE'))}"
         table = self._table()
         number = r.randint(1, 400)
         roll = r.random()
@@ -227,16 +273,37 @@ CREATE TABLE t4 (id int PRIMARY KEY, a int, b text) WITH (fillfactor = 50);
 CREATE TABLE p (id int PRIMARY KEY, a int, b text) PARTITION BY RANGE (id);
 CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (200);
 CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (200) TO (100000);
-CREATE PUBLICATION p FOR ALL TABLES;
 """
 
 
+WORKERS = 4
+
+
+def set_up(server: EmbeddedPostgres, dbname: str, publications: str) -> None:
+    """The tables, the publications, an origin for each session."""
+    statements = [statement for statement in SETUP.split(";\n") if statement.strip()]
+    statements += PUBLICATIONS[publications]
+    statements += [f"SELECT pg_replication_origin_create('from w{n}')" for n in range(WORKERS)]
+    with server.connect(dbname) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
 def run(
-    server: EmbeddedPostgres, dbname: str, seed: int, seconds: float, workers: int = 4, *, rewrite_types: bool
+    server: EmbeddedPostgres,
+    dbname: str,
+    seed: int,
+    seconds: float,
+    *,
+    rewrite_types: bool,
+    publications: str = EVERYTHING,
 ) -> int:
     """Let the sessions work; the number of statements done.  Raises what a session died of."""
     deadline = time.monotonic() + seconds
-    threads = [Worker(server, dbname, f"{seed}-{n}", deadline, rewrite_types=rewrite_types) for n in range(workers)]
+    threads = [
+        Worker(server, dbname, f"{seed}-{n}", deadline, rewrite_types=rewrite_types, publications=publications)
+        for n in range(WORKERS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -257,10 +324,23 @@ class Replica:
         self.rows: dict[int, dict[bytes, Row]] = {}
 
     def apply(self, messages: Sequence[Message]) -> None:
-        """Committed transactions of protocol 1."""
+        """Transactions that were not streamed; those that are prepared once they are committed."""
+        prepared: dict[int, list[Message]] = {}
+        inside: list[Message] | None = None
         for message in messages:
             read = read_message(message.data)
+            if inside is not None and not isinstance(read, Relation | Prepare):
+                inside.append(message)
+                continue
             match read:
+                case BeginPrepare():
+                    inside = prepared[read.xid] = []
+                case Prepare():
+                    inside = None
+                case CommitPrepared():
+                    self.apply(prepared.pop(read.xid))
+                case RollbackPrepared():
+                    del prepared[read.xid]
                 case Relation():
                     self.relations[read.oid] = read
                 case Insert(oid, new) if self._has_key(oid):

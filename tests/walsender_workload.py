@@ -254,6 +254,62 @@ TWO_PHASE = (
     "ALTER TABLE plain ADD COLUMN z int",
     "INSERT INTO plain (id, z) VALUES (2005, 1)",
     "COMMIT PREPARED 'one'",
+    "BEGIN; INSERT INTO plain (id) VALUES (2006); PREPARE TRANSACTION 'as_nodecode'",
+    "INSERT INTO plain (id) VALUES (2007)",
+    "COMMIT PREPARED 'as_nodecode'",
+    "BEGIN; INSERT INTO plain (id) VALUES (2008); PREPARE TRANSACTION 'back_nodecode'",
+    "ROLLBACK PREPARED 'back_nodecode'",
+    "BEGIN; SELECT FROM plain WHERE id = 2008 FOR UPDATE; PREPARE TRANSACTION 'locks'",
+    "COMMIT PREPARED 'locks'",
+)
+"""Needs max_prepared_transactions."""
+
+ORIGINS = (
+    "SELECT pg_replication_origin_create('from elsewhere')",
+    "INSERT INTO plain (id) VALUES (3000)",
+    "SELECT pg_replication_origin_session_setup('from elsewhere')",
+    # Of what is rolled back no time is told before the first commit.
+    "BEGIN; INSERT INTO plain (id) VALUES (3001); PREPARE TRANSACTION 'rolled back'",
+    "ROLLBACK PREPARED 'rolled back'",
+    "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(10000, 12000) g; ROLLBACK",
+    "BEGIN; INSERT INTO plain (id) VALUES (3002); PREPARE TRANSACTION 'first'",
+    "COMMIT PREPARED 'first'",
+    "INSERT INTO plain (id) VALUES (3003)",
+    (
+        "BEGIN; SELECT pg_replication_origin_xact_setup('0/ABCDEF', '2020-01-01'); INSERT INTO plain (id) VALUES (3004); "
+        "SELECT pg_logical_emit_message(true, 'p', 'm'); TRUNCATE nokey; PREPARE TRANSACTION 'second'"
+    ),
+    "SELECT pg_replication_origin_xact_setup('0/ABCDF0', '2020-01-02')",
+    "COMMIT PREPARED 'second'",
+    (
+        "BEGIN; SELECT pg_replication_origin_xact_setup('0/ABCDF1', '2020-01-03'); "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(12001, 14000) g; COMMIT"
+    ),
+    # Whose changes are of both: a stream is of its first change's origin.
+    "SELECT pg_replication_origin_session_reset()",
+    (
+        "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(14001, 14050) g; "
+        "SELECT pg_replication_origin_session_setup('from elsewhere'); "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(14051, 16000) g; COMMIT"
+    ),
+    (
+        "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(16001, 16050) g; "
+        "SELECT pg_replication_origin_session_reset(); "
+        "INSERT INTO plain (id) SELECT g FROM generate_series(16051, 18000) g; COMMIT"
+    ),
+    # A prepared transaction is ended by another one than it is of.
+    "BEGIN; INSERT INTO plain (id) VALUES (3005); PREPARE TRANSACTION 'third'",
+    "SELECT pg_replication_origin_session_setup('from elsewhere')",
+    "COMMIT PREPARED 'third'",
+    "BEGIN; INSERT INTO plain (id) VALUES (3006); PREPARE TRANSACTION 'fourth'",
+    "SELECT pg_replication_origin_session_reset()",
+    "COMMIT PREPARED 'fourth'",
+    "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(18001, 20000) g; PREPARE TRANSACTION 'fifth'",
+    "SELECT pg_replication_origin_session_setup('from elsewhere')",
+    "ROLLBACK PREPARED 'fifth'",
+    "INSERT INTO plain (id) VALUES (3007)",
+    "SELECT pg_replication_origin_session_reset()",
+    "SELECT pg_replication_origin_drop('from elsewhere')",
 )
 """Needs max_prepared_transactions."""
 
@@ -397,6 +453,17 @@ STREAMING = (
     "INSERT INTO plain (id) VALUES (1)",
 )
 """Transactions that are larger than 64kB."""
+
+STREAMING_PREPARED = (
+    # Once it was sent it takes no memory any more.
+    "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(40001, 40350) g; PREPARE TRANSACTION 'small'",
+    "INSERT INTO plain (id) SELECT g FROM generate_series(41001, 41300) g",
+    "COMMIT PREPARED 'small'",
+    "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(42001, 43000) g; PREPARE TRANSACTION 'large'",
+    "INSERT INTO plain (id) SELECT g FROM generate_series(44001, 45000) g",
+    "COMMIT PREPARED 'large'",
+)
+"""The same, prepared; needs max_prepared_transactions."""
 
 ROLLED_BACK_DEFINITION = (
     "CREATE TABLE st (a int PRIMARY KEY, c int)",

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
@@ -47,6 +49,7 @@ class Case:
     publications: str = "p"
     options: dict[str, str] = field(default_factory=dict)
     two_phase: bool = False
+    work_mem: str = "64MB"
     slot: str = ""
     theirs: list[Message] = field(default_factory=list)
     ours: Decoding | None = None
@@ -87,6 +90,10 @@ def execute(server: EmbeddedPostgres, dbname: str, statements: Sequence[str]) ->
             yield
 
 
+def changes_of_slot(server: EmbeddedPostgres, dbname: str, case: Case) -> list[Message]:
+    return slot_changes(server, dbname, case.slot, case.plugin, case.server_options(), work_mem=case.work_mem)
+
+
 def compare(
     server: EmbeddedPostgres,
     setup: str,
@@ -121,6 +128,7 @@ def compare(
                     publications=case.publications,
                     proto_version=int(case.options.get("proto_version", "1")),
                     options=options,
+                    more=["--work-mem", case.work_mem],
                     interpreted=interpreted,
                 )
             )
@@ -130,11 +138,11 @@ def compare(
         for _ in execute(server, dbname, statements):
             if eager:
                 for case in cases:
-                    case.theirs += slot_changes(server, dbname, case.slot, case.plugin, case.server_options())
+                    case.theirs += changes_of_slot(server, dbname, case)
         end = flush_lsn(server, dbname)
         for case in cases:
             assert case.ours is not None
-            case.theirs += slot_changes(server, dbname, case.slot, case.plugin, case.server_options())
+            case.theirs += changes_of_slot(server, dbname, case)
             case.ours.wait_for(end)
             ours = case.ours.stop()
             assert len(case.theirs) > 10
@@ -157,7 +165,12 @@ def test_everything_a_change_can_be(upstreams: Servers, version: str) -> None:
                     Case(options={"binary": "true"}),
                     Case(
                         "test_decoding",
-                        options={"skip-empty-xacts": "on", "include-timestamp": "on", "include-xids": "off"},
+                        options={
+                            "skip-empty-xacts": "on",
+                            "include-timestamp": "on",
+                            "include-xids": "off",
+                            "include-rewrites": "on",
+                        },
                     ),
                 ]
                 if version in OLDEST_AND_NEWEST
@@ -229,9 +242,83 @@ def test_two_phase(upstreams: Servers, version: str) -> None:
         [
             Case(options={"proto_version": "3", "two_phase": "on"}, two_phase=True),
             Case("test_decoding", two_phase=True),
+            Case("test_decoding", options={"skip-empty-xacts": "on"}, two_phase=True),
         ],
         eager=True,
     )
+
+
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_origins(upstreams: Servers, version: str) -> None:
+    """Transactions that came from elsewhere: told, left out, prepared, streamed."""
+    streamed = {"proto_version": "3", "two_phase": "on", "streaming": "on"}
+    compare(
+        upstreams[version],
+        workload.SETUP,
+        workload.ORIGINS,
+        [
+            Case(options={"proto_version": "3", "two_phase": "on", "messages": "true"}, two_phase=True),
+            Case(options=streamed, two_phase=True, work_mem="64kB"),
+            # The only one of 15's that leaves them out.
+            Case("test_decoding", options={"only-local": "on", "include-timestamp": "on"}, two_phase=True)
+            if version == "15"
+            else Case(
+                options={"proto_version": "4", "streaming": "parallel", "two_phase": "on", "origin": "none"},
+                two_phase=True,
+                work_mem="64kB",
+            ),
+        ],
+        eager=True,
+    )
+
+
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) -> None:
+    """It is sent as it was prepared, at COMMIT PREPARED.
+
+    Three transactions, so that the slot's snapshot builder gets as far as to see the third whole, and is not done.
+    """
+    server = upstreams[version]
+    dbname = f"wal_{next(_numbers)}"
+    server.create_database(dbname)
+    server.execute("CREATE TABLE st (a int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES", dbname)
+    slot = f"prepared_{next(_numbers)}"
+    options = {"proto_version": "3", "two_phase": "on"}
+    waits = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+    followed = "SELECT 1 FROM pg_stat_replication WHERE application_name = 'walsender' AND state = 'streaming'"
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(1))  # which waits for the slot when the others have gone
+        one, two = (stack.enter_context(server.connect(dbname)) for _ in range(2))
+
+        def begin(connection: psycopg.Connection[tuple[object, ...]], number: int) -> str:
+            connection.execute(f"BEGIN; INSERT INTO st VALUES ({number})".encode())
+            row = connection.execute("SELECT pg_current_xact_id()::text").fetchone()
+            assert row is not None
+            return str(row[0])
+
+        first = begin(one, 1)
+        creating = executor.submit(create_slot, server, dbname, slot, "pgoutput", two_phase=True)
+        wait_until(lambda: (first,) in server.query(waits), "the slot waits for the first")
+        second = begin(two, 2)
+        decoding = stack.enter_context(Decoding(server, dbname, proto_version=3, options=["two_phase=on"]))
+        wait_until(lambda: bool(server.query(followed)), "the WAL is followed")
+        one.execute("COMMIT")
+        wait_until(lambda: (second,) in server.query(waits), "the slot waits for the second")
+        begin(one, 3)
+        one.execute("PREPARE TRANSACTION 'three'")
+        two.execute("COMMIT")
+        creating.result(60)
+        decoding.wait_consistent()
+        server.execute("INSERT INTO st VALUES (4)", dbname)
+        one.execute("COMMIT PREPARED 'three'")
+        end = flush_lsn(server, dbname)
+        decoding.wait_for(end)
+        ours = decoding.stop()
+        theirs = slot_changes(server, dbname, slot, "pgoutput", {**options, "publication_names": "p"})
+    assert [m.data[:1] for m in theirs] == [b"B", b"R", b"I", b"C", b"b", b"I", b"P", b"K"]
+    assert differences(ours, theirs) == ""
+    server.drop_slot(slot)
+    server.drop_database(dbname)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +357,8 @@ def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: 
                 pass
             if prepare:
                 server.execute("COMMIT PREPARED 'p'", dbname)
+        for statement in workload.STREAMING_PREPARED:
+            server.execute(statement, dbname)
         end = flush_lsn(server, dbname)
         theirs = stream.wait_for(end)
         decoding.wait_for(end)
@@ -278,6 +367,24 @@ def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: 
         assert inconsistency(ours, parallel=streaming == "parallel") == ""
         assert sum(message.data[:1] == b"S" for message in theirs) > 20
     server.drop_database(dbname)
+
+
+def test_streaming_as_text(upstreams: Servers) -> None:
+    """test_decoding says where a stream begins and ends, and that something is changed.
+
+    What is rolled back is not compared: a server that reads late sends less of it.
+    """
+    options = {"stream-changes": "on"}
+    compare(
+        upstreams["17"],
+        workload.SETUP,
+        [statement for statement in workload.STREAMING if "ROLLBACK" not in statement],
+        [
+            Case("test_decoding", options=options, work_mem="64kB"),
+            Case("test_decoding", options=options | {"skip-empty-xacts": "on", "include-xids": "off"}, work_mem="64kB"),
+        ],
+        eager=True,
+    )
 
 
 def test_a_definition_that_is_rolled_back(upstreams: Servers) -> None:

@@ -1,11 +1,12 @@
 """Random DDL and DML in concurrent sessions, decoded and compared, in three ways.
 
-    bytes      pgoutput's, against those of a logical slot on the same server
+    bytes      pgoutput's, or test_decoding's lines, against those of a logical slot on the same server
     streams    with logical_decoding_work_mem at 64kB on both sides: transactions compared whole, for where a server under
                concurrent DDL breaks its streams depends on what it still knows of transactions that have ended; where its
                own walsender fails (walsender_compare.py: ServerStream), it goes on without streaming
     replay     no slot anywhere, so that pruning and VACUUM bite: the changes applied, against the tables
 
+What is asked of both, plugin, protocol, two_phase, publications and so on, is drawn from the seed (walsender_options.py).
 Each prints its seed; PUBSUB_SEED repeats it, as far as sessions beside each other can be.  `make soak` lets them run for
 PUBSUB_SOAK_SECONDS (3600) together; a round that fails is kept there, to be decoded again (walsender_evidence.py).
 """
@@ -18,15 +19,24 @@ import os
 import random
 import time
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests import walsender_random
-from tests.walsender_compare import Decoding, ServerStream, create_slot, differences, flush_lsn, inconsistency
+from tests.walsender_compare import (
+    Decoding,
+    ServerStream,
+    as_sent,
+    create_slot,
+    differences,
+    flush_lsn,
+    inconsistency,
+)
 from tests.walsender_evidence import Evidence, Run
+from tests.walsender_options import KINDS, Kind, draw
 
 
 class Done(NamedTuple):
@@ -36,14 +46,11 @@ class Done(NamedTuple):
     messages: int
 
 
-Kind = Literal["bytes", "streams", "replay"]
-KINDS: tuple[Kind, ...] = ("bytes", "streams", "replay")
-
-
 def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence | None = None) -> Done:
     """One round.  `evidence` is where everything is left if it fails."""
-    print(f"version {version}, {kind}, seed {seed}", flush=True)
     r = random.Random(seed)
+    asked = draw(version, kind, r)
+    print(f"version {version}, {kind}, seed {seed}: {asked}", flush=True)
     settings: dict[str, str | int] = {
         "max_prepared_transactions": 20,
         "max_wal_size": "64MB",
@@ -53,44 +60,47 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
         "wal_compression": r.choice(("off", "pglz")),
         "logical_decoding_work_mem": "64kB" if kind == "streams" else "64MB",
     }
-    options = {"messages": "true"} | ({"streaming": "on"} if kind == "streams" else {})
-    proto = "2" if kind == "streams" else "1"
-    more = ["--work-mem", "64kB" if kind == "streams" else "4MB"]
+    pgoutput = asked.plugin == "pgoutput"
     with (
         EmbeddedPostgres(version, settings=settings, data_dir=evidence.data if evidence else None) as server,
         contextlib.ExitStack() as stack,
     ):
         server.create_database("db")
-        with server.connect("db") as connection:
-            for statement in walsender_random.SETUP.split(";\n"):
-                if statement.strip():
-                    connection.execute(statement.encode())
+        walsender_random.set_up(server, "db", asked.publications)
         start = evidence.begin(server, "db") if evidence else ""
         stream = None
         if kind != "replay":
-            create_slot(server, "db", "compare", "pgoutput")
-            stream = stack.enter_context(
-                ServerStream(server, "db", "compare", {"proto_version": proto, **options, "publication_names": "p"})
-            )
-        given = [f"{name}={value}" for name, value in options.items()]
-        decoding = stack.enter_context(Decoding(server, "db", proto_version=int(proto), options=given, more=more))
+            create_slot(server, "db", "compare", asked.plugin, two_phase=asked.two_phase)
+            stream = stack.enter_context(ServerStream(server, "db", "compare", asked.of_slot()))
+        decoding = stack.enter_context(Decoding(server, "db", asked=asked))
         end = 0
         try:
             decoding.wait_consistent()
-            done = walsender_random.run(server, "db", seed, seconds, rewrite_types=kind != "replay")
+            done = walsender_random.run(
+                server, "db", seed, seconds, rewrite_types=kind != "replay", publications=asked.publications
+            )
             end = flush_lsn(server, "db")
             decoding.wait_for(end, 300.0)
             ours = decoding.stop()
             print(f"{done} statements, {len(ours)} messages", flush=True)
             assert len(ours) > 10
-            assert inconsistency(ours) == ""
+            if pgoutput:
+                parallel = asked.options.get("streaming") == "parallel"
+                only_local = asked.options.get("origin") == "none"
+                assert inconsistency(ours, parallel=parallel, only_local=only_local) == ""
             if stream is None:
                 replica = walsender_random.Replica()
                 replica.apply(ours)
                 assert replica.difference(server, "db") == ""
             else:
                 theirs = stream.wait_for(end, 300.0)
-                found = differences(ours, theirs, whole=kind == "streams", stopped=stream.stopped)
+                found = differences(
+                    as_sent(ours, pgoutput=pgoutput),
+                    as_sent(theirs, pgoutput=pgoutput),
+                    pgoutput=pgoutput,
+                    whole=kind == "streams",
+                    stopped=stream.stopped,
+                )
                 if stream.failed:
                     ended = f", for good after {len(theirs)} messages" if stream.stopped else ""
                     print(f"the server's own walsender had failed: {stream.failed}{ended}", flush=True)
@@ -98,11 +108,8 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
                     pytest.fail(found[:10_000])
         except BaseException:
             if evidence is not None:
-                arguments = ["--publication", "p", "--proto-version", proto, *more]
-                for option in given:
-                    arguments += ["--option", option]
                 sent = None if stream is None else stream.found
-                what = Run(version, kind, seed, tuple(arguments), start, str(Lsn(end)) if end else "")
+                what = Run(version, kind, seed, tuple(asked.arguments()), start, str(Lsn(end)) if end else "")
                 evidence.keep(what, decoding.output.read_bytes(), decoding.errors, sent)
             raise
     return Done(done, len(ours))

@@ -32,8 +32,8 @@ class Account:
 
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
-        self.spans: dict[int, tuple[int, int]] = {}
-        """LSNs of each (sub)transaction's first and last change that was not sent yet."""
+        self.spans: dict[int, tuple[int, int, int]] = {}
+        """LSNs of each (sub)transaction's first and last change that was not sent yet, and the origin of the first."""
         self.partial = False
         """The last changes can not be sent without the next: TOAST chunks, an insertion that is not confirmed."""
         self.serialized: set[int] = set()
@@ -48,11 +48,16 @@ class Account:
     @property
     def first_lsn(self) -> int:
         """Of the first change that was not sent yet; 0: there is none."""
-        return min((first for first, _ in self.spans.values()), default=0)
+        return min((first for first, _, _ in self.spans.values()), default=0)
+
+    @property
+    def first_origin(self) -> int:
+        """Where the first change that was not sent yet came from; 0: from here."""
+        return min(self.spans.values(), default=(0, 0, 0))[2]
 
     @property
     def last_lsn(self) -> int:
-        return max((last for _, last in self.spans.values()), default=0)
+        return max((last for _, last, _ in self.spans.values()), default=0)
 
 
 class MemoryAccounting:
@@ -81,6 +86,7 @@ class MemoryAccounting:
         lsn: int,
         size: int,
         *,
+        origin: int = 0,
         streamable: bool = True,
         begins_partial: bool = False,
         ends_partial: bool = False,
@@ -90,7 +96,7 @@ class MemoryAccounting:
         account.sizes[xid] = account.sizes.get(xid, 0) + size
         self._size += size
         span = account.spans.get(xid)
-        account.spans[xid] = (lsn if span is None else span[0], lsn)
+        account.spans[xid] = (lsn, lsn, origin) if span is None else (span[0], lsn, span[2])
         account.streamable |= streamable
         if begins_partial:
             account.partial = True
@@ -103,12 +109,15 @@ class MemoryAccounting:
     def sent(self, txn: Txn) -> None:
         """All of its changes so far were sent."""
         account = self.account(txn)
-        self._size -= account.total
         account.streamed.add(txn.xid)
         account.streamed.update(account.sizes)
-        account.sizes.clear()
-        account.serialized.clear()
-        account.spans.clear()
+        self._clear(account)
+
+    def prepared(self, txn: Txn) -> None:
+        """The same, and nothing more comes than its end (ReorderBufferTruncateTXN)."""
+        account = self.account(txn)
+        account.streamed &= {txn.xid}
+        self._clear(account)
 
     def abort(self, txn: Txn, xid: int) -> None:
         """A subtransaction was rolled back."""
@@ -131,6 +140,12 @@ class MemoryAccounting:
             self.queue(txn, txn.xid, lsn, CHANGE + snapshot, streamable=False)
             if txn is not committed and invalidations:
                 self.queue(txn, txn.xid, lsn, CHANGE + invalidations, streamable=False)
+
+    def _clear(self, account: Account) -> None:
+        self._size -= account.total
+        account.sizes.clear()
+        account.serialized.clear()
+        account.spans.clear()
 
     def _sendable(self, account: Account) -> bool:
         return account.streamable or not self._needs_streamable

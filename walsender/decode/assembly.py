@@ -25,7 +25,6 @@ class Txn:
 
     __slots__ = (
         "aborted",
-        "announced",
         "cache",
         "catalog_xids",
         "errors",
@@ -35,7 +34,6 @@ class Txn:
         "has_base",
         "held",
         "invalidations",
-        "origin",
         "prepared",
         "replay",
         "sent",
@@ -67,12 +65,9 @@ class Txn:
         self.sent: Any = None
         """What the plugin knows it as, once something was sent of it."""
         self.prepared = False
-        self.announced = False
-        """Sent at its PREPARE."""
+        """Its PREPARE was seen, and is sent as one."""
         self.streamed = False
         self.replay: Any = None
-        self.origin = 0
-        """Where its first change came from."""
 
 
 class Assembly:

@@ -213,8 +213,8 @@ class Decoder:
         oldest = running.oldest_running
         self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
         for txn in self.assembly.transactions():
-            # What a crash left behind (ReorderBufferAbortOld).
-            if not txn.prepared and (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
+            # What a crash left behind (ReorderBufferAbortOld); who is prepared runs.
+            if (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
                 self._abort(txn, record.lsn, 0)
         self._registry.release(self.assembly.oldest_lsn() or record.lsn)
 
@@ -269,12 +269,9 @@ class Decoder:
             self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
             snapshot = snapshot_bytes(self._format.version) + XID * len(self._committed)
             self._memory.distribute(txn, record.lsn, snapshot, INVALIDATION * txn.invalidations)
-        skip = (
-            self.builder.needs_skip(record.lsn)
-            or (end.database != 0 and end.database != self._database)
-            or self._plugin.skips_origin(record.origin)
-        )
-        if txn is None and end.twophase_xid and not skip:
+        skip = self._skips(record, end.database)
+        two_phase = self._two_phase(end)
+        if end.twophase_xid and not skip and (txn is None or (two_phase and not txn.prepared)):
             raise NotInPrerequisiteState(
                 f"transaction {xid} was prepared before the decoding began, and is committed now",
                 hint="Begin further back, or after it.",
@@ -285,13 +282,13 @@ class Decoder:
         elif self.builder.misses(record.lsn) and end.database == self._database:
             self._refuse_missed(xid, txn, record.lsn)
         try:
-            if txn is not None:
-                sent = self._sent(txn, record, end)
-                if txn.prepared and self._plugin.two_phase:
-                    self._finish_prepared(txn, sent, end, skip=skip, commit=True)
-                elif not skip and (txn.has_base or end.invalidations):
+            if txn is not None and not skip:
+                if two_phase:
+                    if txn.has_base:
+                        self._finish_prepared(txn, record, end, commit=True)
+                elif txn.has_base or end.invalidations:
                     # What only invalidates caches is a change of the catalogs, too (SnapBuildCommitTxn).
-                    self._send(txn, sent)
+                    self._send(txn, self._sent(txn, record, end))
         finally:
             if txn is not None:
                 self._end(txn, record.lsn)
@@ -310,10 +307,22 @@ class Decoder:
                 context=f"WAL position {Lsn(lsn)}",
             )
 
+    def _skips(self, record: Record, database: int) -> bool:
+        """Whether a transaction is not sent at this record, its PREPARE or its end (decode.c: DecodeTXNNeedSkip)."""
+        return (
+            self.builder.needs_skip(record.lsn)
+            or (database != 0 and database != self._database)
+            or self._plugin.skips_origin(record.origin)
+        )
+
+    def _two_phase(self, end: XactEnd) -> bool:
+        """Whether it is the end of a transaction that is sent at its PREPARE."""
+        return end.twophase_xid != 0 and self._plugin.prepares(end.gid)
+
     def _sent(self, txn: Txn, record: Record, end: XactEnd) -> SentTransaction:
         sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
         sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
-        sent.time = end.origin_time if end.origin_time or end.origin_lsn else end.time
+        sent.time = end.time
         if record.origin:
             sent.origin_id = record.origin
             sent.origin_lsn = end.origin_lsn
@@ -346,8 +355,8 @@ class Decoder:
         account = self._memory.account(txn)
         sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
         if not txn.streamed:
-            sent.origin_id = txn.origin
-            sent.origin_name = self._origin_name(txn.origin) if txn.origin else None
+            sent.origin_id = account.first_origin
+            sent.origin_name = self._origin_name(sent.origin_id) if sent.origin_id else None
             txn.sent = sent
             txn.replay = Replay(self._registry, self._plugin, sent)
         self._plugin.stream_start(sent, account.first_lsn, not txn.streamed)
@@ -368,54 +377,45 @@ class Decoder:
             raise error
 
     def _prepare(self, record: Record) -> None:
+        """decode.c: DecodePrepare.  What is told of the PREPARE is kept, whether or not it is sent now."""
         prepared = parse_prepare(record)
         txn = self.assembly.by_xid.get(record.xid)
-        if txn is None:
+        if txn is None or not self._plugin.prepares(prepared.gid):
             return
         txn.prepared = True
-        for subxid in prepared.subxids:
-            if subxid not in txn.xids and subxid in self.assembly.by_xid:
-                self.assembly.assign(record.xid, subxid, record.lsn)
-        skip = (
-            self.builder.needs_skip(record.lsn)
-            or (prepared.database != 0 and prepared.database != self._database)
-            or self._plugin.skips_origin(record.origin)
-        )
-        if not self._plugin.two_phase or skip:
-            return
         sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
+        txn.sent = sent
         sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
         sent.time = prepared.origin_time or prepared.time
         sent.origin_id = record.origin
         sent.origin_name = self._origin_name(record.origin) if record.origin else None
         sent.origin_lsn, sent.gid = prepared.origin_lsn, prepared.gid
-        txn.sent = sent
-        txn.announced = True
         sent.prepare_end_lsn, sent.prepare_time = record.end_lsn, sent.time
-        if not txn.has_base:
-            return
-        self._send_prepared(txn, sent)
+        for subxid in prepared.subxids:
+            if subxid not in txn.xids and subxid in self.assembly.by_xid:
+                self.assembly.assign(record.xid, subxid, record.lsn)
+        if txn.has_base and not self._skips(record, prepared.database):
+            self._send_prepared(txn, sent)
 
     def _send_prepared(self, txn: Txn, sent: SentTransaction) -> None:
         self._check(txn)
         if txn.streamed:
             self._stream_rest(txn)
             self._plugin.stream_prepare(sent)
-            return
-        self._plugin.begin_prepare(sent)
-        Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
-        self._plugin.prepare(sent)
+        else:
+            self._plugin.begin_prepare(sent)
+            Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
+            self._plugin.prepare(sent)
+        if self._memory is not None:
+            self._memory.prepared(txn)
 
-    def _finish_prepared(self, txn: Txn, sent: SentTransaction, end: XactEnd, *, skip: bool, commit: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared); of an empty one nothing was said before."""
-        if skip or not txn.has_base:
-            return
-        if not txn.announced:
-            if not commit:
-                return
-            # Prepared before anyone listened: it is sent whole now, as prepared and committed.
-            sent.prepare_end_lsn, sent.prepare_time = sent.end_lsn, sent.time
-            self._send_prepared(txn, sent)
+    def _finish_prepared(self, txn: Txn, record: Record, end: XactEnd, *, commit: bool) -> None:
+        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared)."""
+        prepared: SentTransaction = txn.sent
+        if commit and prepared.final_lsn < self.builder.start_decoding_at:
+            # Prepared before anyone listened: it is sent now, as it was prepared.
+            self._send_prepared(txn, prepared)
+        sent = self._sent(txn, record, end)
         if commit:
             self._plugin.commit_prepared(sent)
         else:
@@ -425,22 +425,16 @@ class Decoder:
         xid = end.twophase_xid or record.xid
         txn = self.assembly.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
-        if self._memory is not None:
+        if self._two_phase(end) and not self._skips(record, end.database):
+            if txn is not None and txn.prepared and txn.has_base:
+                self._finish_prepared(txn, record, end, commit=False)
+        elif self._memory is not None:
             # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
             for one in (*end.subxids, xid):
                 its = self.assembly.by_xid.get(one)
-                if its is None or not its.streamed or (its.prepared and self._plugin.two_phase):
-                    continue
-                if one in self._memory.account(its).streamed:
-                    self._plugin.stream_abort(its.sent, one, record.end_lsn, end.origin_time or end.time)
+                if its is not None and its.streamed and one in self._memory.account(its).streamed:
+                    self._plugin.stream_abort(its.sent, one, record.end_lsn, end.time)
         if txn is not None and txn.xid == xid:
-            if txn.prepared and self._plugin.two_phase:
-                skip = (
-                    self.builder.needs_skip(record.lsn)
-                    or (end.database != 0 and end.database != self._database)
-                    or self._plugin.skips_origin(record.origin)
-                )
-                self._finish_prepared(txn, self._sent(txn, record, end), end, skip=skip, commit=False)
             self._end(txn, record.lsn)
         for subxid in (xid, *end.subxids):
             txn = self.assembly.by_xid.get(subxid)
@@ -456,7 +450,7 @@ class Decoder:
 
     def _abort(self, txn: Txn, lsn: int, time: int) -> None:
         self.tracker.abort((txn.xid, *txn.subxids))
-        if txn.streamed and not txn.prepared:
+        if txn.streamed:
             self._plugin.stream_abort(txn.sent, txn.xid, lsn, time)
         self._end(txn, lsn)
 

@@ -74,22 +74,22 @@ class HeapDecoder:
         if locator[1] != self._database and locator[1] != 0:
             return
         if self._tracker.is_file(locator):
-            if self._memory is not None and operation != f.XLOG_HEAP_INSERT:
-                self._memory.queue(txn, record.xid, record.lsn, CHANGE)
+            skipped = operation == f.XLOG_HEAP_INSERT or self._plugin.skips_origin(record.origin)
+            if self._memory is not None and not skipped:
+                self._memory.queue(txn, record.xid, record.lsn, CHANGE, origin=record.origin)
             self._catalog(record, txn)
             return
         if self._plugin.skips_origin(record.origin):
             return
         found = self._find(txn, locator[2])
         # A file that is no relation's any more, or not yet, gets rows that are not logged while a catalog is written anew.
-        if found is not IGNORED and not (isinstance(found, Unknown) and found.no_relation and not _logs_row(record)):
-            txn.origin = txn.origin or record.origin
-            if self._usable(txn, found, record.xid, record.lsn):
-                frame = heap_frame(record, found.number, is_toast=found.is_toast)
-                if frame is not None:
-                    self._assembly.append(txn, frame)
-                    if found.names:
-                        _find_names(found, frame)
+        unlogged = isinstance(found, Unknown) and found.no_relation and not _logs_row(record)
+        if found is not IGNORED and not unlogged and self._usable(txn, found, record.xid, record.lsn):
+            frame = heap_frame(record, found.number, is_toast=found.is_toast)
+            if frame is not None:
+                self._assembly.append(txn, frame)
+                if found.names:
+                    _find_names(found, frame)
         if self._memory is not None:
             self._account(record, txn)
 
@@ -135,7 +135,6 @@ class HeapDecoder:
         last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
         more = final = b""
         if wanted:
-            txn.origin = txn.origin or record.origin
             more = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT_MORE, xid, found.number, lsn)
             final = c.HEAD.pack(c.TOAST_CHUNK if found.is_toast else c.INSERT, xid, found.number, lsn)
         for index in range(count):
@@ -152,7 +151,8 @@ class HeapDecoder:
             if self._memory is not None:
                 toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
                 size = CHANGE + ROW + end - position - 2
-                self._memory.queue(txn, xid, lsn, size, begins_partial=toast, ends_partial=not toast and index == last)
+                ends = not toast and index == last
+                self._memory.queue(txn, xid, lsn, size, origin=record.origin, begins_partial=toast, ends_partial=ends)
             position = end
 
     def _truncate(self, record: Record, txn: Txn) -> None:
@@ -170,7 +170,7 @@ class HeapDecoder:
             head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
             self._assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
         if self._memory is not None:
-            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count)
+            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
 
     def _account(self, record: Record, txn: Txn) -> None:
         """What the record would have the server hold; the transaction may have to be sent."""
@@ -202,7 +202,14 @@ class HeapDecoder:
         else:
             ends, streamable = True, False  # a confirmation
         self._memory.queue(
-            txn, record.xid, record.lsn, size, streamable=streamable, begins_partial=begins, ends_partial=ends
+            txn,
+            record.xid,
+            record.lsn,
+            size,
+            origin=record.origin,
+            streamable=streamable,
+            begins_partial=begins,
+            ends_partial=ends,
         )
 
     # Relations

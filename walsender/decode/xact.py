@@ -30,6 +30,7 @@ class XactEnd(NamedTuple):
     """A commit or abort, of a plain or a prepared transaction."""
 
     time: int
+    """Of the origin, where there is one, as it is told: what is rolled back may have none (0)."""
     database: int
     """0: not told."""
     subxids: tuple[int, ...]
@@ -37,8 +38,6 @@ class XactEnd(NamedTuple):
     """The prepared transaction that ends; 0: the record's own."""
     gid: bytes
     origin_lsn: int
-    origin_time: int
-    """0: the transaction came from nowhere else."""
     invalidations: int
     """How many."""
 
@@ -105,10 +104,10 @@ def _parse_end(record: Record, wal_format: WalFormat) -> XactEnd:
             end = data.index(b"\0", position)
             gid = data[position:end]
             position = end + 1
-    origin_lsn = origin_time = 0
+    origin_lsn = 0
     if xinfo & f.XACT_XINFO_HAS_ORIGIN:
-        origin_lsn, origin_time = _ORIGIN.unpack_from(data, position)
-    return XactEnd(time, database, subxids, twophase_xid, gid, origin_lsn, origin_time, invalidations)
+        origin_lsn, time = _ORIGIN.unpack_from(data, position)
+    return XactEnd(time, database, subxids, twophase_xid, gid, origin_lsn, invalidations)
 
 
 def parse_prepare(record: Record) -> XactPrepare:

@@ -5,6 +5,9 @@ repeats them more often, whenever it has forgotten, and so do two of its walsend
 tell the difference.  What was sent inside a stream counts for the stream's transaction only: a subscriber comes by it when it
 applies the transaction, over what it was told since, and never where its subtransaction is rolled back.  One that applies in
 parallel may also have taken it up at once (worker.c: handle_streamed_transaction), so that what it knows then is uncertain.
+
+A message behind which another one of the same change follows has no LSN: a walsender must not tell the same one twice
+(walsender.c: WalSndPrepareWrite, last_write).
 """
 
 from __future__ import annotations
@@ -149,7 +152,6 @@ class PgoutputPlugin:
 
     def __init__(self, options: PgoutputOptions, publications: PublicationFilter, write: Write, encoding: str) -> None:
         self.streaming = options.streaming != "off"
-        self.two_phase = options.two_phase
         self._options = options
         self._publications = publications
         self._write = write
@@ -222,7 +224,7 @@ class PgoutputPlugin:
     def _string(self, text: str) -> bytes:
         return text.encode(self._encoding) + b"\0"
 
-    def _send_definitions(self, txn: SentTransaction, lsn: int, xid: int, entry: PgoutputEntry) -> None:
+    def _send_definitions(self, txn: SentTransaction, xid: int, entry: PgoutputEntry) -> None:
         """What the subscriber has not been told yet (pgoutput.c: maybe_send_schema)."""
         known = self._known_in_stream.setdefault(txn.xid, _Known()) if self._in_stream else self._known
         if known.generations.get(entry.relation) == entry.generation:
@@ -235,7 +237,7 @@ class PgoutputPlugin:
             if self._in_stream and self._options.streaming == "parallel" and self._known.messages.get(oid) != messages:
                 self._known.is_uncertain(oid)
             for message in messages:
-                self._send(txn, lsn, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
+                self._send(txn, 0, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
 
     def refusal(self, relation: RelationInfo, entry: PgoutputEntry) -> PubsubError | None:
         published = entry.published
@@ -268,7 +270,7 @@ class PgoutputPlugin:
         if not txn.private:
             self._begin_sent(txn, lsn)
         if self._known.generations.get(entry.relation) != entry.generation:
-            self._send_definitions(txn, lsn, 0, entry)
+            self._send_definitions(txn, 0, entry)
         self._write(lsn, txn.xid, written)
         return True
 
@@ -305,7 +307,7 @@ class PgoutputPlugin:
                 elif not new_matches:
                     kind, new = "delete", None
         self._begin_sent(txn, change.lsn)
-        self._send_definitions(txn, change.lsn, change.xid, entry)
+        self._send_definitions(txn, change.xid, entry)
         head = U32.pack(change.xid) + entry.relation_id if self._in_stream else entry.relation_id
         try:
             if kind == "insert":
@@ -361,7 +363,7 @@ class PgoutputPlugin:
                 continue
             oids.append(relation.oid)
             self._begin_sent(txn, lsn)
-            self._send_definitions(txn, lsn, xid, entry)
+            self._send_definitions(txn, xid, entry)
         if oids:
             flags = bytes((cascade | restart_seqs << 1,))
             head = b"T" + (U32.pack(xid) if self._in_stream else b"")
@@ -382,16 +384,20 @@ class PgoutputPlugin:
 
     # Transactions
 
+    def prepares(self, gid: bytes) -> bool:
+        return self._options.two_phase
+
     def begin(self, txn: SentTransaction) -> None:
         txn.private = False  # whether Begin was sent: it is, with the first change
 
     def _begin_sent(self, txn: SentTransaction, lsn: int) -> None:
         if txn.private is False:
             txn.private = True
-            self._send(txn, lsn, b"B" + _BEGIN.pack(txn.final_lsn, txn.time, txn.xid))
-            self._send_origin(txn, lsn, txn.origin_lsn)
+            self._send_first(txn, lsn, b"B" + _BEGIN.pack(txn.final_lsn, txn.time, txn.xid), txn.origin_lsn)
 
-    def _send_origin(self, txn: SentTransaction, lsn: int, origin_lsn: int) -> None:
+    def _send_first(self, txn: SentTransaction, lsn: int, message: bytes, origin_lsn: int) -> None:
+        """What a transaction begins with, and where it came from."""
+        self._send(txn, 0 if txn.origin_id else lsn, message)
         if txn.origin_id and txn.origin_name is not None:
             self._send(txn, lsn, b"O" + U64.pack(origin_lsn) + self._string(txn.origin_name))
 
@@ -400,10 +406,8 @@ class PgoutputPlugin:
             self._send(txn, txn.end_lsn, b"C" + _COMMIT.pack(0, txn.final_lsn, txn.end_lsn, txn.time))
 
     def begin_prepare(self, txn: SentTransaction) -> None:
-        self._send(
-            txn, txn.first_lsn, b"b" + _PREPARE.pack(txn.final_lsn, txn.end_lsn, txn.time, txn.xid) + txn.gid + b"\0"
-        )
-        self._send_origin(txn, txn.first_lsn, txn.origin_lsn)
+        fields = _PREPARE.pack(txn.final_lsn, txn.end_lsn, txn.time, txn.xid)
+        self._send_first(txn, txn.first_lsn, b"b" + fields + txn.gid + b"\0", txn.origin_lsn)
 
     def prepare(self, txn: SentTransaction) -> None:
         self._prepared(b"P", txn)
@@ -422,9 +426,10 @@ class PgoutputPlugin:
     # Streams
 
     def stream_start(self, txn: SentTransaction, lsn: int, first: bool) -> None:
-        self._send(txn, lsn, b"S" + U32.pack(txn.xid) + (b"\1" if first else b"\0"))
         if first:
-            self._send_origin(txn, lsn, 0)
+            self._send_first(txn, lsn, b"S" + U32.pack(txn.xid) + b"\1", 0)
+        else:
+            self._send(txn, lsn, b"S" + U32.pack(txn.xid) + b"\0")
         self._in_stream = True
 
     def stream_stop(self, txn: SentTransaction, lsn: int) -> None:

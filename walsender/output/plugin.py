@@ -54,11 +54,10 @@ class RowChange:
 
 
 class OutputPlugin(Protocol[Entry]):
-    """The callbacks.  `streaming`: whether transactions may be sent before they end; `two_phase`: at PREPARE; `path`: the search
-    path by which names in values are written."""
+    """The callbacks.  `streaming`: whether transactions may be sent before they end; `path`: the search path by which names in
+    values are written."""
 
     streaming: bool
-    two_phase: bool
     path: tuple[str, ...]
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> Entry | None:
@@ -69,6 +68,9 @@ class OutputPlugin(Protocol[Entry]):
 
     def skips_origin(self, origin_id: int) -> bool:
         """Whether changes that came from this origin are left out (filter_by_origin_cb)."""
+
+    def prepares(self, gid: bytes) -> bool:
+        """Whether a prepared transaction is sent at its PREPARE, and not at COMMIT PREPARED (filter_prepare_cb)."""
 
     def begin(self, txn: SentTransaction) -> None: ...
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: Entry, change: RowChange) -> None: ...

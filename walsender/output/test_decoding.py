@@ -96,7 +96,6 @@ class TestDecodingPlugin:
         keywords: frozenset[str] = QUOTED,
     ) -> None:
         self.streaming = options.stream_changes
-        self.two_phase = options.two_phase
         self._options = options
         self._write = write
         self._encoding = encoding
@@ -135,6 +134,9 @@ class TestDecodingPlugin:
         return origin_id != 0 and self._options.only_local
 
     # Transactions
+
+    def prepares(self, gid: bytes) -> bool:
+        return self._options.two_phase and b"_nodecode" not in gid
 
     def begin(self, txn: SentTransaction) -> None:
         txn.private = _Private()
@@ -197,7 +199,7 @@ class TestDecodingPlugin:
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: TextEntry, change: RowChange) -> None:
         self._before_change(txn, change.lsn)
         if self._in_stream:
-            self._stream_line(txn, change.lsn, b"streaming change for transaction")
+            self._streamed(txn, change.lsn, b"change")
             return
         parts = [entry.head]
         try:
@@ -255,7 +257,7 @@ class TestDecodingPlugin:
     ) -> None:
         self._before_change(txn, lsn)
         if self._in_stream:
-            self._stream_line(txn, lsn, b"streaming truncate for transaction")
+            self._streamed(txn, lsn, b"truncate")
             return
         names = b", ".join(entry.name for _, entry in relations if entry is not None)
         flags = (b" restart_seqs" if restart_seqs else b"") + (b" cascade" if cascade else b"")
@@ -264,7 +266,7 @@ class TestDecodingPlugin:
     def message(
         self, txn: SentTransaction | None, lsn: int, xid: int, transactional: bool, prefix: bytes, content: bytes
     ) -> None:
-        if transactional and txn is not None and self._messages_are_changes and not self._in_stream:
+        if transactional and txn is not None and self._messages_are_changes:
             self._before_change(txn, lsn)
         kind = b"streaming message" if self._in_stream else b"message"
         line = kind + b": transactional: %d prefix: " % transactional + prefix + b", sz: %d" % len(content)
@@ -310,6 +312,10 @@ class TestDecodingPlugin:
 
     def _stream_line(self, txn: SentTransaction, lsn: int, line: bytes) -> None:
         self._line(txn, lsn, line + (b" TXN %d" % txn.xid if self._options.include_xids else b""))
+
+    def _streamed(self, txn: SentTransaction, lsn: int, what: bytes) -> None:
+        of = b"TXN %d" % txn.xid if self._options.include_xids else b"transaction"
+        self._line(txn, lsn, b"streaming " + what + b" for " + of)
 
     def _line(self, txn: SentTransaction, lsn: int, line: bytes) -> None:
         self._write(lsn, txn.xid, line)
