@@ -1,8 +1,9 @@
 """The publisher's tools: `python -m walsender decode …`.
 
 Standard output (or --output) has what the plugin writes: of pgoutput each message with its LSN (8 bytes) and its length (4
-bytes) before it, big-endian; of test_decoding lines of LSN, xid and data with tabs between.  Standard error has
-`consistent point LSN`, errors as psql prints them, and at SIGUSR1 `position LSN`: all up to there is decoded and written.
+bytes) before it, big-endian, the LSN being 0 where a walsender leaves it out; of test_decoding lines of LSN, xid and data with
+tabs between.  Standard error has `consistent point LSN`, errors as psql prints them, and at SIGUSR1 `position LSN`: all up to
+there is decoded and written.
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
 

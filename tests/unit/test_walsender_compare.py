@@ -99,3 +99,38 @@ def test_a_stream_without_changes_is_no_difference_behind_a_message_of_no_transa
     assert differences([alone, *rows], [alone, *rows[:-1]], whole=True) != ""
     of_one = [*stream(9, Message(5, 0, b"M" + U32.pack(9) + LOGICAL.data[1:])), committed(9)]
     assert differences([*of_one, *rows], rows, whole=True) != ""
+
+
+def test_what_was_prepared_and_rolled_back_may_be_less_on_a_server() -> None:
+    def prepared(*messages: Message, xid: int = 9) -> list[Message]:
+        begin = Message(0, 0, b"b" + bytes(24) + U32.pack(xid) + b"gid\0")
+        return [begin, *messages, Message(0, 0, b"P" + bytes(25) + U32.pack(xid) + b"gid\0")]
+
+    def rollback(xid: int = 9) -> Message:
+        return Message(0, 0, b"r" + bytes(33) + U32.pack(xid) + b"gid\0")
+
+    ours = [*prepared(relation(1), row(1, 1), row(2, 1)), rollback(), BEGIN, row(3, 1), COMMIT]
+    theirs = [*prepared(relation(1), row(1, 1)), rollback(), BEGIN, row(3, 1), COMMIT]
+    assert differences(ours, theirs) == ""
+    assert "the server has" in differences(ours[:-4], theirs)
+    # Committed, every row counts; streamed or not.
+    commit = Message(0, 0, b"K" + bytes(25) + U32.pack(9) + b"gid\0")
+    assert differences([*ours[:5], commit], [*theirs[:4], commit]) != ""
+    streamed = [
+        *stream(9, relation(1, 9), row(1, 1, 9), row(2, 1, 9)),
+        Message(0, 0, b"p" + bytes(25) + U32.pack(9) + b"gid\0"),
+        commit,
+    ]
+    assert differences(streamed, [*ours[:5], commit], whole=True) == ""
+    assert differences(streamed, [*theirs[:4], commit], whole=True) != ""
+    # Of one that has changed nothing a server may say that it ended.
+    assert (
+        differences([BEGIN, relation(1), row(1, 1), COMMIT], [rollback(7), BEGIN, relation(1), row(1, 1), COMMIT]) == ""
+    )
+
+
+def test_where_a_stream_was_aborted_is_compared() -> None:
+    ours = [*stream(9, relation(1, 9), row(1, 1, 9)), aborted(9, 9), BEGIN, relation(1), row(3, 1), COMMIT]
+    theirs = [Message(7, 0, m.data) if m.data[:1] == b"A" else m for m in ours]
+    assert differences(ours, ours, whole=True) == ""
+    assert "a stream's abort" in differences(ours, theirs, whole=True)

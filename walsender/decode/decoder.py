@@ -410,7 +410,8 @@ class Decoder:
             self._memory.prepared(txn)
 
     def _finish_prepared(self, txn: Txn, record: Record, end: XactEnd, *, commit: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared)."""
+        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared), of one that has changed something: a server sends
+        these of others, too, of which it has not sent that they were prepared."""
         prepared: SentTransaction = txn.sent
         if commit and prepared.final_lsn < self.builder.start_decoding_at:
             # Prepared before anyone listened: it is sent now, as it was prepared.
