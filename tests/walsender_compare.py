@@ -338,9 +338,16 @@ def _last_end(messages: Sequence[Message]) -> int:
 
 def as_sent(messages: Sequence[Message], *, pgoutput: bool) -> list[Message]:
     """What the command writes, without what a walsender does not send: of test_decoding's lines the transaction, and where
-    it is said with the first change that it begins, the LSN of that."""
-    begin = () if pgoutput else b"BEGIN"
-    return [Message(0 if m.data.startswith(begin) else m.lsn, 0, m.data) for m in messages]
+    it is said with the first change that it begins, the LSN of that, and what comes behind `flush_lsn`'s message, transactions
+    without changes."""
+    if pgoutput:
+        return list(messages)
+    ends = (
+        number for number, m in enumerate(messages) if m.data.startswith(b"message: transactional: 1 prefix: end, ")
+    )
+    # Its transaction's COMMIT is next.
+    upto = next(ends, len(messages)) + 2
+    return [Message(0 if m.data.startswith(b"BEGIN") else m.lsn, 0, m.data) for m in messages[:upto]]
 
 
 def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:
