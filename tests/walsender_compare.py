@@ -491,15 +491,19 @@ def _without(messages: Sequence[Message], aborted: Set[bytes], rolled_back: Set[
 
     The end of one that was never said to be prepared is left out, too: one that has changed nothing, but is known to a server
     (rows locked, a subtransaction rolled back), which sends its COMMIT PREPARED without a PREPARE (ReorderBufferReplay
-    returns where there is no base snapshot, ReorderBufferFinishPrepared does not).  Ours sends nothing of it.
+    returns where there is no base snapshot, ReorderBufferFinishPrepared does not).  Ours sends nothing of it.  So are Stream Aborts
+    where there was no stream: 18 takes the subtransactions of what is prepared for streamed (ReorderBufferTruncateTXN), and says
+    so where ROLLBACK PREPARED comes from an origin that is left out.
     """
     found: list[Message] = []
     inside: bytes | None = None
     prepared: set[bytes] = set()
+    streamed: set[bytes] = set()
     for m in messages:
         kind = m.data[:1]
         if kind == b"S":
             inside = m.data[1:5]
+            streamed.add(inside)
         elif kind in {b"P", b"p"}:
             inside = None
             prepared.add(m.data[26:30])
@@ -508,7 +512,7 @@ def _without(messages: Sequence[Message], aborted: Set[bytes], rolled_back: Set[
         if not (
             inside in aborted
             or (inside in rolled_back and kind in {b"I", b"U", b"D", b"T", b"M", b"O"})
-            or (kind == b"A" and m.data[1:5] in aborted)
+            or (kind == b"A" and (m.data[1:5] in aborted or m.data[1:5] not in streamed))
             or (kind == b"K" and m.data[26:30] not in prepared)
             or (kind == b"r" and m.data[34:38] not in prepared)
         ):

@@ -114,10 +114,8 @@ class MemoryAccounting:
         self._clear(account)
 
     def prepared(self, txn: Txn) -> None:
-        """The same, and nothing more comes than its end (ReorderBufferTruncateTXN)."""
-        account = self.account(txn)
-        account.streamed &= {txn.xid}
-        self._clear(account)
+        """The same, at its PREPARE: nothing more comes than its end (ReorderBufferTruncateTXN)."""
+        self._clear(self.account(txn))
 
     def abort(self, txn: Txn, xid: int) -> None:
         """A subtransaction was rolled back."""
