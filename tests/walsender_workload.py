@@ -335,6 +335,8 @@ CREATE SCHEMA in_schema;
 CREATE TABLE in_schema.t (id int PRIMARY KEY, v text);
 CREATE TABLE not_published (id int PRIMARY KEY);
 CREATE TABLE f_insert (id int, v text);
+CREATE TABLE f_late (id int PRIMARY KEY, t text);
+ALTER TABLE f_late ALTER t SET STORAGE EXTERNAL;
 CREATE PUBLICATION p FOR TABLE f_int WHERE (a > 10 AND b IS NOT NULL OR c IN (1, 2, 3)),
     f_text WHERE (t LIKE 'a%' AND lower(v) <> 'no' AND b >= 'b' AND n = 'name' OR length(t) > 5),
     f_num WHERE (n BETWEEN 1.5 AND 10 OR f > 1e10 OR g = 0.5 OR d < '2000-01-01' AND bo IS NOT TRUE
@@ -407,6 +409,10 @@ FILTER_STATEMENTS = (
     "INSERT INTO f_list VALUES ('s', 3, 'v', 'w')",
     "ALTER PUBLICATION p ADD TABLE not_published",
     "INSERT INTO not_published VALUES (2)",
+    # Its TOAST table was not followed before.
+    "INSERT INTO f_late VALUES (1, repeat('x', 5000))",
+    "ALTER PUBLICATION p ADD TABLE f_late",
+    "INSERT INTO f_late VALUES (2, repeat('y', 5000))",
     "BEGIN; ALTER PUBLICATION p DROP TABLE not_published; INSERT INTO not_published VALUES (3); COMMIT",
     "ALTER PUBLICATION p SET (publish = 'insert, delete')",
     "UPDATE f_int SET a = 2; DELETE FROM f_int",

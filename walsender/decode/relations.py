@@ -219,6 +219,9 @@ class Registry(Generic[Entry]):
             if relation.kind == "t":
                 if not relation.toast_of:
                     return IGNORED
+                # Whether its chunks are kept depends on whether the table is published.
+                resolver.depends.add(("pg_class", relation.toast_of))
+                resolver.depends.add(("pg_publication_rel", relation.toast_of))
                 owner = resolver.relation(relation.toast_of)
                 if not owner.is_logged or self._describe(owner, resolver) is None:
                     return IGNORED
