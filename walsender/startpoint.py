@@ -96,8 +96,9 @@ class _Search:
             await source.close()
         if self._alive is None:
             self._ended |= ended
-            if lists:
-                self._alive = lists[-1][1] - self._ended
+            before = [xids for lsn, xids in lists if lsn < self._start]
+            if before:
+                self._alive = before[-1] - self._ended
                 self._ended.clear()
         self._lists = lists + self._lists
 
@@ -109,26 +110,27 @@ class _Search:
                 redo = int.from_bytes(record.main[:8], "little")
                 if redo <= self._start:
                     self.redos.append(redo)
-            if kind in {f.XLOG_CHECKPOINT_SHUTDOWN, f.XLOG_END_OF_RECOVERY} and lsn < self._start:
+            if kind in {f.XLOG_CHECKPOINT_SHUTDOWN, f.XLOG_END_OF_RECOVERY}:
                 lists.append((lsn, frozenset()))
-        elif lsn >= self._start:
-            return
         elif record.rmgr == Rmgr.STANDBY:
             running = parse_running_xacts(record)
             if running is not None:
                 lists.append((lsn, frozenset(running.xids)))
-                ended.clear()
-        elif self._alive is None and record.info & f.XLOG_XACT_OPMASK in _ENDS:
+                if lsn < self._start:
+                    ended.clear()
+        elif lsn < self._start and self._alive is None and record.info & f.XLOG_XACT_OPMASK in _ENDS:
             end = parse_end(record, self._format)
             ended.update((end.twophase_xid or record.xid, *end.subxids))
 
     def found(self, first: int) -> int | None:
         """The newest redo position that serves, from `first` on, which all was read from."""
-        if self._alive is not None:
-            for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
-                behind = next((xids for lsn, xids in self._lists if lsn >= redo), None)
-                if behind is not None and not behind & self._alive:
-                    return redo
+        for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
+            for lsn, xids in self._lists:
+                if lsn >= redo:
+                    # Who is on a list behind the start, and began before this checkpoint, is not known.
+                    if not xids or (lsn < self._start and self._alive is not None and not xids & self._alive):
+                        return redo
+                    break
         return None
 
 

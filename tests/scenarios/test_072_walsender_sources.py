@@ -200,14 +200,14 @@ def test_what_cannot_be_decoded_is_named() -> None:
     """When the stream starts, by name; what comes later, with its first value."""
     with EmbeddedPostgres("18") as server:
         server.execute(
-            "CREATE EXTENSION cube; CREATE TABLE rules (id int PRIMARY KEY, a cube); "
+            "CREATE EXTENSION seg; CREATE TABLE rules (id int PRIMARY KEY, a seg); "
             "CREATE TABLE fine (id int PRIMARY KEY, t text)"
         )
         server.execute("CREATE PUBLICATION p FOR TABLE fine, rules; CREATE PUBLICATION q FOR TABLE fine, rules (id)")
         ran = decode(server.conninfo())
         assert ran.returncode == 1
         assert 'table "public.rules"' in ran.stderr
-        assert "public.cube" in ran.stderr
+        assert "public.seg" in ran.stderr
         assert "consistent point" not in ran.stderr
         server.execute("CREATE PUBLICATION r FOR TABLE fine WHERE (t = normalize('x'))")
         ran = decode(server.conninfo(), "--publication", "r")
@@ -216,14 +216,14 @@ def test_what_cannot_be_decoded_is_named() -> None:
         with Decoding(server, "postgres", publications="q") as decoding:
             decoding.wait_consistent()
             server.execute("INSERT INTO fine VALUES (1)")
-            server.execute("INSERT INTO rules VALUES (1, NULL), (2, '(1, 2)')")
+            server.execute("INSERT INTO rules VALUES (1, NULL), (2, '1 .. 2')")
             server.execute("ALTER PUBLICATION q SET TABLE fine, rules")
             server.execute("INSERT INTO rules VALUES (3, NULL)")
-            server.execute("INSERT INTO rules VALUES (4, '(1, 2)')")
+            server.execute("INSERT INTO rules VALUES (4, '1 .. 2')")
             assert decoding.process.wait(60) == 1
             errors = "".join(decoding.errors)
             assert 'table "public.rules"' in errors
-            assert "public.cube" in errors
+            assert "public.seg" in errors
             assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 4
 
 

@@ -130,3 +130,38 @@ def test_killed_and_begun_again_at_its_position() -> None:
                 wait_until(
                     lambda: server.query(f"SELECT pg_lsn '{first}' < ({restart})") == [(True,)], "the slot moves"
                 )
+
+
+def test_a_start_in_a_database_made_since_the_checkpoint() -> None:
+    """What is there of its catalogs at the checkpoint is nothing; the WAL has them whole.  Others may be made meanwhile, too."""
+    with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
+        server.create_database("made")
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES", "made")
+        create_slot(server, "made", "compare", "pgoutput")
+        start = insert_lsn(server)
+        server.execute("INSERT INTO t SELECT g FROM generate_series(1, 20) g", "made")
+        server.execute("ALTER TABLE t ADD c int DEFAULT 7; UPDATE t SET b = 'x' WHERE id < 5", "made")
+        server.create_database("other")
+        server.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)", "other")
+        server.execute("DELETE FROM t WHERE id > 10", "made")
+        end = flush_lsn(server, "made")
+        with Decoding(server, "made", more=between(start, end)) as decoding:
+            ours = decoding.finish()
+        theirs = slot_changes(server, "made", "compare", "pgoutput", OPTIONS)
+        assert len(ours) > 30
+        assert differences(ours, piece(theirs, start, end)) == ""
+
+
+def test_a_start_where_the_server_was_shut_down() -> None:
+    """Nobody ran at that checkpoint: an older one, of a catalog's other file, is not needed."""
+    with EmbeddedPostgres("15", settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        server.execute("VACUUM FULL pg_class")
+        server.restart()
+        ((redo,),) = server.query("SELECT redo_lsn FROM pg_control_checkpoint()")
+        create_slot(server, "postgres", "compare", "pgoutput")
+        server.execute("INSERT INTO t SELECT g FROM generate_series(1, 20) g")
+        end = flush_lsn(server)
+        with Decoding(server, "postgres", more=["--start", str(redo), "--end", str(Lsn(end))]) as decoding:
+            ours = decoding.finish()
+        assert differences(ours, piece(slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS), 0, end)) == ""

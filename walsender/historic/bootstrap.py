@@ -68,6 +68,9 @@ class WindowScan:
         self.pages: dict[tuple[int, int], _Page] = {}
         self.seen: set[int] = set()
         """Every transaction that has a record, or is named in one."""
+        self._creator = 0
+        """The transaction that made the database, if that was in the window: its catalogs are all logged there, whole
+        (dbcommands.c: CreateDatabaseUsingWalLog), and what they are at R does not matter."""
 
     def add(self, record: Record, wal_format: WalFormat) -> None:
         """The next record.  Raises WalCorrupted; NotInPrerequisiteState where the window can not serve."""
@@ -81,11 +84,15 @@ class WindowScan:
             running = parse_running_xacts(record)
             if running is not None:
                 self.seen.update(running.xids)
+        elif record.rmgr == Rmgr.DBASE and record.info & 0xF0 == f.XLOG_DBASE_CREATE_WAL_LOG:
+            if int.from_bytes(record.main[:4], "little") == self._database:
+                self._creator = record.xid
         elif record.rmgr == Rmgr.RELMAP:
-            raise _moved(record.lsn)
+            if self._moves(record, int.from_bytes(record.main[:4], "little")):
+                raise _moved(record.lsn)
         elif record.rmgr == Rmgr.SMGR and record.info & 0xF0 == f.XLOG_SMGR_CREATE:
             _, database, number = _locator(record.main)
-            if number in self._files and database in {self._database, 0}:
+            if number in self._files and self._moves(record, database):
                 raise _moved(record.lsn)
         inserted: set[tuple[int, int]] | None = None
         deleted: set[tuple[int, int]] = set()
@@ -111,6 +118,10 @@ class WindowScan:
                     detail="full_page_writes must have been on since the checkpoint.",
                     context=f"WAL position {Lsn(record.lsn)}",
                 )
+
+    def _moves(self, record: Record, database: int) -> bool:
+        """Whether a file, or a map of files, of this database that comes anew is in place of one that was there at R."""
+        return database == 0 or (database == self._database and (not self._creator or record.xid != self._creator))
 
     def _transaction(self, record: Record, wal_format: WalFormat) -> None:
         operation = record.info & f.XLOG_XACT_OPMASK

@@ -129,9 +129,9 @@ class WalSource:
                 stream = self._stream
                 assert stream is not None
                 async for piece in stream.pieces():
-                    stream.flushed = self.flushed
                     if piece is None:
                         yield True
+                        stream.flushed = self.flushed
                     else:
                         reader.feed(*piece)
                         yield False

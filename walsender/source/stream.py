@@ -35,6 +35,7 @@ class WalStream:
         self._sent = 0.0
         self._next = 0  # LSN of the byte to come
         self.flushed = 0
+        self._told = 0
         self.server_end = 0
         """Where the server's WAL ends, as far as it has said."""
 
@@ -81,12 +82,14 @@ class WalStream:
                         self.server_end = max(self.server_end, int(message.wal_end))
                         reply |= message.reply_requested
             yield None
-            if reply or time.monotonic() - self._sent > STATUS_INTERVAL:
+            # What is no longer needed is told of at once: an idle server sends nothing that it could be told of with for long.
+            if reply or self.flushed != self._told or time.monotonic() - self._sent > STATUS_INTERVAL:
                 await self.send_status()
 
     async def send_status(self) -> None:
         """Tell the server what is no longer needed.  Raises ConnectionFailure."""
         self._sent = time.monotonic()
+        self._told = self.flushed
         if self._stream is not None:
             await self._stream.send_status(self.flushed, self.flushed, self.flushed)
 
