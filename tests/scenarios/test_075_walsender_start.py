@@ -165,3 +165,27 @@ def test_a_start_where_the_server_was_shut_down() -> None:
         with Decoding(server, "postgres", more=["--start", str(redo), "--end", str(Lsn(end))]) as decoding:
             ours = decoding.finish()
         assert differences(ours, piece(slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS), 0, end)) == ""
+
+
+def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
+    """It ran when decoding began, so that a part of it was not seen, and is no consistent point before its end."""
+    settings: dict[str, str | int] = {"autovacuum": "off", "max_prepared_transactions": 5}
+    with EmbeddedPostgres("18", settings=settings) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES")
+        with server.connect() as one:
+            one.execute("BEGIN; INSERT INTO t VALUES (1)")
+            with Decoding(server, "postgres") as decoding:
+                seen = "SELECT backend_type FROM pg_stat_activity WHERE application_name = 'walsender'"
+                wait_until(lambda: server.query(seen) == [("walsender",)], "the catalogs are read")
+                one.execute("INSERT INTO t VALUES (2); PREPARE TRANSACTION 'x'")
+                server.restart()
+                server.execute("INSERT INTO t VALUES (3)")
+                server.execute("COMMIT PREPARED 'x'")
+                ended = insert_lsn(server)
+                server.execute("INSERT INTO t VALUES (4)")
+                end = flush_lsn(server)
+                consistent = decoding.wait_consistent()
+                decoding.wait_for(end)
+                ours = decoding.stop()
+        assert consistent <= ended
+        assert [message.data[-1:] for message in ours if message.data[:1] == b"I"] == [b"4"]

@@ -133,7 +133,7 @@ class MemoryAccounting:
         """A transaction that changed the catalog commits: all are given the new snapshot, itself too, and all others its
         invalidations; sizes in bytes (SnapBuildDistributeSnapshotAndInval)."""
         for txn in list(self._accounts):
-            if not txn.has_base or txn.prepared:
+            if not txn.has_base or txn.two_phase:
                 continue
             self.queue(txn, txn.xid, lsn, CHANGE + snapshot, streamable=False)
             if txn is not committed and invalidations:

@@ -39,6 +39,7 @@ class Txn:
         "sent",
         "streamed",
         "subxids",
+        "two_phase",
         "xid",
         "xids",
     )
@@ -65,7 +66,9 @@ class Txn:
         self.sent: Any = None
         """What the plugin knows it as, once something was sent of it."""
         self.prepared = False
-        """Its PREPARE was seen, and is sent as one."""
+        """Its PREPARE was seen: it outlives the server."""
+        self.two_phase = False
+        """And is sent as such."""
         self.streamed = False
         self.replay: Any = None
 

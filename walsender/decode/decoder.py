@@ -271,7 +271,7 @@ class Decoder:
             self._memory.distribute(txn, record.lsn, snapshot, INVALIDATION * txn.invalidations)
         skip = self._skips(record, end.database)
         two_phase = self._two_phase(end)
-        if end.twophase_xid and not skip and (txn is None or (two_phase and not txn.prepared)):
+        if end.twophase_xid and not skip and (txn is None or (two_phase and not txn.two_phase)):
             raise NotInPrerequisiteState(
                 f"transaction {xid} was prepared before the decoding began, and is committed now",
                 hint="Begin further back, or after it.",
@@ -380,9 +380,12 @@ class Decoder:
         """decode.c: DecodePrepare.  What is told of the PREPARE is kept, whether or not it is sent now."""
         prepared = parse_prepare(record)
         txn = self.assembly.by_xid.get(record.xid)
-        if txn is None or not self._plugin.prepares(prepared.gid):
+        if txn is None:
             return
         txn.prepared = True
+        txn.two_phase = self._plugin.prepares(prepared.gid)
+        if not txn.two_phase:
+            return
         sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
         txn.sent = sent
         sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
@@ -427,7 +430,7 @@ class Decoder:
         txn = self.assembly.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
         if self._two_phase(end) and not self._skips(record, end.database):
-            if txn is not None and txn.prepared and txn.has_base:
+            if txn is not None and txn.two_phase and txn.has_base:
                 self._finish_prepared(txn, record, end, commit=False)
         elif self._memory is not None:
             # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.

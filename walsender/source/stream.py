@@ -87,11 +87,21 @@ class WalStream:
                 await self.send_status()
 
     async def send_status(self) -> None:
-        """Tell the server what is no longer needed.  Raises ConnectionFailure."""
+        """Tell the server what has come, and what is no longer needed.  Raises ConnectionFailure.
+
+        A server that is shut down waits until all is flushed that it has sent, or written where nothing is said of flushing
+        (walsender.c: WalSndDone); a slot moves to what is said to be flushed.  So that is said of a slot once, and taken back.
+        """
         self._sent = time.monotonic()
         self._told = self.flushed
-        if self._stream is not None:
-            await self._stream.send_status(self.flushed, self.flushed, self.flushed)
+        if self._stream is None:
+            return
+        if self._slot is None:
+            await self._stream.send_status(self._next, self._next, self._next)
+            return
+        if self.flushed:
+            await self._stream.send_status(self._next, self.flushed, self.flushed)
+        await self._stream.send_status(self._next, 0, 0)
 
     async def close(self) -> None:
         if self._stream is not None:

@@ -1,0 +1,43 @@
+"""What a server is told of the WAL that has come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from walsender.source.stream import WalStream
+
+
+class Told:
+    """A stream that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int, int]] = []
+
+    async def send_status(self, written: int, flushed: int, applied: int) -> None:
+        self.said.append((written, flushed, applied))
+
+
+@pytest.mark.parametrize(
+    ("slot", "flushed", "said"),
+    [
+        (None, 0, [(500, 500, 500)]),
+        (None, 300, [(500, 500, 500)]),
+        ("hold", 0, [(500, 0, 0)]),
+        ("hold", 300, [(500, 300, 300), (500, 0, 0)]),
+    ],
+)
+def test_a_server_can_shut_down_and_a_slot_keeps_what_is_needed(
+    slot: str | None, flushed: int, said: list[tuple[int, int, int]]
+) -> None:
+    """All is flushed where nothing holds the WAL; a slot is told of what is no longer needed, and what was written counts."""
+    connection: Any = None
+    stream = WalStream(connection, slot)
+    told: Any = Told()
+    stream._stream = told
+    stream._next = 500
+    stream.flushed = flushed
+    asyncio.run(stream.send_status())
+    assert told.said == said
