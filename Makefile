@@ -6,8 +6,9 @@ PYTEST := $(BIN)/python -m pytest
 
 # A demo on a database of your own: make demo PG="host=… dbname=…"
 export PUBSUB_DEMO_PG := $(PG)
-# Processes that run tests side by side, each with a Spark session and servers of its own.
-JOBS ?= 2
+# Processes that run tests side by side, each with a Spark session and servers of its own: on two cores a third one uses what the
+# others wait for.
+JOBS ?= 3
 # Property tests: how many times the usual number of examples.
 FUZZ ?= 20
 
@@ -26,8 +27,8 @@ base:
 demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own, DEMO="--help" for options
 	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
-test: setup ## every test, with real servers and a real Spark; JOBS (2) files of tests at a time
-	@exec $(PYTEST) -n $(JOBS) --dist loadfile
+test: setup ## every test, with real servers and a real Spark; JOBS (3) files of tests at a time
+	@exec $(PYTEST) -n $(JOBS) --dist loadfile --durations=25
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak -o faulthandler_timeout=14400
