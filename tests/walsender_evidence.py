@@ -27,7 +27,8 @@ from pathlib import Path
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.walsender_compare import HEADER, Message, as_sent, differences, read_messages
+from tests.walsender_compare import differences
+from tests.walsender_decodings import HEADER, Message, as_sent, read_messages
 
 FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 8000)) FROM generate_series(1, 50)"
 """More WAL than a server writes that is started, read from and stopped."""

@@ -29,7 +29,7 @@ from pubsub.protocol.pgoutput import (
     read_message,
 )
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.walsender_compare import Message
+from tests.walsender_decodings import Message
 from tests.walsender_options import EVERYTHING, PUBLICATIONS, alteration
 
 CATALOGS = (

@@ -22,16 +22,8 @@ from pubsub.testing.servers import EmbeddedPostgres
 from tests import walsender_filters, walsender_names, walsender_regression
 from tests import walsender_workload as workload
 from tests.replica import wait_until
-from tests.walsender_compare import (
-    Decoding,
-    Message,
-    ServerStream,
-    create_slot,
-    differences,
-    flush_lsn,
-    inconsistency,
-    slot_changes,
-)
+from tests.walsender_compare import differences, inconsistency
+from tests.walsender_decodings import Decoding, Message, ServerStream, create_slot, flush_lsn, slot_changes
 from walsender.session import DecodeRequest, Session
 
 # Autovacuum's own transactions would come between a slot's consistent point and ours.

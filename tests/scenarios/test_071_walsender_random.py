@@ -3,7 +3,7 @@
     bytes      pgoutput's, or test_decoding's lines, against those of a logical slot on the same server
     streams    with logical_decoding_work_mem at 64kB on both sides: transactions compared whole, for where a server under
                concurrent DDL breaks its streams depends on what it still knows of transactions that have ended; where its
-               own walsender fails (walsender_compare.py: ServerStream), it goes on without streaming
+               own walsender fails (walsender_decodings.py: ServerStream), it goes on without streaming
     replay     no slot anywhere, so that pruning and VACUUM bite: the changes applied, against the tables
 
 What is asked of both, plugin, protocol, two_phase, publications and so on, is drawn from the seed (walsender_options.py).
@@ -26,15 +26,8 @@ import pytest
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests import walsender_random
-from tests.walsender_compare import (
-    Decoding,
-    ServerStream,
-    as_sent,
-    create_slot,
-    differences,
-    flush_lsn,
-    inconsistency,
-)
+from tests.walsender_compare import differences, inconsistency
+from tests.walsender_decodings import Decoding, ServerStream, as_sent, create_slot, flush_lsn
 from tests.walsender_evidence import Evidence, Run
 from tests.walsender_options import KINDS, Kind, draw
 

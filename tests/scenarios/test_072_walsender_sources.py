@@ -15,7 +15,8 @@ import pytest
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests import walsender_workload as workload
-from tests.walsender_compare import Decoding, create_slot, differences, flush_lsn, slot_changes
+from tests.walsender_compare import differences
+from tests.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
 
 OPTIONS = {"proto_version": "1", "publication_names": "p"}
 

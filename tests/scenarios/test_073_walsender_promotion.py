@@ -8,7 +8,8 @@ from pathlib import Path
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.replica import wait_until
-from tests.walsender_compare import Decoding, differences, flush_lsn
+from tests.walsender_compare import differences
+from tests.walsender_decodings import Decoding, flush_lsn
 from tests.walsender_random import Replica
 
 SETTINGS: dict[str, str | int] = {"autovacuum": "off", "wal_keep_size": "256MB"}

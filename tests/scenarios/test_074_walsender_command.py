@@ -12,7 +12,7 @@ import pytest
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.walsender_compare import read_messages
+from tests.walsender_decodings import read_messages
 from walsender.output.pgoutput import PgoutputOptions
 from walsender.output.test_decoding import TestDecodingOptions
 
