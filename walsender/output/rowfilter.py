@@ -6,7 +6,6 @@ functions.py; whatever is not is refused when the stream starts, by name, and wh
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -365,7 +364,7 @@ _METHODS: Final[dict[str, Callable[[RowFilterCompiler, Node, RelationInfo], Eval
 def _reader(oid: int, encoding: str) -> Callable[[bytes], Any]:
     """For values of the type, arrays among them.  Raises FeatureNotSupported."""
     element = functions.ARRAYS.get(oid)
-    if _JSONB in {oid, element} and codecs.lookup(encoding).name != "utf-8":
+    if _JSONB in {oid, element} and not functions.is_utf8(encoding):
         raise FeatureNotSupported("jsonb in another encoding than UTF8 is not supported there")
     if element is None:
         return functions.reader(oid)

@@ -137,7 +137,7 @@ def interval_out(value: bytes) -> bytes:
         return b"infinity"
     if time == _I8_MIN and day == _I4_MIN and month == _I4_MIN:
         return b"-infinity"
-    years, months = _truncated(month, 12)
+    years, months = toward_zero(month, 12)
     parts: list[str] = []
     negative_before = False
     for count, unit in ((years, "year"), (months, "mon"), (day, "day")):
@@ -156,8 +156,8 @@ def interval_out(value: bytes) -> bytes:
     return " ".join(parts).encode()
 
 
-def _truncated(value: int, by: int) -> tuple[int, int]:
-    """C's division: towards zero."""
+def toward_zero(value: int, by: int) -> tuple[int, int]:
+    """C's division: the quotient, towards zero, and the rest."""
     quotient = abs(value) // by
     if value < 0:
         quotient = -quotient

@@ -9,9 +9,19 @@ from __future__ import annotations
 from typing import Final
 
 from walsender.output.functions import arrays, comparison, documents, networks, numbers, patterns, texts, times
-from walsender.output.functions.values import ARRAYS, READERS, STORAGE, Array, FixedFunction, Maker, Settings, reader
+from walsender.output.functions.values import (
+    ARRAYS,
+    READERS,
+    STORAGE,
+    Array,
+    FixedFunction,
+    Maker,
+    Settings,
+    is_utf8,
+    reader,
+)
 
-__all__ = ["ARRAYS", "READERS", "STORAGE", "Array", "FixedFunction", "Settings", "find", "reader"]
+__all__ = ["ARRAYS", "READERS", "STORAGE", "Array", "FixedFunction", "Settings", "find", "is_utf8", "reader"]
 
 _FAMILIES: Final[tuple[dict[str, Maker], ...]] = (
     numbers.FUNCTIONS,

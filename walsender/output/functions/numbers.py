@@ -37,6 +37,14 @@ def _zero() -> PubsubError:
     return PubsubError("division by zero", sqlstate="22012")
 
 
+def _overflow() -> PubsubError:
+    return PubsubError("value out of range: overflow", sqlstate="22003")
+
+
+def _underflow() -> PubsubError:
+    return PubsubError("value out of range: underflow", sqlstate="22003")
+
+
 # Integers
 
 
@@ -139,7 +147,7 @@ def _numerics(exact: Callable[[Decimal, Decimal], Decimal], special: Callable[[N
     def applied(a: Number, b: Number) -> Number:
         return special(a, b) if a[0] or b[0] else (0, exact(a[1], b[1]))
 
-    return lambda types, _: applied
+    return fixed(applied)
 
 
 def _product(a: Decimal, b: Decimal) -> Decimal:
@@ -211,19 +219,15 @@ def _remainder(a: Decimal, b: Decimal) -> Decimal:
     return EXACT.remainder(a, b)
 
 
-def _one(types_function: dict[str, FixedFunction]) -> Maker:
-    """`types_function`: "numeric" for a Decimal, "float" for a float; results of the same type."""
+def _one(*, real: Callable[[float], float], exact: FixedFunction | None = None) -> Maker:
+    """`real` of a float, `exact` of a Decimal, and its scale, where there is one; results of the same type."""
 
     def make(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
-        kind = "numeric" if types[0] == _NUMERIC else "float" if types[0] in _FLOATS else "integer"
-        function = types_function.get(kind)
-        if function is None:
-            return None
-        if kind == "integer":
-            return function if types[0] in _INTEGERS else None
-        if kind == "numeric":
-            return lambda a, *more: a if a[0] else (0, function(a[1], *more))
-        return lambda a: float_number(function(plain_float(a)))
+        if types[0] in _FLOATS:
+            return lambda a: float_number(real(plain_float(a)))
+        if types[0] == _NUMERIC and exact is not None:
+            return lambda a, *more: a if a[0] else (0, exact(a[1], *more))
+        return None
 
     return make
 
@@ -256,9 +260,9 @@ def _absolute(a: int | Number) -> int | Number:
 
 def _checked(result: float, *operands: float, may_underflow: bool = False) -> float:
     if math.isinf(result) and not any(map(math.isinf, operands)):
-        raise PubsubError("value out of range: overflow", sqlstate="22003")
+        raise _overflow()
     if may_underflow and result == 0 and all(operands) and not any(map(math.isinf, operands)):
-        raise PubsubError("value out of range: underflow", sqlstate="22003")
+        raise _underflow()
     return result
 
 
@@ -296,32 +300,29 @@ def _to_float4(value: int | Number) -> Number:
     try:
         return float_number(_F4.unpack(_F4.pack(number))[0])
     except OverflowError:
-        raise PubsubError("value out of range: overflow", sqlstate="22003") from None
+        raise _overflow() from None
 
 
 def _float_maker(widths: str, what: str) -> Maker:
     plain = _floats(what)
-    if widths == "4":
-        return lambda types, _: lambda a, b: _to_float4(plain(a, b))
-    return lambda types, _: plain
+    return fixed((lambda a, b: _to_float4(plain(a, b))) if widths == "4" else plain)
 
 
-def _mathematical(function: Callable[..., float]) -> FixedFunction:
-    def applied(*values: float) -> float:
-        if any(map(math.isnan, values)):
-            return math.nan
-        try:
-            return _checked(function(*values), *values)
-        except OverflowError:
-            raise PubsubError("value out of range: overflow", sqlstate="22003") from None
+def _computed(function: Callable[..., float], *values: float) -> float:
+    try:
+        return _checked(function(*values), *values)
+    except OverflowError:
+        raise _overflow() from None
 
-    return applied
+
+def _mathematical(function: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda value: value if math.isnan(value) else _computed(function, value)
 
 
 def _exponential(value: float) -> float:
     result = math.exp(value)
     if result == 0 and value != -math.inf:
-        raise PubsubError("value out of range: underflow", sqlstate="22003")
+        raise _underflow()
     return result
 
 
@@ -352,22 +353,19 @@ def _power(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
             )
         result = math.pow(a, b)
         if result == 0 and a != 0 and math.isfinite(a) and math.isfinite(b):
-            raise PubsubError("value out of range: underflow", sqlstate="22003")
+            raise _underflow()
         return result
 
     def applied(a: Number, b: Number) -> Number:
         x, y = plain_float(a), plain_float(b)
         if math.isnan(x) or math.isnan(y):
             return float_number(1.0 if x == 1 or y == 0 else math.nan)
-        try:
-            return float_number(_checked(plain(x, y), x, y))
-        except OverflowError:
-            raise PubsubError("value out of range: overflow", sqlstate="22003") from None
+        return float_number(_computed(plain, x, y))
 
     return applied if types == (701, 701) else None
 
 
-def _whole(function: Callable[[float], float]) -> FixedFunction:
+def _whole(function: Callable[[float], float]) -> Callable[[float], float]:
     return lambda value: function(value) if math.isfinite(value) else value
 
 
@@ -444,14 +442,14 @@ def _mod(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
     return _arithmetic({20: 8, 21: 2}.get(types[0], 4), "mod") if types[0] in _INTEGERS else None
 
 
-_CEILING: Final = _one({"numeric": _to_scale(ROUND_CEILING), "float": _whole(math.ceil)})
-_LOG10: Final = _one({"float": _mathematical(_logarithm(math.log10))})
-_LN: Final = _one({"float": _mathematical(_logarithm(math.log))})
-_SQRT: Final = _one({"float": _mathematical(_root)})
-_EXP: Final = _one({"float": _mathematical(_exponential)})
-_ROUND: Final = _one({"numeric": _to_scale(ROUND_HALF_UP), "float": _whole(round)})
-_TRUNC: Final = _one({"numeric": _to_scale(ROUND_DOWN), "float": _whole(math.trunc)})
-_FLOOR: Final = _one({"numeric": _to_scale(ROUND_FLOOR), "float": _whole(math.floor)})
+_CEILING: Final = _one(real=_whole(math.ceil), exact=_to_scale(ROUND_CEILING))
+_LOG10: Final = _one(real=_mathematical(_logarithm(math.log10)))
+_LN: Final = _one(real=_mathematical(_logarithm(math.log)))
+_SQRT: Final = _one(real=_mathematical(_root))
+_EXP: Final = _one(real=_mathematical(_exponential))
+_ROUND: Final = _one(real=_whole(round), exact=_to_scale(ROUND_HALF_UP))
+_TRUNC: Final = _one(real=_whole(math.trunc), exact=_to_scale(ROUND_DOWN))
+_FLOOR: Final = _one(real=_whole(math.floor), exact=_to_scale(ROUND_FLOOR))
 
 FUNCTIONS: Final[dict[str, Maker]] = {
     "numeric_add": _numerics(EXACT.add, _special(operator.add)),

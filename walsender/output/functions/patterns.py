@@ -11,9 +11,8 @@ import re
 from typing import Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
+from walsender.output.functions.texts import LOWER
 from walsender.output.functions.values import FixedFunction, Maker, Settings
-
-_LOWER: Final = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
 
 # LIKE
 
@@ -53,21 +52,27 @@ def _like_maker(*, wanted: bool, ignore_case: bool = False) -> Maker:
         return matches
 
     def folded(text: bytes, pattern: bytes) -> bool:
-        compiled = _like(pattern.translate(_LOWER).decode("latin-1"))
-        return (compiled.fullmatch(text.translate(_LOWER).decode("latin-1")) is not None) == wanted
+        compiled = _like(pattern.translate(LOWER).decode("latin-1"))
+        return (compiled.fullmatch(text.translate(LOWER).decode("latin-1")) is not None) == wanted
 
     return make
+
+
+def _escape_character(escape: bytes, settings: Settings) -> str:
+    """Of an ESCAPE clause; empty where nothing is escaped."""
+    character = escape.decode(settings.encoding)
+    if len(character) > 1:
+        raise PubsubError(
+            "invalid escape string", sqlstate="22025", hint="Escape string must be empty or one character."
+        )
+    return character
 
 
 def _escaped_like(types: tuple[int, ...], settings: Settings) -> FixedFunction:
     """like_match.c: do_like_escape: LIKE … ESCAPE with a backslash in place of the given character."""
 
     def converted(pattern: bytes, escape: bytes) -> bytes:
-        text, character = pattern.decode(settings.encoding), escape.decode(settings.encoding)
-        if len(character) > 1:
-            raise PubsubError(
-                "invalid escape string", sqlstate="22025", hint="Escape string must be empty or one character."
-            )
+        text, character = pattern.decode(settings.encoding), _escape_character(escape, settings)
         if character == "\\":
             return pattern
         found: list[str] = []
@@ -357,11 +362,7 @@ def _similar(types: tuple[int, ...], settings: Settings) -> FixedFunction:
     """regexp.c: similar_escape_internal: the pattern of SIMILAR TO as a regular expression."""
 
     def converted(pattern: bytes, escape: bytes = b"\\") -> bytes:
-        text, character = pattern.decode(settings.encoding), escape.decode(settings.encoding)
-        if len(character) > 1:
-            raise PubsubError(
-                "invalid escape string", sqlstate="22025", hint="Escape string must be empty or one character."
-            )
+        text, character = pattern.decode(settings.encoding), _escape_character(escape, settings)
         return ("^(?:" + "".join(_similar_parts(text, character)) + ")$").encode(settings.encoding)
 
     return converted

@@ -17,7 +17,7 @@ _BYTEA: Final = 17
 _BIT: Final = frozenset({1560, 1562})
 
 _UPPER: Final = bytes.maketrans(bytes(range(97, 123)), bytes(range(65, 91)))
-_LOWER: Final = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
+LOWER: Final = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
 
 
 def _characters(function: Callable[..., Any]) -> Maker:
@@ -120,13 +120,13 @@ def _ascii(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
     def first(text: bytes) -> int:
         if not text:
             return 0
-        return ord(text.decode()[0]) if settings.encoding.lower().replace("-", "") == "utf8" else text[0]
+        return ord(text.decode()[0]) if settings.utf8 else text[0]
 
     return first
 
 
 def _chr(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
-    if settings.encoding.lower().replace("-", "") != "utf8":
+    if not settings.utf8:
         return None
 
     def character(number: int) -> bytes:
@@ -143,11 +143,7 @@ def _chr(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
 
 
 def _initcap(text: bytes) -> bytes:
-    return re.sub(rb"[0-9A-Za-z]+", lambda word: word[0][:1].translate(_UPPER) + word[0][1:].translate(_LOWER), text)
-
-
-def _md5(types: tuple[int, ...], _: Settings) -> FixedFunction:
-    return lambda value: hashlib.md5(value, usedforsecurity=False).hexdigest().encode()
+    return re.sub(rb"[0-9A-Za-z]+", lambda word: word[0][:1].translate(_UPPER) + word[0][1:].translate(LOWER), text)
 
 
 def _encode(value: bytes, form: bytes) -> bytes:
@@ -221,10 +217,10 @@ FUNCTIONS: Final[dict[str, Maker]] = {
     "overlay": _characters(_overlay),
     "ascii": _ascii,
     "chr": _chr,
-    "lower": _in_bytes(lambda text: text.translate(_LOWER)),
+    "lower": _in_bytes(lambda text: text.translate(LOWER)),
     "upper": _in_bytes(lambda text: text.translate(_UPPER)),
     "initcap": _in_bytes(_initcap),
-    "md5": _md5,
+    "md5": fixed(lambda value: hashlib.md5(value, usedforsecurity=False).hexdigest().encode()),
     "sha256": fixed(lambda value: hashlib.sha256(value).digest()),
     "encode": fixed(_encode),
     "varchar": _to_varchar,

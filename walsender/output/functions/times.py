@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
-from pubsub.protocol.output.times import calendar_date
+from pubsub.protocol.output.times import calendar_date, toward_zero
 from walsender.output.functions.comparison import COMPARE
 from walsender.output.functions.numbers import EXACT, in_range, quotient
 from walsender.output.functions.values import (
@@ -138,8 +138,8 @@ def _timestamp_minus(types: tuple[int, ...], settings: Settings) -> FixedFunctio
             if a == b:
                 raise _out_of_range("interval")
             return _INFINITE[a == _I8[1] or b == _I8[0]]
-        days = abs(a - b) // _DAY * (1 if a >= b else -1)
-        return Interval(a - b - days * _DAY, days, 0)
+        days, time = toward_zero(a - b, _DAY)
+        return Interval(time, days, 0)
 
     return difference
 
@@ -261,9 +261,12 @@ def _part_of_day(unit: str, microseconds: int) -> Decimal | None:
         return Decimal(microseconds // _HOUR)
     if unit == "minute":
         return Decimal(microseconds // _MINUTE % 60)
-    rest = microseconds % _MINUTE
+    return _part_of_minute(unit, microseconds % _MINUTE)
+
+
+def _part_of_minute(unit: str, microseconds: int) -> Decimal | None:
     scale = {"second": 6, "milliseconds": 3, "microseconds": 0}.get(unit)
-    return None if scale is None else Decimal(rest).scaleb(-scale)
+    return None if scale is None else Decimal(microseconds).scaleb(-scale)
 
 
 def _sized(year: int, size: int) -> int:
@@ -339,17 +342,12 @@ def _extract_time(unit: str, time: int) -> Number:
     return 0, value
 
 
-def _toward_zero(value: int, by: int) -> tuple[int, int]:
-    quotient = abs(value) // by * (1 if value >= 0 else -1)
-    return quotient, value - quotient * by
-
-
 def _extract_interval(unit: str, span: Interval) -> Number | None:
     if _is_infinite(span):
         return ((1 if span.time > 0 else -1), Decimal(0)) if unit in _FOREVER | {"hour", "day"} else None
-    years, months = _toward_zero(span.month, 12)
-    hours, rest = _toward_zero(span.time, _HOUR)
-    minutes, rest = _toward_zero(rest, _MINUTE)
+    years, months = toward_zero(span.month, 12)
+    hours, rest = toward_zero(span.time, _HOUR)
+    minutes, rest = toward_zero(rest, _MINUTE)
     if unit == "epoch":
         # Years of 365.25 days, months of 30.
         seconds = years * (36525 * 864) + months * (30 * 86400) + span.day * 86400
@@ -358,16 +356,16 @@ def _extract_interval(unit: str, span: Interval) -> Number | None:
         raise FeatureNotSupported(f'unit "{unit}" of an interval is not supported in a row filter')  # versions differ
     sizes = {"decade": 10, "century": 100, "millennium": 1000}
     if size := sizes.get(unit):
-        return 0, Decimal(_toward_zero(years, size)[0])
+        return 0, Decimal(toward_zero(years, size)[0])
     whole = {"year": years, "month": months, "day": span.day, "hour": hours, "minute": minutes}.get(unit)
     if whole is not None:
         return 0, Decimal(whole)
-    scale = {"second": 6, "milliseconds": 3, "microseconds": 0}.get(unit)
-    if scale is None:
+    part = _part_of_minute(unit, rest)
+    if part is None:
         if unit in _DATE_UNITS | {"julian"}:
             raise PubsubError(f'unit "{unit}" not supported for type interval', sqlstate="0A000")
         raise _not_known(unit, "interval")
-    return 0, Decimal(rest).scaleb(-scale)
+    return 0, part
 
 
 _EXTRACT: Final[dict[int, Callable[[str, Any], Number | None]]] = {

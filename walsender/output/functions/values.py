@@ -1,15 +1,20 @@
 """Values in a form that Python compares as PostgreSQL does.
 
-integers, oids, dates, times     int            numeric       a `Number` of a Decimal, with its display scale
-text, name   bytes; bpchar without its trailing  float4, float8  a `Number` of a float
-             blanks                             interval      `Interval`
-boolean                          bool           bit, varbit   bytes and length
-bytea, uuid                      bytes          inet, cidr    bytes (networks.py)
-arrays                           `Array`        json, jsonb   bytes; `Document` (documents.py)
+integers, oids, dates, times     int
+float4, float8                   a `Number` of a float
+numeric                          a `Number` of a Decimal, with its display scale
+boolean                          bool
+text, name, bpchar               bytes; bpchar without its trailing blanks
+bytea, uuid, inet, cidr, json    bytes
+bit, varbit                      bytes and length
+interval                         `Interval`
+jsonb                            `Document`
+arrays                           `Array`
 """
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +38,15 @@ class Settings:
     encoding: str
     bytewise: bool
     version: int
+
+    @property
+    def utf8(self) -> bool:
+        return is_utf8(self.encoding)
+
+
+def is_utf8(encoding: str) -> bool:
+    """Whether Python's name of an encoding is one of UTF-8's."""
+    return codecs.lookup(encoding).name == "utf-8"
 
 
 Maker = Callable[[tuple[int, ...], Settings], FixedFunction | None]
