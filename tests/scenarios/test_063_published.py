@@ -390,7 +390,12 @@ def test_030_origin_none(replica: Replica, servers: Any) -> None:
         wait_until(lambda: replica.query("SELECT 1 FROM t WHERE id = 100"), "the row from upstream")
         replica.execute("INSERT INTO t VALUES (2)")
         assert ids(replica, "t") == [1, 2]
+        (before,) = replica.query(
+            active := f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
+        )
         replica.alter("SET (origin = any)")
+        # As in PostgreSQL the stream in progress keeps its options until the worker starts another, and passes over what it passed.
+        wait_until(lambda: replica.query(active) not in ([before], [(None,)]), "a stream with the new options")
         upstream.execute("INSERT INTO t VALUES (101)")
         wait_until(lambda: replica.query("SELECT 1 FROM t WHERE id = 101"), "the row from upstream")
         wait_until(lambda: 101 in ids(replica, "t"), "the row of another origin")
