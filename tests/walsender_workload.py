@@ -419,6 +419,12 @@ FILTER_STATEMENTS = (
     "ALTER PUBLICATION q ADD TABLE not_published WHERE (id > 100)",
     "INSERT INTO not_published VALUES (99), (101)",
     "ALTER TABLE f_list RENAME v TO vv; INSERT INTO f_list VALUES ('s', 4, 'v', 'w')",
+    # Only how the root is published changes, and a partition was sent before.
+    "INSERT INTO f_root VALUES (51, 'c', 'whole')",
+    "ALTER PUBLICATION s SET TABLE f_root_c (id, r)",
+    "INSERT INTO f_root VALUES (52, 'c', 'listed')",
+    "ALTER PUBLICATION s SET TABLE f_root_c",
+    "INSERT INTO f_root VALUES (53, 'c', 'whole')",
 )
 
 STREAMING = (

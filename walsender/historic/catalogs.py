@@ -155,7 +155,8 @@ DEFINITIONS: Final = (
         told=EVERYBODY,
         owned=False,
     ),
-    CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=RELATION),
+    # A partition is sent as the root is published: changes are told to everybody (pgoutput.c: rel_sync_cache_publication_cb).
+    CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=EVERYBODY),
     CatalogDefinition("pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), told=EVERYBODY, owned=False),
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
     # What values of reg* types and aclitem name (names.py), and how those of other types are written (relation.py).
