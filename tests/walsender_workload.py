@@ -427,6 +427,34 @@ FILTER_STATEMENTS = (
     "INSERT INTO f_root VALUES (53, 'c', 'whole')",
 )
 
+TREE_SETUP = """
+CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root);
+CREATE PUBLICATION q FOR TABLES IN SCHEMA public;
+CREATE TABLE t_mid (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+CREATE TABLE t_leaf PARTITION OF t_mid FOR VALUES FROM (0) TO (100);
+CREATE TABLE t_root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);
+CREATE TABLE t_other (v text, id int PRIMARY KEY) PARTITION BY RANGE (id)
+"""
+TREE_STATEMENTS = (
+    "INSERT INTO t_mid VALUES (1, 'a')",
+    "ALTER TABLE t_root ATTACH PARTITION t_mid FOR VALUES FROM (0) TO (1000)",
+    "INSERT INTO t_root VALUES (2, 'b')",
+    "ALTER TABLE t_root DETACH PARTITION t_mid",
+    "INSERT INTO t_mid VALUES (3, 'a')",
+    (
+        "BEGIN; ALTER TABLE t_other ATTACH PARTITION t_mid FOR VALUES FROM (0) TO (1000); "
+        "INSERT INTO t_other VALUES ('b', 4); ROLLBACK"
+    ),
+    "INSERT INTO t_mid VALUES (5, 'a')",
+    (
+        "BEGIN; ALTER TABLE t_other ATTACH PARTITION t_mid FOR VALUES FROM (0) TO (1000); "
+        "INSERT INTO t_other VALUES ('b', 6); COMMIT"
+    ),
+    "UPDATE t_mid SET v = 'c' WHERE id = 6",
+    "ALTER TABLE t_other DETACH PARTITION t_mid CONCURRENTLY",
+    "DELETE FROM t_mid WHERE id > 2",
+)
+
 STREAMING = (
     "INSERT INTO plain (id, t) SELECT g, repeat('x', 100) FROM generate_series(10000, 12000) g",
     (

@@ -206,6 +206,16 @@ def test_publications(upstreams: Servers, version: str) -> None:
     )
 
 
+def test_trees_of_partitions(upstreams: Servers) -> None:
+    """What is above a partitioned table changes, and with it what its partitions are sent as."""
+    compare(
+        upstreams["18"],
+        workload.TREE_SETUP,
+        workload.TREE_STATEMENTS,
+        [Case(publications=names) for names in ("p", "q")],
+    )
+
+
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_row_filters(upstreams: Servers, version: str) -> None:
     """One table for each filter, of which each gets the same rows; and again when they are changed."""

@@ -226,7 +226,8 @@ class Registry(Generic[Entry]):
                 if not owner.is_logged or self._describe(owner, resolver) is None:
                     return IGNORED
                 return self._decoded(relation, None, is_toast=True)
-            relation.generation = resolver.generation(oid)
+            # A table that is attached or detached above tells all partitions below it (tablecmds.c: ATExecAttachPartition).
+            relation.generation = (*resolver.generation(oid), *relation.ancestors)
             entry = self._describe(relation, resolver)
         except PubsubError as error:
             return Unknown(error)
