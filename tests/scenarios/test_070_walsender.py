@@ -19,7 +19,7 @@ import pytest
 
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_filters, walsender_names, walsender_regression
+from tests import walsender_filters, walsender_handmade, walsender_names, walsender_regression
 from tests import walsender_workload as workload
 from tests.replica import wait_until
 from tests.walsender_compare import differences, inconsistency
@@ -192,6 +192,16 @@ def test_the_ground_of_the_regression_tests(upstreams: Servers, version: str) ->
         walsender_regression.SETUP,
         walsender_regression.STATEMENTS,
         [Case(), Case("test_decoding"), Case("test_decoding", options={"include-rewrites": "on"})],
+    )
+
+
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_what_was_found_by_hand(upstreams: Servers, version: str) -> None:
+    compare(
+        upstreams[version],
+        walsender_handmade.SETUP,
+        walsender_handmade.statements(version),
+        [Case(options={"messages": "true"}), Case("test_decoding")],
     )
 
 

@@ -492,8 +492,9 @@ class Decoder:
                 size = CHANGE + len(prefix) + 1 + len(content) + 16
                 self._memory.queue(txn, record.xid, record.end_lsn, size)
         elif not self.builder.needs_skip(record.lsn):
+            # Of the subtransaction, if it is one's (reorderbuffer.c: ReorderBufferQueueMessage).
             known = self.assembly.by_xid.get(record.xid)
-            sent = SentTransaction(known.xid, known.first_lsn, 0, 0, 0) if known is not None else None
+            sent = SentTransaction(record.xid, known.first_lsn, 0, 0, 0) if known is not None else None
             self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
 
 

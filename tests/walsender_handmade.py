@@ -1,0 +1,32 @@
+"""Cases that were found by hand: what a server does where nobody would look for it."""
+
+from __future__ import annotations
+
+SETUP = """
+CREATE TABLE plain (id int PRIMARY KEY, t text);
+CREATE PUBLICATION p FOR ALL TABLES
+"""
+
+# Each string is one simple query: several statements in one are one transaction.
+STATEMENTS = (
+    "INSERT INTO plain SELECT g, 'text' FROM generate_series(1, 10) g",
+    # A message outside of the transaction bears the id of the subtransaction that it is written in.
+    (
+        "BEGIN; INSERT INTO plain VALUES (20, 'x'); SAVEPOINT s; INSERT INTO plain VALUES (21, 'x'); "
+        "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); ROLLBACK TO s; SAVEPOINT s; "
+        "SELECT pg_logical_emit_message(true, 'of a subtransaction', 'inside'); "
+        "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); COMMIT"
+    ),
+)
+
+STATEMENTS_18 = (
+    # Virtual columns are NULL, as they are stored; pgoutput does not have them.
+    "CREATE TABLE virtual (id int PRIMARY KEY, v int GENERATED ALWAYS AS (id * 2) VIRTUAL, t text)",
+    "INSERT INTO virtual (id, t) VALUES (1, 'one'), (2, NULL)",
+    "ALTER TABLE virtual ADD w text GENERATED ALWAYS AS (t || '!') VIRTUAL, ADD x int",
+    "UPDATE virtual SET id = id + 10; UPDATE virtual SET x = 1; DELETE FROM virtual",
+)
+
+
+def statements(version: str) -> tuple[str, ...]:
+    return STATEMENTS + (STATEMENTS_18 if int(version) >= 18 else ())
