@@ -88,7 +88,9 @@ class Session:
                 await source.open()
                 if past:
                     redo = await redo_before(source, server, request.start, redo, now)
-                files, contents, status, scan = await _scan(connection, server, source, redo)
+                files, contents, status, scan = await _scan(
+                    connection, server, source, redo, request.start if past else 0
+                )
                 builtins = await upstream.builtins(connection)
             except BaseException:
                 await source.close()
@@ -164,13 +166,14 @@ class Session:
 
 
 async def _scan(
-    connection: Connection, server: Upstream, source: WalSource, redo: Lsn
+    connection: Connection, server: Upstream, source: WalSource, redo: Lsn, start: int
 ) -> tuple[list[CatalogFile], dict[CatalogName, bytes], dict[int, str | None], WindowScan]:
-    """The catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says."""
+    """The catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says.  `start`: where what is
+    wanted begins, 0 if after that."""
     files = await upstream.catalog_files(connection)
     contents: dict[CatalogName, bytes] = {file.name: await upstream.read_file(connection, file.path) for file in files}
     bootstrap = CatalogBootstrap(files, contents, server)
-    scan = WindowScan(server.database, files)
+    scan = WindowScan(server.database, files, start)
     wal_format = format_of_version(server.version)
     assert wal_format is not None
     reader = WalReader(Geometry(server.segment_size), int(redo))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.replica import wait_until
@@ -190,3 +192,36 @@ def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
                 ours = decoding.stop()
         assert consistent <= ended
         assert [message.data[-1:] for message in ours if message.data[:1] == b"I"] == [b"4"]
+
+
+@pytest.mark.parametrize("version", ["15", "18"])
+def test_a_start_before_the_wal_was_for_logical_decoding(version: str) -> None:
+    """Rows are not whole there, and would be left out silently; other settings may change as they like."""
+    with EmbeddedPostgres(version, settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
+        server._settings["wal_level"] = "replica"
+        server.restart()
+        server.execute("CHECKPOINT")
+        start = insert_lsn(server)
+        server.execute("INSERT INTO t VALUES (1), (2)")
+        server.execute("CHECKPOINT")
+        server._settings["wal_level"] = "logical"
+        server.restart()
+        begin = insert_lsn(server)
+        create_slot(server, "postgres", "compare", "pgoutput")
+        server.execute("INSERT INTO t VALUES (3)")
+        server.execute("CHECKPOINT")
+        server._settings["max_connections"] = 50
+        server.restart()
+        server.execute("UPDATE t SET b = 'x'")
+        end = flush_lsn(server)
+        with Decoding(server, "postgres", more=between(start, end)) as decoding:
+            assert decoding.process.wait(60) == 1
+            wait_until(lambda: "CONTEXT:" in "".join(decoding.errors), "the error")
+            errors = "".join(decoding.errors)
+            assert 'logical decoding requires "wal_level" >= "logical" on the primary' in errors
+            assert "consistent point" not in errors
+        with Decoding(server, "postgres", more=between(begin, end)) as decoding:
+            ours = decoding.finish()
+        assert len(ours) == 4 + 5
+        assert differences(ours, slot_changes(server, "postgres", "compare", "pgoutput", OPTIONS)) == ""

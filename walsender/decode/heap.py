@@ -16,6 +16,7 @@ from walsender.decode.accounting import CHANGE, ROW, MemoryAccounting
 from walsender.decode.assembly import Assembly, Txn
 from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
 from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tuples import logs_rows
 from walsender.output.plugin import OutputPlugin
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
@@ -83,7 +84,7 @@ class HeapDecoder:
             return
         found = self._find(txn, locator[2])
         # A file that is no relation's any more, or not yet, gets rows that are not logged while a catalog is written anew.
-        unlogged = isinstance(found, Unknown) and found.no_relation and not _logs_row(record)
+        unlogged = isinstance(found, Unknown) and found.no_relation and not logs_rows(record)
         if found is not IGNORED and not unlogged and self._usable(txn, found, record.xid, record.lsn):
             frame = heap_frame(record, found.number, is_toast=found.is_toast)
             if frame is not None:
@@ -262,18 +263,6 @@ def _find_names(found: Decoded[Any], frame: bytes) -> None:
                 value = values[index]
                 if isinstance(value, bytes):
                     out(value)
-
-
-def _logs_row(record: Record) -> bool:
-    """Whether the record has a row, new or old (ReorderBufferProcessTXN: a mapped catalog's tuple without data)."""
-    operation = record.info & f.XLOG_HEAP_OPMASK
-    if operation == f.XLOG_HEAP_INSERT:
-        return bool(_INSERT.unpack_from(record.main)[1] & f.XLH_INSERT_CONTAINS_NEW_TUPLE)
-    if operation == f.XLOG_HEAP_DELETE:
-        return bool(_DELETE.unpack_from(record.main)[3] & f.XLH_DELETE_CONTAINS_OLD)
-    if operation == f.XLOG_HEAP_CONFIRM:
-        return False
-    return bool(_UPDATE.unpack_from(record.main)[3] & (f.XLH_UPDATE_CONTAINS_NEW_TUPLE | f.XLH_UPDATE_CONTAINS_OLD))
 
 
 def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:

@@ -26,7 +26,7 @@ from pubsub.protocol.lsn import Lsn
 from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.catalogs import DEFINITIONS, CatalogLayout, CatalogName
 from walsender.historic.encodings import python_encoding
-from walsender.historic.tuples import changes_tuples, places
+from walsender.historic.tuples import changes_tuples, logs_rows, places
 from walsender.historic.upstream import CatalogFile, Upstream
 from walsender.hot.catalogs import NOBODY, CatalogTable
 from walsender.xlog import formats as f
@@ -61,8 +61,14 @@ class _Page:
 class WindowScan:
     """What the records of [R, E] say about R."""
 
-    def __init__(self, database: int, files: list[CatalogFile]) -> None:
+    def __init__(self, database: int, files: list[CatalogFile], start: int = 0) -> None:
+        """`start`: what was asked for begins there; 0: after the window."""
         self._database = database
+        self._start = start
+        self._changed_at = 0
+        """LSN of the first change of a row, 0: none so far."""
+        self._is_logical = start == 0
+        """Whether the window's WAL, up to the record before, is known to have been written with wal_level = logical."""
         self._files = {file.number: file for file in files}
         self._oids = {file.oid for file in files}
         self.pages: dict[tuple[int, int], _Page] = {}
@@ -78,6 +84,8 @@ class WindowScan:
             self.seen.add(record.xid)
         if record.top_xid:
             self.seen.add(record.top_xid)
+        if not self._is_logical:
+            self._level(record)
         if record.rmgr == Rmgr.XACT:
             self._transaction(record, wal_format)
         elif record.rmgr == Rmgr.STANDBY:
@@ -118,6 +126,30 @@ class WindowScan:
                     detail="full_page_writes must have been on since the checkpoint.",
                     context=f"WAL position {Lsn(record.lsn)}",
                 )
+
+    def _level(self, record: Record) -> None:
+        """The server's wal_level is logical now, but need not have been so at R: up to 16 no record there says.
+
+        It changes with a restart, which is logged as it is when another setting changes.  What was changed before then has
+        left marks that only WAL for logical decoding has, or that WAL was not for it: rows would be left out of it silently.
+        """
+        kind = record.info & f.XLOG_HEAP_OPMASK
+        if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE:
+            if self._changed_at and self._start < record.lsn:
+                raise NotInPrerequisiteState(
+                    'logical decoding requires "wal_level" >= "logical" on the primary',
+                    detail="It was lower when what was asked for was written.",
+                    hint=f"Begin behind {Lsn(record.lsn)}, where the server was started with another wal_level.",
+                    context=f"WAL position {Lsn(self._changed_at)}",
+                )
+            self._is_logical = True
+        elif record.rmgr == Rmgr.XACT:
+            self._is_logical = kind == f.XLOG_XACT_INVALIDATIONS
+        elif record.rmgr == Rmgr.HEAP2 and kind == f.XLOG_HEAP2_NEW_CID:
+            self._is_logical = True
+        elif changes_tuples(record) and not (record.rmgr == Rmgr.HEAP and kind == f.XLOG_HEAP_INPLACE):
+            self._is_logical = logs_rows(record)
+            self._changed_at = self._changed_at or record.lsn
 
     def _moves(self, record: Record, database: int) -> bool:
         """Whether a file, or a map of files, of this database that comes anew is in place of one that was there at R."""

@@ -21,6 +21,7 @@ from walsender.xlog.heappage import tuple_at
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
 
 _U16: Final = Struct("<H")
+_INSERT: Final = Struct("<HB")
 _DELETE: Final = Struct("<IHBB")
 _UPDATE: Final = Struct("<IHBBIH")
 _MULTI: Final = Struct("<BxH")
@@ -47,6 +48,25 @@ def changes_tuples(record: Record) -> bool:
     if record.rmgr == _HEAP:
         return record.info & f.XLOG_HEAP_OPMASK not in _NO_TUPLES
     return record.rmgr == _HEAP2 and record.info & f.XLOG_HEAP_OPMASK == f.XLOG_HEAP2_MULTI_INSERT
+
+
+def logs_rows(record: Record) -> bool:
+    """Whether a record that changes tuples holds rows for logical decoding, new or old.  Raises WalCorrupted."""
+    try:
+        if record.rmgr == _HEAP2:
+            return bool(_MULTI.unpack_from(record.main)[0] & f.XLH_INSERT_CONTAINS_NEW_TUPLE)
+        operation = record.info & f.XLOG_HEAP_OPMASK
+        if operation == f.XLOG_HEAP_INSERT:
+            return bool(_INSERT.unpack_from(record.main)[1] & f.XLH_INSERT_CONTAINS_NEW_TUPLE)
+        if operation == f.XLOG_HEAP_DELETE:
+            return bool(_DELETE.unpack_from(record.main)[3] & f.XLH_DELETE_CONTAINS_OLD)
+        if operation in {f.XLOG_HEAP_UPDATE, f.XLOG_HEAP_HOT_UPDATE}:
+            return bool(
+                _UPDATE.unpack_from(record.main)[3] & (f.XLH_UPDATE_CONTAINS_NEW_TUPLE | f.XLH_UPDATE_CONTAINS_OLD)
+            )
+    except struct.error as error:
+        raise WalCorrupted("a heap record is too short", record.lsn) from error
+    return False
 
 
 def operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
