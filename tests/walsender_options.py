@@ -19,6 +19,7 @@ PUBLICATIONS: Final[dict[str, tuple[str, ...]]] = {
             "p WHERE (id < 300) WITH (publish_via_partition_root)"
         ),
     ),
+    "schemas": ("CREATE PUBLICATION schemas FOR TABLES IN SCHEMA public WITH (publish_via_partition_root)",),
     "parts,inserts": (
         "CREATE PUBLICATION parts FOR TABLE t1 WHERE (id > 100), t2 (id, a, b), p1 (id, b), p2 WHERE (id > 250)",
         "CREATE PUBLICATION inserts FOR TABLE t1 WHERE (a > 4 AND b LIKE '%a%'), t4 WITH (publish = 'insert, truncate')",
@@ -35,6 +36,13 @@ ALTERATIONS: Final[dict[str, tuple[str, ...]]] = {
         "ALTER PUBLICATION parts DROP TABLE t1",
         "ALTER PUBLICATION parts ADD TABLE t1 WHERE (id > 50)",
     ),
+    "schemas": (
+        "ALTER PUBLICATION schemas SET (publish_via_partition_root = {truth})",
+        "ALTER PUBLICATION schemas SET TABLES IN SCHEMA public, TABLES IN SCHEMA beside",
+        "ALTER PUBLICATION schemas SET TABLES IN SCHEMA beside, TABLE t1, t2, p WHERE (id < 300)",
+        "ALTER PUBLICATION schemas DROP TABLES IN SCHEMA beside",
+        "ALTER PUBLICATION schemas ADD TABLES IN SCHEMA public",
+    ),
     "parts,inserts": (
         "ALTER PUBLICATION inserts SET (publish = '{actions}')",
         "ALTER PUBLICATION inserts SET TABLE t1, t3, t4 WHERE (a IN (1, 2, 3))",
@@ -43,7 +51,11 @@ ALTERATIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Statements that the sessions change them with under way."""
-_NOBODY_WRITES: Final = "LOCK TABLE t1, t2, t3, t4, p, p1, p2 IN SHARE ROW EXCLUSIVE MODE; "
+_NOBODY_WRITES: Final = (
+    "DO $$ DECLARE one regclass; BEGIN FOR one IN SELECT oid FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN "
+    "('public'::regnamespace, 'beside'::regnamespace) ORDER BY oid LOOP "
+    "EXECUTE 'LOCK TABLE ' || one || ' IN SHARE ROW EXCLUSIVE MODE'; END LOOP; END $$; "
+)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Worker(threading.Thread):
         seed: str,
         deadline: float,
         *,
-        rewrite_types: bool,
+        replayed: bool,
         publications: str,
     ) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Worker(threading.Thread):
         self._server = server
         self._dbname = dbname
         self._deadline = deadline
-        self._rewrite_types = rewrite_types
+        self._replayed = replayed
         self._publications = publications
         self._prepared: list[str] = []
         """Transactions that are still to be ended."""
@@ -192,6 +192,8 @@ class Worker(threading.Thread):
             return altered
         if r.random() < 0.02:
             return f"SELECT FROM {self._table()} WHERE id < 100 FOR {r.choice(('UPDATE', 'SHARE'))}"
+        if r.random() < 0.06:
+            return self._definition()
         table = self._table()
         number = r.randint(1, 400)
         roll = r.random()
@@ -234,7 +236,7 @@ class Worker(threading.Thread):
             tables = ("p", "p1", "p2") if table == "p" else (table,)
             identity = r.choice(("FULL", "DEFAULT"))
             return "; ".join(f"ALTER TABLE {one} REPLICA IDENTITY {identity}" for one in tables)
-        if roll < 0.87 and self._rewrite_types:
+        if roll < 0.87 and not self._replayed:
             return f"ALTER TABLE {table} ALTER a TYPE {r.choice(('int', 'bigint', 'numeric'))}"
         if roll < 0.89:
             return (
@@ -264,8 +266,45 @@ class Worker(threading.Thread):
             "IF i % 3 = 0 THEN RAISE EXCEPTION 'x'; END IF; EXCEPTION WHEN OTHERS THEN NULL; END; END LOOP; END $$"
         )
 
+    def _definition(self) -> str:
+        """What changes how rows are described, and no row."""
+        r = self.random
+        table = self._table()
+        own = f"{self.name}_{r.choice('ab')}"
+        # See `_statement`: of the root's identity alone nobody is told.
+        identified = table if table != "p" else "p1"
+        statements = [
+            f"ALTER TABLE {table} ALTER b SET STORAGE {r.choice(('PLAIN', 'EXTERNAL', 'EXTENDED', 'MAIN'))}",
+            (
+                f"CREATE UNIQUE INDEX IF NOT EXISTS {identified}_key ON {identified} (id) INCLUDE (a); "
+                f"ALTER TABLE {identified} REPLICA IDENTITY USING INDEX {identified}_key"
+            ),
+            f"DROP INDEX IF EXISTS {identified}_key",
+            f"ALTER TABLE {identified} REPLICA IDENTITY NOTHING",
+            f"ALTER TABLE {own} SET SCHEMA beside",
+            f"ALTER TABLE beside.{own} SET SCHEMA public",
+            f"COMMENT ON TABLE {table} IS 'seen'; GRANT SELECT ON {table} TO PUBLIC",
+            # A root above the root, in steps that others come between.
+            "CREATE TABLE top (LIKE p) PARTITION BY RANGE (id)",
+            "ALTER TABLE top ATTACH PARTITION p FOR VALUES FROM (0) TO (100000)",
+            "CREATE TABLE top (LIKE p) PARTITION BY RANGE (id); ALTER TABLE top ATTACH PARTITION p DEFAULT",
+            "ALTER TABLE top DETACH PARTITION p",
+            "ALTER TABLE top DETACH PARTITION p; DROP TABLE top",
+        ]
+        if not self._replayed:
+            column = f"c{r.randint(1, 30)}"
+            statements += [
+                f"ALTER TABLE {own} SET {r.choice(('LOGGED', 'UNLOGGED'))}",
+                f"CREATE TABLE {own} (id int PRIMARY KEY, a int, b text, g int GENERATED ALWAYS AS (a + 1) STORED)",
+                f"ALTER TABLE {table} RENAME {column} TO {column}x",
+                f"ALTER TABLE {table} RENAME {column}x TO {column}",
+                f"ALTER TABLE {table} RENAME b TO {column}; ALTER TABLE {table} ADD b text",
+            ]
+        return r.choice(statements)
+
 
 SETUP = """
+CREATE SCHEMA beside;
 CREATE TYPE e AS ENUM ('x', 'y');
 CREATE TABLE t1 (id int PRIMARY KEY, a int, b text);
 CREATE TABLE t2 (id int PRIMARY KEY, a int, b text);
@@ -298,13 +337,13 @@ def run(
     seed: int,
     seconds: float,
     *,
-    rewrite_types: bool,
+    replayed: bool,
     publications: str = EVERYTHING,
 ) -> int:
     """Let the sessions work; the number of statements done.  Raises what a session died of."""
     deadline = time.monotonic() + seconds
     threads = [
-        Worker(server, dbname, f"{seed}-{n}", deadline, rewrite_types=rewrite_types, publications=publications)
+        Worker(server, dbname, f"{seed}-{n}", deadline, replayed=replayed, publications=publications)
         for n in range(WORKERS)
     ]
     for thread in threads:

@@ -70,7 +70,7 @@ def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence 
         try:
             decoding.wait_consistent()
             done = walsender_random.run(
-                server, "db", seed, seconds, rewrite_types=kind != "replay", publications=asked.publications
+                server, "db", seed, seconds, replayed=kind == "replay", publications=asked.publications
             )
             end = flush_lsn(server, "db")
             decoding.wait_for(end, 300.0)
