@@ -4,8 +4,23 @@ from __future__ import annotations
 
 SETUP = """
 CREATE TABLE plain (id int PRIMARY KEY, t text);
+CREATE TABLE documents (id int PRIMARY KEY, x xml, xs xml[]);
 CREATE PUBLICATION p FOR ALL TABLES
 """
+
+_DECLARED = (
+    '<?xml version="1.0"?><a/>',
+    "<?xml  version = '1.0'\n?>\n\n<a/>",
+    '<?xml version="1.0" encoding="UTF-8"?><a>é</a>',
+    """<?xml version="1.1" encoding='utf-8' standalone='no' ?><a/>""",
+    '<?xml version="1.0" standalone="yes"?>\n<a/>',
+    "<?xml-stylesheet href='x'?><a/>",
+    "\n\n<a/>",
+    "\n",
+    " <a/>",
+    "text",
+    "",
+)
 
 # Each string is one simple query: several statements in one are one transaction.
 STATEMENTS = (
@@ -17,6 +32,12 @@ STATEMENTS = (
         "SELECT pg_logical_emit_message(true, 'of a subtransaction', 'inside'); "
         "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); COMMIT"
     ),
+    # A declaration is written again, if there is anything to declare; else the line's end behind it is left out, too.
+    *(
+        f"INSERT INTO documents VALUES ({number}, $${one}$$, ARRAY[$${one}$$::xml, NULL])"
+        for number, one in enumerate(_DECLARED)
+    ),
+    "UPDATE documents SET id = id + 100",
 )
 
 STATEMENTS_18 = (

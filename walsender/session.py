@@ -128,7 +128,10 @@ class Session:
             wal_format=wal_format,
             tracker=tracker,
             registry=Registry(
-                tracker, plugin.describe, encoding, TextSettings(server.dollars, plugin.path, builtins.keywords)
+                tracker,
+                plugin.describe,
+                encoding,
+                TextSettings(server.dollars, plugin.path, builtins.keywords, server.encoding),
             ),
             assembly=assembly,
             builder=builder,

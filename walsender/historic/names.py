@@ -32,11 +32,12 @@ _ACLITEM: Final = {12: (Struct("<III"), 16), 16: (Struct("<IIQ"), 32)}
 @dataclass(frozen=True, slots=True)
 class TextSettings:
     """What texts depend on beside the catalogs.  `dollars`: whether lc_monetary is one of registry.DOLLARS; `path`: the search path
-    behind pg_catalog; `keywords`: those that are quoted as identifiers."""
+    behind pg_catalog; `keywords`: those that are quoted as identifiers; `encoding`: the database's, as the server names it."""
 
     dollars: bool = False
     path: tuple[str, ...] = ()
     keywords: frozenset[str] = QUOTED
+    encoding: str = "UTF8"
 
     def quote(self, name: str) -> str:
         return quote_identifier(name, self.keywords)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
 from pubsub.protocol.output import numbers
+from pubsub.protocol.output.xml import xml_send
 from walsender.historic import names
 from walsender.historic.catalogs import vector
 from walsender.historic.names import Names, TextSettings
@@ -261,6 +262,8 @@ class RelationResolver:
         other = self._other(row) if oid >= FIRST_NORMAL_OID and kind == "b" else None
         if builtin is not None:
             out, send = builtin
+            if oid == registry.XML:
+                send = xml_send(self._settings.encoding)
         elif other is not None:
             out, send = other
             has_binary = row.number("typsend") != 0

@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import DataCorrupted, FeatureNotSupported
-from pubsub.protocol.output import extensions, geometry, jsonpath, numbers, spatial, statistics, texts, times, vectors
+from pubsub.protocol.output import (
+    extensions,
+    geometry,
+    jsonpath,
+    numbers,
+    spatial,
+    statistics,
+    texts,
+    times,
+    vectors,
+    xml,
+)
 from pubsub.protocol.output.containers import (
     RANGE_EMPTY,
     RANGE_LB_INF,
@@ -80,7 +91,7 @@ BUILTIN: Final[dict[int, tuple[Output, Output]]] = {
     28: (numbers.oidout, _n),
     29: (numbers.oidout, _n),
     114: (texts.as_is, texts.as_is),
-    142: (texts.as_is, texts.as_is),
+    142: (xml.xml_out, xml.xml_send("UTF8")),
     194: (texts.as_is, texts.as_is),
     600: (geometry.point_out, geometry.floats_send),
     601: (geometry.lseg_out, geometry.floats_send),
@@ -160,6 +171,8 @@ SPECIAL_NAMES: Final = {
 }
 """format_type.c: names that are not pg_type's."""
 
+XML: Final = 142
+"""In binary it names the encoding."""
 MONEY: Final = 790
 """Written here where the locale is one of `DOLLARS`."""
 DOLLARS: Final = frozenset({"C", "POSIX", "en_US", "en_US.UTF-8", "en_US.utf8"})

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pubsub.errors import DataCorrupted, PubsubError
-from pubsub.protocol.output import numbers, texts, times
+from pubsub.protocol.output import numbers, texts, times, xml
 from tests.unit.walsender.wal import row
+from walsender.historic.encodings import python_encoding
 from walsender.output.encoder import Encoder, compiled_encoder, interpreted_encoder
 from walsender.output.functions import Settings, find
 from walsender.output.functions.json_values import Document
@@ -216,3 +217,23 @@ def test_rounding_is_half_away_from_zero(value: Decimal, scale: int) -> None:
     assert kind == 0
     assert distance <= Fraction(10) ** -scale / 2
     assert distance < Fraction(10) ** -scale / 2 or abs(rounded) > abs(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (b"<a/>", b'<?xml version="1.0" encoding="LATIN1"?><a/>'),
+        (b"\n<a/>", b'<?xml version="1.0" encoding="LATIN1"?>\n<a/>'),
+        (b"<?xml version='1.1' standalone='no'?>t", b'<?xml version="1.1" encoding="LATIN1" standalone="no"?>t'),
+        (b"<?xml broken?>", b"<?xml broken?>"),
+    ],
+)
+def test_xml_in_binary_names_its_encoding(value: bytes, written: bytes) -> None:
+    assert xml.xml_send("LATIN1")(value) == written
+
+
+def test_encodings_are_known_to_python() -> None:
+    for encoding in ("LATIN10", "ISO_8859_8", "WIN866", "WIN874", "WIN1258", "EUC_JIS_2004", "EUC_CN"):
+        assert "a".encode(python_encoding(encoding)) == b"a"
+    with pytest.raises(PubsubError, match="MULE_INTERNAL"):
+        python_encoding("MULE_INTERNAL")
