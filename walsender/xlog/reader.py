@@ -146,6 +146,8 @@ class WalReader:
                     break
                 self._bad_page = self._page_header(data, at, raw)
                 if self._bad_page is not None:
+                    # What is waited for will not be completed.
+                    self._wanted = 0
                     break
                 at += size
                 raw += size
@@ -334,6 +336,7 @@ class WalReader:
     def _skip_to_first(self) -> bool:
         """Pass over what lies before the first record; False while that is not there yet."""
         if not self._pages or self._pages[-1][0] > len(self._buffer):
+            self._incomplete(0, 0)
             return False
         if self._find_first:
             _, _, info, remaining = self._pages[0]
@@ -343,7 +346,7 @@ class WalReader:
             if not self._skip_in_page:
                 return True
         if len(self._buffer) < self._skip_in_page:
-            self._wanted = self._skip_in_page
+            self._incomplete(0, self._skip_in_page)
             return False
         self._offset = self._skip_in_page
         self._skip_in_page = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -122,6 +123,32 @@ def test_a_torn_tail_is_read_once_it_is_there() -> None:
     reader.feed(page, whole[page - wal.start :])
     found += [record[3] for record in reader.records()]
     assert found == [record[0] for record in wal.records]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("step", [500, XLOG_BLCKSZ, 1 << 20])
+def test_a_record_whose_rest_is_not_there(step: int, begun: bool) -> None:
+    """Its next page is of a file that is kept for later, with what that held before: nothing behind it is waited for, or held."""
+    wal = Wal()
+    some(wal)
+    read_before = len(wal.records)
+    lsn = wal.record(main_data(bytes(3 * XLOG_BLCKSZ)), rmgr=10)
+    bad = (lsn // XLOG_BLCKSZ + 2) * XLOG_BLCKSZ
+    data = wal.data[: bad - wal.start] + bytes(SEGMENT)
+    # From a place within the record, too: the first record behind it is looked for.
+    start = wal.start if begun else bad - XLOG_BLCKSZ
+    for final in (False, True):
+        reader = WalReader(GEOMETRY, start, final=final, find_first=not begun)
+        found = 0
+        with pytest.raises(WalCorrupted) if final else contextlib.nullcontext():
+            for at in range(start - wal.start, len(data), step):
+                reader.feed(wal.start + at, bytes(data[at : at + step]))
+                for _ in reader.records():
+                    found += 1
+        assert found == (read_before if begun else 0)
+        assert reader.torn is not None
+        assert reader.torn.lsn == bad
+        assert sum(map(len, reader._held)) <= step
 
 
 def test_missing_and_repeated_bytes() -> None:
