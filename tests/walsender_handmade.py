@@ -5,6 +5,7 @@ from __future__ import annotations
 SETUP = """
 CREATE TABLE plain (id int PRIMARY KEY, t text);
 CREATE TABLE documents (id int PRIMARY KEY, x xml, xs xml[]);
+CREATE TABLE addresses (id int PRIMARY KEY, a inet, c cidr);
 CREATE PUBLICATION p FOR ALL TABLES
 """
 
@@ -38,6 +39,12 @@ STATEMENTS = (
         for number, one in enumerate(_DECLARED)
     ),
     "UPDATE documents SET id = id + 100",
+    # What is an IPv4 address inside of one of IPv6.
+    (
+        "INSERT INTO addresses SELECT n, a::inet, network(a::inet) FROM unnest('{::,::1,::2,::ff:1,::1:0,::1.2.3.4,::ffff:1.2.3.4,"
+        "::ffff:0:1.2.3.4,1::,1::2,1:0:0:2::3,1:0:2:0:3:0:4:0,64:ff9b::1.2.3.4,::2/127,::ffff:0:0/96,::/0,0:0:1::/48}'::text[]) "
+        "WITH ORDINALITY AS given (a, n)"
+    ),
 )
 
 STATEMENTS_18 = (

@@ -124,12 +124,8 @@ def _ipv6(address: bytes) -> str:
             best = (start, end - start)
         start = end
     first, length = best
-    # An IPv4 address inside is written as one.
-    if (
-        length
-        and first == 0
-        and (length == 6 or (length == 7 and words[7] != 1) or (length == 5 and words[5] == 0xFFFF))
-    ):
+    # An IPv4 address inside is written as one; not behind seven zeros, of which the last is passed over before that is asked.
+    if first == 0 and (length == 6 or (length == 5 and words[5] == 0xFFFF)):
         dotted = ".".join(str(byte) for byte in address[12:])
         head = "::" + "".join(f"{word:x}:" for word in words[length:6])
         return head + dotted
