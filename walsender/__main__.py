@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from walsender.cli import main
+import signal
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # While modules are loaded it ends the process as SIGTERM does.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    from walsender.cli import main
+
     raise SystemExit(main())

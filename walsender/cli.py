@@ -1,10 +1,9 @@
 """The publisher's tools: `python -m walsender decode …`.
 
-Standard output (or --output) has what the plugin writes: of pgoutput each message with its LSN (8 bytes) and its length (4
-bytes) before it, big-endian, the LSN being 0 where a walsender leaves it out; of test_decoding lines of LSN, xid and data with
-tabs between.  Standard error has `consistent point LSN`, errors as psql prints them, and at SIGUSR1 `position LSN`: all up to
-there is decoded and written.
-Exit codes: 0 done, 1 failed, 2 wrong usage.
+Standard output (or --output) has what the plugin writes (outputfile.py).  Standard error has `consistent point LSN`, errors as
+psql prints them, and at SIGUSR1 `position LSN`: all up to there is decoded and written.  SIGINT, SIGTERM and SIGHUP end it
+behind the message that is being written; at a second one, or after a while, nobody is waited for who should read that.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 what was written has not been taken.
 """
 
 from __future__ import annotations
@@ -12,144 +11,66 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import gc
-import os
 import re
 import signal
-import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from struct import Struct
-from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import Final
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.commands import join_identifiers
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.directories import SpillDirectory
-from pubsub.reorderbuffer.files import FileFailure
+from pubsub.reorderbuffer.files import DiskFull
+from walsender.interruption import Interruption
+from walsender.outputfile import Output, OutputFailure
 from walsender.session import WORK_MEM, DecodeRequest, Session
 
 _SPILL: Final = "walsender-spill-"
-_HEADER: Final = Struct(">QI")
 _PUBLICATION: Final = re.compile(r'(?:"((?:[^"]|"")+)"|([^",][^,]*)),')
 _UNITS: Final = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "b": 1}
-
-
-class OutputFailure(PubsubError):
-    """What was decoded could not be written."""
-
-    default_sqlstate = "58030"
-
-    def __init__(self, what: str, error: OSError) -> None:
-        super().__init__(f"{what}: {error.strerror}", sqlstate="53100" if error.errno == errno.ENOSPC else None)
-        self.nobody_reads = error.errno == errno.EPIPE
-
-
-class Output:
-    """Messages in the form of the command's output, in the file `path` or on standard output.
-
-    A context manager.  A file that is there is emptied by `begin`, no sooner.  All raise OutputFailure.
-    """
-
-    def __init__(self, path: Path | None, plugin: str) -> None:
-        self._name = "standard output" if path is None else f'file "{path}"'
-        self.write = self._framed if plugin == "pgoutput" else self._line
-        try:
-            if path is None and sys.stdout is None:
-                # It was closed: the descriptor may be another file's by now.
-                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            self._file: BinaryIO = open(1, "wb", closefd=False) if path is None else path.open("ab")  # noqa: SIM115
-        except OSError as error:
-            raise OutputFailure(f"could not open {self._name}", error) from error
-        self._empties = path is not None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-        except OSError as failure:
-            # What could not be written is told once.
-            if not isinstance(error, OutputFailure):
-                raise self._failure(failure) from failure
-
-    def begin(self) -> None:
-        """There will be something to write."""
-        if self._empties and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-            self._file.truncate(0)
-
-    def flush(self) -> None:
-        try:
-            self._file.flush()
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def _framed(self, lsn: int, xid: int, data: bytes) -> None:
-        try:
-            self._file.write(_HEADER.pack(lsn, len(data)) + data)
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def _line(self, lsn: int, xid: int, data: bytes) -> None:
-        # A text ends at a NUL, where a logical message brought one.
-        try:
-            self._file.write(b"%s\t%d\t%s\n" % (str(Lsn(lsn)).encode(), xid, data.partition(b"\0")[0]))
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: OSError) -> OutputFailure:
-        return OutputFailure(f"could not write to {self._name}", error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.  Returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        with SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill:
-            return _decoded(parsed, spill.path)
-    except FileFailure as error:
-        print(error.report(), file=sys.stderr)
-        return 1
-
-
-def _decoded(parsed: argparse.Namespace, spill: Path) -> int:
-    try:
-        request = _request(parsed, spill)
+        request = _request(parsed)
     except PubsubError as error:
         print(error.report(), file=sys.stderr)
         return 2
     try:
-        return asyncio.run(_decode(request, parsed.output))
+        # The output first: while a FIFO waits to be read signals end the process, and there is nothing to be left behind.
+        with (
+            Output(parsed.output, request.plugin) as written,
+            SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill,
+        ):
+            asyncio.run(_decode(replace(request, spill=spill.path), written))
     except PubsubError as error:
+        if isinstance(error, DiskFull):
+            error.hint = "Free space on the disk, and decode again."
         if not isinstance(error, OutputFailure) or not error.nobody_reads:
             print(error.report(), file=sys.stderr, flush=True)
         return 1
-    except KeyboardInterrupt:
-        return 130
+    return 130 if written.given_up else 0
 
 
-async def _decode(request: DecodeRequest, output: Path | None) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    with Output(output, request.plugin) as written:
-        work = asyncio.create_task(_run(request, written))
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-        stopped.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-    return 0
+async def _decode(request: DecodeRequest, written: Output) -> None:
+    work = asyncio.create_task(_run(request, written))
+
+    def end() -> None:
+        written.end()
+        # Where the loop is over what was written is still to be taken.
+        with contextlib.suppress(RuntimeError):
+            work.get_loop().call_soon_threadsafe(work.cancel)
+
+    Interruption(end, written.give_up)
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
 
 
 async def _run(request: DecodeRequest, written: Output) -> None:
@@ -174,7 +95,7 @@ async def _run(request: DecodeRequest, written: Output) -> None:
         await session.close()
 
 
-def _request(parsed: argparse.Namespace, spill: Path) -> DecodeRequest:
+def _request(parsed: argparse.Namespace) -> DecodeRequest:
     given = [
         (name, value if equals else "on") for name, equals, value in (text.partition("=") for text in parsed.option)
     ]
@@ -199,7 +120,7 @@ def _request(parsed: argparse.Namespace, spill: Path) -> DecodeRequest:
         parsed.conninfo,
         parsed.plugin,
         options,
-        spill,
+        Path(),
         start,
         end,
         parsed.wal,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import psycopg
@@ -12,6 +16,7 @@ import pytest
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.replica import wait_until
 from tests.walsender_decodings import read_messages
 from walsender.output.pgoutput import PgoutputOptions
 from walsender.output.test_decoding import TestDecodingOptions
@@ -159,3 +164,68 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
             process.stdout.close()
             assert [line.partition(b" point ")[0] for line in process.stderr] == [b"consistent"]
             assert process.wait(60) == 1
+
+
+def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
+    """With whole messages where someone reads them, without anybody where not, and nothing is left behind."""
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    environment = {**os.environ, "TMPDIR": str(spill)}
+    with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE t")
+        server.execute("CHECKPOINT")
+        ((start,),) = server.query("SELECT pg_current_wal_insert_lsn()")
+        server.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 4000) g")
+        command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo(), "--publication", "p"]
+        command += ["--start", start]
+
+        def started(*more: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+        def sleeps(process: subprocess.Popen[bytes]) -> bool:
+            return ") S " in Path(f"/proc/{process.pid}/stat").read_text()
+
+        def consistent_and_full(process: subprocess.Popen[bytes]) -> None:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith(b"consistent point")
+            pipe = process.stdout.fileno()
+            size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+            held = bytearray(4)
+
+            def is_full() -> bool:
+                fcntl.ioctl(pipe, termios.FIONREAD, held)
+                return int.from_bytes(held, sys.byteorder) > size // 2 and sleeps(process)
+
+            wait_until(is_full, "the pipe is full")
+
+        # A pipe that nobody reads from, twice; one that is read on; while nobody has opened the FIFO.
+        with started() as process:
+            consistent_and_full(process)
+            process.terminate()
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[1] == b""
+            assert process.returncode == 130
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            with started() as process:
+                consistent_and_full(process)
+                process.send_signal(number)
+                output, errors = process.communicate(timeout=60)
+                messages = list(read_messages(output))
+                assert sum(12 + len(message.data) for message in messages) == len(output)
+                assert 10 < len(messages) < 4000
+                assert (process.returncode, errors) == (0, b"")
+        with started("--output", str(fifo)) as process:
+            wait_until(
+                lambda: "google_crc32c" in Path(f"/proc/{process.pid}/maps").read_text() and sleeps(process),
+                "it has begun",
+            )
+            process.terminate()
+            assert process.wait(60) == -signal.SIGTERM
+        assert list(spill.iterdir()) == []
+        wait_until(
+            lambda: server.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'walsender'") == [],
+            "the connections end",
+        )

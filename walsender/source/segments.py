@@ -8,6 +8,8 @@ it begins with a copy of the older one's.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,15 +32,18 @@ _ENDINGS: Final = (
     *("", *_CODECS),
     *(".partial", *(f".partial{codec}" for codec in _CODECS), *(f"{codec}.partial" for codec in _CODECS)),
 )
+_STATES: Final = {errno.ENOENT: "58P01", errno.ENOTDIR: "58P01", errno.EACCES: "42501", errno.EPERM: "42501"}
 _SEGMENT: Final = re.compile(f"[0-9A-F]{{24}}(?:{'|'.join(map(re.escape, _ENDINGS))})")
 
 
 class SegmentDirectory:
-    """Segments of the cluster `system_identifier`.  Raises PubsubError (58P01) if `path` is no directory."""
+    """Segments of the cluster `system_identifier`.  Raises PubsubError (58P01, 42501) if `path` is no directory that can be read."""
 
     def __init__(self, path: Path, geometry: Geometry, system_identifier: int) -> None:
-        if not path.is_dir():
-            raise PubsubError(f'could not open directory "{path}": it is none', sqlstate="58P01")
+        try:
+            os.scandir(path / ".").close()
+        except OSError as error:
+            raise _failure(f'could not open directory "{path}"', error) from error
         self._path = path
         self._geometry = geometry
         self._system_identifier = system_identifier
@@ -49,7 +54,7 @@ class SegmentDirectory:
             name = self._geometry.segment_name(timeline, lsn)
             for ending in _ENDINGS:
                 path = self._path / (name + ending)
-                if path.is_file():
+                if _is_file(path):
                     return path, timeline
         return None
 
@@ -115,7 +120,7 @@ class SegmentDirectory:
         """Out of the timeline's history file, where there is one."""
         for ending in ("", *_CODECS):
             path = self._path / f"{timeline:08X}.history{ending}"
-            if path.is_file():
+            if _is_file(path):
                 text = b"".join(data for _, data in _contents(path, 1 << 20))
                 return parse_history(timeline, text.decode("utf-8", "replace"))
         return TimelineHistory.only(timeline)
@@ -143,4 +148,18 @@ def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:
     except (OSError, pa.ArrowException) as error:
         if codec is not None and "Truncated compressed stream" in str(error):
             return
-        raise PubsubError(f'could not read file "{path}": {error}', sqlstate="58030") from error
+        raise _failure(f'could not read file "{path}"', error) from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise _failure(f'could not stat file "{path}"', error) from error
+
+
+def _failure(what: str, error: Exception) -> PubsubError:
+    """elog.c: errcode_for_file_access."""
+    number = error.errno if isinstance(error, OSError) else None
+    sqlstate = _STATES.get(number or 0, "58030")
+    return PubsubError(f"{what}: {os.strerror(number) if number else error}", sqlstate=sqlstate)

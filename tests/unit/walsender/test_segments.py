@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import itertools
+import os
 import random
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from pubsub.errors import PubsubError
 from pubsub.protocol.timeline import TimelineHistory
 from tests.unit.walsender.wal import GEOMETRY, SEGMENT, SYSTEM, Wal, main_data
 from walsender.source.segments import SegmentDirectory
@@ -111,3 +114,31 @@ def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
     # The new timeline's file begins with what was before.
     (tmp_path / "000000020000000000000001").write_bytes(one[: switch - SEGMENT] + b"2" * 100)
     assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT] + b"2" * 100)
+
+
+def test_a_directory_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed, in the system's words.  Where the tests may read everything the system is asked in vain."""
+    (tmp_path / FIRST).write_bytes(b"")
+    for path, text in (
+        (tmp_path / "nowhere", "No such file or directory"),
+        (tmp_path / FIRST, "Not a directory"),
+    ):
+        with pytest.raises(PubsubError) as caught:
+            opened(path)
+        assert caught.value.message == f'could not open directory "{path}": {text}'
+        assert caught.value.sqlstate == "58P01"
+    directory = opened(tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "x")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(PubsubError, match=r'could not read file ".*": Permission denied$'):
+        list(directory.read(SEGMENT, ONLY))
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(PubsubError, match=r'could not stat file ".*": Permission denied$') as caught:
+        list(directory.read(SEGMENT, ONLY))
+    assert caught.value.sqlstate == "42501"
+    with pytest.raises(PubsubError, match=r'could not open directory ".*": Permission denied$'):
+        opened(tmp_path)

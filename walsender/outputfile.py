@@ -1,0 +1,109 @@
+"""Where the command writes what was decoded.
+
+Standard output (or --output) has what the plugin writes: of pgoutput each message with its LSN (8 bytes) and its length (4
+bytes) before it, big-endian, the LSN being 0 where a walsender leaves it out; of test_decoding lines of LSN, xid and data with
+tabs between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+from pubsub.errors import PubsubError
+from pubsub.protocol.lsn import Lsn
+
+_HEADER: Final = Struct(">QI")
+
+
+class OutputFailure(PubsubError):
+    """What was decoded could not be written."""
+
+    default_sqlstate = "58030"
+
+    def __init__(self, what: str, error: OSError) -> None:
+        super().__init__(f"{what}: {error.strerror}", sqlstate="53100" if error.errno == errno.ENOSPC else None)
+        self.nobody_reads = error.errno == errno.EPIPE
+
+
+class Output:
+    """Messages in the form of the command's output, in the file `path` or on standard output.
+
+    A context manager.  A file that is there is emptied by `begin`, no sooner.  All raise OutputFailure.
+    """
+
+    def __init__(self, path: Path | None, plugin: str) -> None:
+        self._name = "standard output" if path is None else f'file "{path}"'
+        self.write = self._framed if plugin == "pgoutput" else self._line
+        try:
+            if path is None and sys.stdout is None:
+                # It was closed: the descriptor may be another file's by now.
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._file: BinaryIO = open(1, "wb", closefd=False) if path is None else path.open("ab")  # noqa: SIM115
+        except OSError as error:
+            raise OutputFailure(f"could not open {self._name}", error) from error
+        self._put: Callable[[bytes], object] = self._file.write
+        self._empties = path is not None
+        self.given_up = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as failure:
+            # What could not be written is told once.
+            if not isinstance(error, OutputFailure):
+                raise self._failure(failure) from failure
+
+    def begin(self) -> None:
+        """There will be something to write."""
+        if self._empties and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.truncate(0)
+
+    def end(self) -> None:
+        """Nothing is written any more but what has been: from the next message on CancelledError is raised."""
+        self._put = _ended
+
+    def give_up(self) -> None:
+        """Nobody waits until what is left is taken: it is lost."""
+        self.given_up = True
+        if not self._file.closed:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _framed(self, lsn: int, xid: int, data: bytes) -> None:
+        try:
+            self._put(_HEADER.pack(lsn, len(data)) + data)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _line(self, lsn: int, xid: int, data: bytes) -> None:
+        # A text ends at a NUL, where a logical message brought one.
+        try:
+            self._put(b"%s\t%d\t%s\n" % (str(Lsn(lsn)).encode(), xid, data.partition(b"\0")[0]))
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> OutputFailure:
+        return OutputFailure(f"could not write to {self._name}", error)
+
+
+def _ended(_data: bytes) -> None:
+    raise asyncio.CancelledError
