@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-SETUP = """
+import hashlib
+
+_TEXTS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(120)]
+_LONG = ", ".join(f"'{text}'" for text in _TEXTS)
+"""More than a row of pg_publication_rel can hold, however well it is compressed."""
+
+SETUP = f"""
 CREATE TABLE plain (id int PRIMARY KEY, t text);
 CREATE TABLE documents (id int PRIMARY KEY, x xml, xs xml[]);
 CREATE TABLE addresses (id int PRIMARY KEY, a inet, c cidr);
-CREATE PUBLICATION p FOR ALL TABLES
+CREATE TABLE filtered (id int PRIMARY KEY, t text);
+ALTER TABLE filtered REPLICA IDENTITY FULL;
+CREATE PUBLICATION p FOR ALL TABLES;
+CREATE PUBLICATION long FOR TABLE filtered WHERE (t IN ({_LONG}) OR id > 90)
 """
 
 _DECLARED = (
@@ -39,6 +48,17 @@ STATEMENTS = (
         for number, one in enumerate(_DECLARED)
     ),
     "UPDATE documents SET id = id + 100",
+    # A filter that lies in a TOAST table, which is written anew, and changed in part of a transaction.
+    f"INSERT INTO filtered SELECT g, (ARRAY[{_LONG}])[g] FROM generate_series(80, 100) g; INSERT INTO filtered VALUES (7, '')",
+    "UPDATE filtered SET t = 'other' WHERE id < 84",
+    "VACUUM FULL pg_publication_rel",
+    f"UPDATE filtered SET t = 'another' WHERE id < 86; INSERT INTO filtered VALUES (1, '{_TEXTS[7]}'), (2, '')",
+    (
+        f"BEGIN; ALTER PUBLICATION long SET TABLE filtered WHERE (t NOT IN ({_LONG})); DELETE FROM filtered WHERE id = 1; "
+        f"SAVEPOINT s; ALTER PUBLICATION long SET TABLE filtered WHERE (id = 1 OR t IN ({_LONG})); "
+        f"INSERT INTO filtered VALUES (1, ''); ROLLBACK TO s; INSERT INTO filtered VALUES (1, '{_TEXTS[7]}'), (3, ''); COMMIT"
+    ),
+    "DELETE FROM filtered",
     # What is an IPv4 address inside of one of IPv6.
     (
         "INSERT INTO addresses SELECT n, a::inet, network(a::inet) FROM unnest('{::,::1,::2,::ff:1,::1:0,::1.2.3.4,::ffff:1.2.3.4,"

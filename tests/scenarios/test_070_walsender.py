@@ -201,7 +201,12 @@ def test_what_was_found_by_hand(upstreams: Servers, version: str) -> None:
         upstreams[version],
         walsender_handmade.SETUP,
         walsender_handmade.statements(version),
-        [Case(options={"messages": "true"}), Case("test_decoding"), Case(options={"binary": "true"})],
+        [
+            Case(options={"messages": "true"}),
+            Case("test_decoding"),
+            Case(options={"binary": "true"}),
+            Case(publications="long"),
+        ],
     )
 
 

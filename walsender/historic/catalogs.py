@@ -6,14 +6,15 @@ all versions; a column that a version does not have reads as None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from walsender.hot import catalogs as hot
 from walsender.hot.catalogs import EVERYBODY, NOBODY, RELATION, Value
-from walsender.types.layout import ColumnLayout, Raw, RowLayout
+from walsender.types.layout import ColumnLayout, Raw, RowLayout, ToastPointer
 
 CatalogName = Literal[
     "pg_class",
@@ -26,6 +27,7 @@ CatalogName = Literal[
     "pg_inherits",
     "pg_publication",
     "pg_publication_rel",
+    "pg_toast_6106",
     "pg_publication_namespace",
     "pg_replication_origin",
     "pg_proc",
@@ -157,6 +159,8 @@ DEFINITIONS: Final = (
     ),
     # A partition is sent as the root is published: changes are told to everybody (pgoutput.c: rel_sync_cache_publication_cb).
     CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=EVERYBODY),
+    # Its TOAST table, in which long row filters lie.
+    CatalogDefinition("pg_toast_6106", ("chunk_id",), ("chunk_id", "chunk_seq", "chunk_data"), owned=False),
     CatalogDefinition("pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), told=EVERYBODY, owned=False),
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
     # What values of reg* types and aclitem name (names.py), and how those of other types are written (relation.py).
@@ -226,19 +230,27 @@ class CatalogLayout:
         value = raw[number]
         if value is None:
             return None
-        if not isinstance(value, bytes):
-            return _TOASTED
+        return (
+            self._read(type_oid, value) if isinstance(value, bytes) else Toasted(value, partial(self._read, type_oid))
+        )
+
+    def _read(self, type_oid: int, value: bytes) -> Value:
         if type_oid in {_TEXT, _NODE_TREE}:
             return value.decode(self.encoding)
         return _vector(value) if type_oid in {_INT2VECTOR, _OIDVECTOR} else value
 
 
-_TOASTED: Final = b"\xfftoasted"
-"""Stands for a value of a catalog that lies in its TOAST table, which is not followed."""
+class Toasted(bytes):
+    """Stands for a value of a catalog that lies in its TOAST table.  `read` makes it of its bytes."""
 
+    pointer: ToastPointer
+    read: Callable[[bytes], Value]
 
-def is_toasted(value: Value) -> bool:
-    return value is _TOASTED
+    def __new__(cls, pointer: ToastPointer, read: Callable[[bytes], Value]) -> Self:
+        found = super().__new__(cls)
+        found.pointer = pointer
+        found.read = read
+        return found
 
 
 def _vector(value: bytes) -> tuple[int, ...]:
@@ -247,8 +259,3 @@ def _vector(value: bytes) -> tuple[int, ...]:
     count = int.from_bytes(value[12:16], "little") if len(value) >= 20 else 0
     size, code = (2, "h") if elemtype == 21 else (4, "I")
     return Struct(f"<{count}{code}").unpack_from(value, 20) if count and len(value) >= 20 + size * count else ()
-
-
-def vector(value: bytes) -> tuple[int, ...]:
-    """An int2vector or oidvector that was not read as one."""
-    return _vector(value)

@@ -14,7 +14,6 @@ from pubsub.errors import DataCorrupted, FeatureNotSupported
 from pubsub.protocol.output import numbers
 from pubsub.protocol.output.xml import xml_send
 from walsender.historic import names
-from walsender.historic.catalogs import vector
 from walsender.historic.names import Names, TextSettings
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.catalogs import Row
@@ -396,11 +395,3 @@ def _no_binary(name: str) -> registry.Output:
 
 def _dropped(value: bytes) -> bytes:
     raise AssertionError("a dropped column has no value")
-
-
-def prattrs(row: Row) -> tuple[int, ...] | None:
-    """A publication's column list."""
-    value = row["prattrs"]
-    if isinstance(value, tuple):
-        return value
-    return vector(value) if isinstance(value, bytes) else None

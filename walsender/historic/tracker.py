@@ -20,9 +20,10 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalogs import CatalogName
+from walsender.historic.catalogs import CatalogName, Toasted
 from walsender.historic.tuples import changes_tuples, operations
-from walsender.hot.catalogs import Catalogs, CatalogTable, Row
+from walsender.hot.catalogs import Catalogs, CatalogTable, Row, Value
+from walsender.types.layout import toast_value
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr
@@ -99,6 +100,15 @@ class CatalogTracker:
 
     def all(self, name: CatalogName, own: Set[int]) -> Iterable[Row]:
         return self._seen_by(name, own).all(own)
+
+    def value_of_publication(self, row: Row, column: str, own: Set[int]) -> Value:
+        """A column of a row of pg_publication_rel, wherever its value lies.  Raises DataCorrupted."""
+        value = row[column]
+        if not isinstance(value, Toasted):
+            return value
+        rows = self.find("pg_toast_6106", value.pointer.value_id, own)
+        chunks = {chunk.number("chunk_seq"): chunk.raw("chunk_data") or b"" for chunk in rows}
+        return value.read(toast_value(value.pointer, b"".join(chunks[number] for number in sorted(chunks))))
 
     def _seen_by(self, name: CatalogName, own: Set[int]) -> CatalogTable:
         for xid, tables in self._rewritten.items():

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pubsub.errors import FeatureNotSupported, UndefinedObject
-from walsender.historic.catalogs import is_toasted
-from walsender.historic.relation import RelationInfo, RelationResolver, prattrs
+from walsender.historic.relation import RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker
 from walsender.hot.catalogs import Row
-from walsender.output.rowfilter import Filter, RowFilterCompiler, UnsupportedFilter
+from walsender.output.rowfilter import Filter, RowFilterCompiler
 from walsender.types.layout import Raw
 
 VERSION_18 = 180000
@@ -163,10 +162,8 @@ class PublicationFilter:
             qual: str | None = None
             if not publication.flag("puballtables") and publication.number("oid") not in schema_ids:
                 row = self._membership(publication, target, resolver)
-                if row is not None and row["prqual"] is not None:
-                    if is_toasted(row["prqual"]):
-                        raise UnsupportedFilter(f'the row filter of table "{target.qualified_name}" is too long')
-                    qual = row.text("prqual")
+                stored = self._tracker.value_of_publication(row, "prqual", resolver._own) if row is not None else None
+                qual = stored if isinstance(stored, str) else None
             for number, action in enumerate(actions):
                 if publication.flag(action):
                     if qual is None:
@@ -194,9 +191,9 @@ class PublicationFilter:
             listed: frozenset[int] | None = None
             if not publication.flag("puballtables"):
                 row = self._membership(publication, target, resolver)
-                numbers = prattrs(row) if row is not None else None
-                if numbers is not None:
-                    listed = frozenset(numbers)
+                stored = self._tracker.value_of_publication(row, "prattrs", resolver._own) if row is not None else None
+                if isinstance(stored, tuple):
+                    listed = frozenset(stored)
             lists.append(listed)
         for publication, listed in zip(through, lists, strict=True):
             if listed is None and self._version >= VERSION_18 and has_generated:
