@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.errors import ConnectionFailure, FeatureNotSupported, NotInPrerequisiteState, PublisherError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
@@ -33,6 +33,7 @@ from walsender.output.plugin import OutputPlugin, Write
 from walsender.output.publication import PublicationFilter
 from walsender.output.rowfilter import RowFilterCompiler
 from walsender.output.test_decoding import TestDecodingOptions, TestDecodingPlugin
+from walsender.source.retry import Retry, is_lost
 from walsender.source.source import WalSource
 from walsender.startpoint import redo_before
 from walsender.xlog.formats import format_of_version
@@ -73,28 +74,46 @@ class Session:
     @classmethod
     async def open(cls, request: DecodeRequest, write: Write, on_consistent: Callable[[int], None]) -> Session:
         """Everything up to the redo position.  Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before
-        anything is written."""
-        async with await Connection.connect(request.conninfo, application_name="walsender") as connection:
-            server = await upstream.inspect(connection)
-            plugin_options = _parse_options(request, server)
-            if request.slot is not None:
-                await upstream.check_slot(connection, request.slot)
-            # What is wanted may have begun already: then it takes an older checkpoint.
-            now = await upstream.flushed(connection)
-            past = 0 < request.start <= now
-            redo = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
-            source = WalSource(request.conninfo, server, request.wal, request.slot)
-            try:
-                await source.open()
-                if past:
-                    redo = await redo_before(source, server, request.start, redo, now)
-                files, contents, status, scan = await _scan(
-                    connection, server, source, redo, request.start if past else 0
-                )
-                builtins = await upstream.builtins(connection)
-            except BaseException:
-                await source.close()
-                raise
+        anything is written.  Where the server restarts meanwhile it is begun anew."""
+        retry = Retry()
+        try:
+            connection = await Connection.connect(request.conninfo, application_name="walsender")
+        except PublisherError as error:
+            retry.judge(error)
+            connection = await retry.connect(request.conninfo)
+        while True:
+            async with connection:
+                try:
+                    return await cls._open(connection, request, write, on_consistent)
+                except (ConnectionFailure, PublisherError) as error:
+                    # Whom the server does not let in is not tried again.
+                    if not await is_lost(connection):
+                        raise
+                    retry.judge(error)
+            connection = await retry.connect(request.conninfo)
+
+    @classmethod
+    async def _open(
+        cls, connection: Connection, request: DecodeRequest, write: Write, on_consistent: Callable[[int], None]
+    ) -> Session:
+        server = await upstream.inspect(connection)
+        plugin_options = _parse_options(request, server)
+        if request.slot is not None:
+            await upstream.check_slot(connection, request.slot)
+        # What is wanted may have begun already: then it takes an older checkpoint.
+        now = await upstream.flushed(connection)
+        past = 0 < request.start <= now
+        redo = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
+        source = WalSource(request.conninfo, server, request.wal, request.slot)
+        try:
+            await source.open()
+            if past:
+                redo = await redo_before(source, server, request.start, redo, now)
+            files, contents, status, scan = await _scan(connection, server, source, redo, request.start if past else 0)
+            builtins = await upstream.builtins(connection)
+        except BaseException:
+            await source.close()
+            raise
         bootstrap = CatalogBootstrap(files, contents, server)
         tables, pending = bootstrap.tables(scan, status)
         small = request.work_mem // 4

@@ -15,6 +15,7 @@ import pytest
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests import walsender_workload as workload
+from tests.replica import wait_until
 from tests.walsender_compare import differences
 from tests.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
 
@@ -256,3 +257,28 @@ def test_what_a_killed_decoder_has_spilled_is_removed_by_the_next(
             living.wait_for(end)
             assert len(living.stop()) == 5003
     assert list(tmp_path.glob("walsender-spill-*")) == []
+
+
+def test_sessions_that_end_while_the_catalogs_are_read() -> None:
+    """Ended by an administrator, and by a restart: it is begun anew.  Who is not let in is told so at once."""
+    with EmbeddedPostgres("18", settings={"autovacuum": "off", "max_wal_senders": 1}) as server:
+        server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+        busy = (
+            "FROM pg_stat_activity WHERE application_name = 'walsender' AND backend_type = 'client backend' "
+            "AND query NOT IN ('', 'SELECT') AND query NOT LIKE '%set_config%'"
+        )
+        with Decoding(server, "postgres") as decoding, server.connect() as connection:
+            for _ in range(2):
+                wait_until(
+                    lambda: connection.execute(f"SELECT pg_terminate_backend(pid) {busy}".encode()).fetchall(),
+                    "it reads",
+                )
+            wait_until(lambda: connection.execute(f"SELECT 1 {busy}".encode()).fetchall(), "it reads again")
+            server.restart()
+            decoding.wait_consistent()
+            server.execute("INSERT INTO t VALUES (1)")
+            decoding.wait_for(flush_lsn(server))
+            ran = decode(server.conninfo())
+            assert ran.returncode == 1
+            assert 'number of requested standby connections exceeds "max_wal_senders"' in ran.stderr
+            assert [message.data[:1] for message in decoding.stop()] == [b"B", b"R", b"I", b"C"]

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Final
 
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PublisherError
 from pubsub.protocol.lsn import Lsn
@@ -21,17 +20,12 @@ from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity, identify_system, timeline_history
 from walsender.historic.upstream import Upstream
+from walsender.source.retry import RETRY_INTERVAL, RETRY_SECONDS, Retry
 from walsender.source.segments import SegmentDirectory
 from walsender.source.stream import WalStream
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
-
-RETRY_SECONDS: Final = 60.0
-"""How long a server that does not answer is tried again."""
-_RETRY_INTERVAL: Final = 0.5
-_STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
-_OBJECT_IN_USE: Final = "55006"
 
 
 class WalSource:
@@ -94,7 +88,7 @@ class WalSource:
                 elif now > deadline or self._directory.has_after(missed):
                     raise
                 else:
-                    await asyncio.sleep(_RETRY_INTERVAL)
+                    await asyncio.sleep(RETRY_INTERVAL)
 
     async def _read_directory(self, directory: SegmentDirectory, reader: WalReader) -> AsyncGenerator[bool, None]:
         """All that is there.  Raises WalCorrupted where what is no record has WAL behind it."""
@@ -120,7 +114,7 @@ class WalSource:
 
     async def _stream_to(self, reader: WalReader) -> AsyncIterator[bool]:
         """Until the timeline has ended or the connection broke and the server answers again."""
-        deadline = time.monotonic() + RETRY_SECONDS
+        retry = Retry()
         while True:
             connected = False
             try:
@@ -139,12 +133,11 @@ class WalSource:
             except (ConnectionFailure, PublisherError) as error:
                 # What shuts down, or starts, will be there again; everything else is final.  A connection may have lasted long.
                 if connected:
-                    deadline = time.monotonic() + RETRY_SECONDS
-                if not self._passes(error) or time.monotonic() > deadline:
-                    raise
+                    retry.connected()
+                retry.judge(error, slot=self._streamed)
             finally:
                 await self.close()
-            await asyncio.sleep(_RETRY_INTERVAL)
+            await asyncio.sleep(RETRY_INTERVAL)
             reader.restart_at(reader.position)
 
     async def _start(self, reader: WalReader) -> None:
@@ -191,9 +184,3 @@ class WalSource:
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.close()
-
-    def _passes(self, error: ConnectionFailure | PublisherError) -> bool:
-        """Whether it may be better soon.  A slot may be taken for a while by the connection that was lost."""
-        if isinstance(error, ConnectionFailure):
-            return True
-        return error.sqlstate in _STARTING_OR_STOPPING or (self._streamed and error.sqlstate == _OBJECT_IN_USE)
