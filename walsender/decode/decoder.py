@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Final
 
-from pubsub.errors import NotInPrerequisiteState
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, INVALIDATION, XID, MemoryAccounting, snapshot_bytes
@@ -141,6 +141,11 @@ class Decoder:
                 self._record(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr))
         except struct.error as error:
             raise WalCorrupted("a record is too short", lsn) from error
+        except UnicodeDecodeError as error:
+            raise WalCorrupted(f"invalid byte sequence for encoding in a catalog: {error.reason}", lsn) from error
+        except DataCorrupted as error:
+            error.context = error.context or f"WAL position {Lsn(lsn)}"
+            raise
         finally:
             self.position = lsn
             self.assembly.held += self._walk.held

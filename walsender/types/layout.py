@@ -68,7 +68,10 @@ class ColumnLayout(NamedTuple):
 
 def alignment_of(attalign: str) -> int:
     """pg_attribute.attalign in bytes."""
-    return _ALIGNMENT[attalign]
+    alignment = _ALIGNMENT.get(attalign)
+    if alignment is None:
+        raise DataCorrupted(f'invalid alignment "{attalign}" in a catalog')
+    return alignment
 
 
 def decompress(method: int, data: bytes, raw_size: int) -> bytes:
