@@ -18,6 +18,28 @@ CREATE PUBLICATION p FOR ALL TABLES;
 CREATE PUBLICATION long FOR TABLE filtered WHERE (t IN ({_LONG}) OR id > 90)
 """
 
+_STEPS = {
+    "i": "INSERT INTO plain VALUES ({number}, 'i')",
+    "u": "UPDATE plain SET t = t || 'u' WHERE id < 4",
+    "m": "SELECT pg_logical_emit_message(true, 'm', '{number}')",
+    "(": "SAVEPOINT s",
+    ")": "RELEASE s",
+    "!": "ROLLBACK TO s",
+}
+_ORDERS = (
+    "i(m)i",
+    "(m)i",
+    "m(i)",
+    "i(i)m(i)i",
+    "i(i)(m)(i)i",
+    "(i)(i)(m)i",
+    "(i)(i)(i)(m)(u)m(i)u",
+    "(m)(m)(i)m(i(m)i)(u)i",
+    "i(m)u(m)((i)!m(m)i",
+    "i(i(i(m)i)m)i(m(i)m)u",
+    "(i)m(i)m(u)m(i)(m)u(m)i",
+)
+
 _DECLARED = (
     '<?xml version="1.0"?><a/>',
     "<?xml  version = '1.0'\n?>\n\n<a/>",
@@ -41,6 +63,13 @@ STATEMENTS = (
         "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); ROLLBACK TO s; SAVEPOINT s; "
         "SELECT pg_logical_emit_message(true, 'of a subtransaction', 'inside'); "
         "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); COMMIT"
+    ),
+    # A message and a change of another subtransaction, right behind it, with the same LSN: who is first, the server's heap decides.
+    *(
+        "BEGIN; "
+        + "; ".join(_STEPS[step].format(number=1000 + 100 * number + place) for place, step in enumerate(steps))
+        + "; COMMIT"
+        for number, steps in enumerate(_ORDERS)
     ),
     # A declaration is written again, if there is anything to declare; else the line's end behind it is left out, too.
     *(

@@ -14,6 +14,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.reorderbuffer.transaction import Transaction
 from walsender.decode.changes import HEAD
+from walsender.decode.merge import merged
 from walsender.hot.walk import FRAME_OVERHEAD
 
 HANDOVER_BYTES: Final = 256 << 10
@@ -34,6 +35,7 @@ class Txn:
         "has_base",
         "held",
         "invalidations",
+        "messages",
         "prepared",
         "replay",
         "sent",
@@ -61,6 +63,8 @@ class Txn:
         self.catalog_xids: set[int] = set()
         """The (sub)transactions that changed a catalog, any one; kept only where streams are counted, as is the next."""
         self.invalidations = 0
+        self.messages = False
+        """Whether there is a logical message among its changes, or was."""
         self.errors: dict[int, tuple[int, PubsubError]] = {}
         """Why it can not be sent, by the subtransaction whose change it is: the change's LSN, and the error."""
         self.sent: Any = None
@@ -101,6 +105,7 @@ class Assembly:
             # It was taken for a transaction of its own: only where decoding began in the middle.
             txn.first_lsn = min(txn.first_lsn, known.first_lsn)
             txn.has_base |= known.has_base
+            txn.messages |= known.messages
             if known.handed_over:
                 self._buffer.assign(xid, top)
                 txn.handed_over = True
@@ -182,7 +187,8 @@ class Assembly:
             txn.frames = []
             self.held -= txn.held
             txn.held = 0
-            yield from frames
+            # What was handed over stays in the order of the WAL: a server's can not be told without all of it at hand.
+            yield from merged(frames, (txn.xid, *txn.subxids)) if txn.messages and txn.subxids else frames
             return
         self.hand_over(txn)
         with self._buffer.take(txn.xid) as part:

@@ -490,7 +490,7 @@ class Decoder:
             raise WalCorrupted("a logical message is too short", record.lsn)
         if transactional:
             txn = self.assembly.by_xid[record.xid]
-            txn.has_base = True
+            txn.has_base = txn.messages = True
             head = c.HEAD.pack(c.MESSAGE, record.xid, 0, record.end_lsn)
             self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(prefix)) + prefix + content)
             if self._memory is not None:
