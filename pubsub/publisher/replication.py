@@ -37,6 +37,7 @@ _CLOSE_TIMEOUT: Final = 5.0  # seconds
 _SHORT_HOLD: Final = 0.001
 _LONG_HOLD: Final = 0.010
 _BACKLOG_BYTES: Final = 16 << 10
+_LARGE_FRAME: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ class ReplicationStream:
     system call, which costs both sides more than the changes do.  After a read that brought more than one frame the
     next one comes 1 ms later at the earliest, in a backlog 10 ms: then the sender fills whole segments.  The socket's
     buffer must hold what comes meanwhile; where it is half full after a hold, holds get shorter.  A Unix-domain
-    socket's holds a few hundred changes only: there all is read at once.
+    socket's holds a few hundred changes only: there all is read at once.  So are large frames, of rows with large values or of
+    the WAL itself (128 kB): one of them fills segments alone, and a read brings few.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -286,7 +288,9 @@ class ReplicationStream:
     def _set_hold(self, frames: int, size: int) -> None:
         if self._unix:
             return
-        if size >= _BACKLOG_BYTES:
+        if size >= frames * _LARGE_FRAME:
+            self._hold = 0.0
+        elif size >= _BACKLOG_BYTES:
             self._fit_longest_hold(size)
             self._hold = self._longest_hold
         else:

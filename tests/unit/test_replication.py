@@ -217,7 +217,7 @@ async def test_closing_wakes_the_receiver(streaming: Any) -> None:
 
 async def test_a_backlog_is_held_back_but_not_on_a_unix_socket(streaming: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "_receive_buffer", lambda _fd: 1 << 20)
-    big = [b"w" * 40000]
+    big = [b"w" * 4000] * 10
     remote, _ = streaming(big, [b"w1", b"w2"], [b"k"], host=b"h")
     holds = []
     for _ in range(3):
@@ -229,15 +229,27 @@ async def test_a_backlog_is_held_back_but_not_on_a_unix_socket(streaming: Any, m
     assert local._hold == 0.0
 
 
+async def test_large_frames_are_not_held_back(streaming: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read brings one of them: with 10 ms between the reads no more than 13 MB of WAL came in a second."""
+    monkeypatch.setattr(replication, "_receive_buffer", lambda _fd: 1 << 20)
+    stream, _ = streaming([b"w" * (128 << 10)], [b"w" * 4000] * 10, [b"w" * (128 << 10), b"w" * 4000], host=b"h")
+    holds = []
+    for _ in range(3):
+        await stream.receive()
+        holds.append(stream._hold)
+    assert holds == [0.0, replication._LONG_HOLD, 0.0]
+
+
 async def test_a_hold_shrinks_where_the_socket_fills(streaming: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     room = 64 << 10
     monkeypatch.setattr(replication, "_receive_buffer", lambda _fd: room)
-    stream, libpq = streaming([b"w" * 40000], [b"w" * 40000], host=b"h")
+    big = [b"w" * 4000] * 10
+    stream, libpq = streaming(big, big, host=b"h")
     await stream.receive()
     await stream.receive()
     assert stream._hold == replication._LONG_HOLD / 4
     room = 1 << 20
-    libpq.reads.append([b"w" * 40000])
+    libpq.reads.append(big)
     await stream.receive()
     assert stream._hold == replication._LONG_HOLD / 2
 
