@@ -39,12 +39,12 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
 """
 _CATALOGS: Final = """
 SELECT c.relname, c.oid, pg_relation_filenode(c.oid), pg_relation_filepath(c.oid)
-  FROM pg_class c WHERE c.relnamespace::regnamespace::text IN ('pg_catalog', 'pg_toast') AND c.relname = ANY ($1)
+  FROM pg_class c WHERE c.relnamespace IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace) AND c.relname = ANY ($1)
 """
 _ATTRIBUTES: Final = """
 SELECT c.relname, a.attname, a.atttypid, a.attlen, a.attalign
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
- WHERE c.relnamespace::regnamespace::text IN ('pg_catalog', 'pg_toast') AND c.relname = ANY ($1) AND a.attnum > 0
+ WHERE c.relnamespace IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace) AND c.relname = ANY ($1) AND a.attnum > 0
  ORDER BY c.relname, a.attnum
 """
 _REDO: Final = "SELECT redo_lsn FROM pg_control_checkpoint()"
