@@ -187,11 +187,18 @@ class RowFilterCompiler:
         return joined
 
     def _null_test(self, node: Node, relation: RelationInfo) -> Evaluate:
-        if node.fields.get("argisrow") == "true":
-            raise FeatureNotSupported("tests of whole rows are not supported")
-        inner = self._compile(node.fields["arg"], relation)
         wanted = node.number("nulltesttype") == _NULLTEST_IS_NULL
         arg = node.fields["arg"]
+        if node.fields.get("argisrow") != "true":
+            return self._is_null(arg, relation, wanted)
+        # Each of the row's fields is tested (clauses.c: eval_const_expressions_mutator).
+        if not isinstance(arg, Node) or arg.kind not in {"ROW", "ROWEXPR"}:
+            raise FeatureNotSupported("tests of whole rows are not supported")
+        tests = [self._is_null(one, relation, wanted) for one in arg.items("args")]
+        return lambda row: all(test(row) for test in tests)
+
+    def _is_null(self, arg: Any, relation: RelationInfo, wanted: bool) -> Evaluate:
+        inner = self._compile(arg, relation)
         if isinstance(arg, Node) and arg.kind == "VAR":
             # Needs no value: it may be one that is not in the WAL.
             index = arg.number("varattno") - 1
