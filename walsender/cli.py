@@ -77,7 +77,10 @@ async def _run(request: DecodeRequest, written: Output) -> None:
     def consistent(lsn: int) -> None:
         print(f"consistent point {Lsn(lsn)}", file=sys.stderr, flush=True)
 
-    session = await Session.open(request, written.write, consistent)
+    def warn(warning: PubsubError) -> None:
+        print(warning.report().replace("ERROR:", "WARNING:", 1), file=sys.stderr, flush=True)
+
+    session = await Session.open(request, written.write, consistent, warn)
     # The catalogs stay for as long as the process: the garbage collector need not go through them again and again.
     gc.freeze()
     written.begin()

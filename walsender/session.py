@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pubsub.errors import ConnectionFailure, FeatureNotSupported, NotInPrerequisiteState, PublisherError
+from pubsub.errors import ConnectionFailure, FeatureNotSupported, NotInPrerequisiteState, PublisherError, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
@@ -72,7 +72,13 @@ class Session:
         self._source = source
 
     @classmethod
-    async def open(cls, request: DecodeRequest, write: Write, on_consistent: Callable[[int], None]) -> Session:
+    async def open(
+        cls,
+        request: DecodeRequest,
+        write: Write,
+        on_consistent: Callable[[int], None],
+        on_warning: Callable[[PubsubError], None] = lambda _: None,
+    ) -> Session:
         """Everything up to the redo position.  Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before
         anything is written.  Where the server restarts meanwhile it is begun anew."""
         retry = Retry()
@@ -84,7 +90,7 @@ class Session:
         while True:
             async with connection:
                 try:
-                    return await cls._open(connection, request, write, on_consistent)
+                    return await cls._open(connection, request, write, on_consistent, on_warning)
                 except (ConnectionFailure, PublisherError) as error:
                     # Whom the server does not let in is not tried again.
                     if not await is_lost(connection):
@@ -94,7 +100,12 @@ class Session:
 
     @classmethod
     async def _open(
-        cls, connection: Connection, request: DecodeRequest, write: Write, on_consistent: Callable[[int], None]
+        cls,
+        connection: Connection,
+        request: DecodeRequest,
+        write: Write,
+        on_consistent: Callable[[int], None],
+        on_warning: Callable[[PubsubError], None],
     ) -> Session:
         server = await upstream.inspect(connection)
         plugin_options = _parse_options(request, server)
@@ -137,6 +148,7 @@ class Session:
             write,
             encoding,
             builtins.keywords,
+            on_warning,
         )
         wal_format = format_of_version(server.version)
         assert wal_format is not None
@@ -239,8 +251,11 @@ def _make_plugin(
     write: Write,
     encoding: str,
     keywords: frozenset[str],
+    on_warning: Callable[[PubsubError], None],
 ) -> OutputPlugin[Any]:
     if isinstance(options, PgoutputOptions):
-        publications = PublicationFilter(options.publication_names, tracker, compiler, server.version, encoding)
+        publications = PublicationFilter(
+            options.publication_names, tracker, compiler, server.version, server.encoding, on_warning
+        )
         return PgoutputPlugin(options, publications, write, encoding)
     return TestDecodingPlugin(options, write, encoding, server.version, keywords)

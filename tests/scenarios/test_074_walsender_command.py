@@ -104,6 +104,29 @@ def test_a_publication_may_have_any_name(publisher: EmbeddedPostgres) -> None:
             _publications(wrong)
 
 
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: str) -> None:
+    """What is not there is told of, as 18 does, though it could not even be; in SQL_ASCII names are the bytes that were given."""
+    database = f"in_{encoding.lower()}"
+    publisher.create_database(database, f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    with psycopg.connect(publisher.conninfo(database), client_encoding="UTF8", autocommit=True) as connection:
+        connection.execute('CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION "p\u00e4" FOR TABLE t'.encode())
+        connection.execute("CHECKPOINT")
+        start = publisher.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+        connection.execute("INSERT INTO t VALUES (1)")
+        end = publisher.query("SELECT pg_current_wal_insert_lsn()")[0][0]
+    more = ("--conninfo", publisher.conninfo(database), "--start", start, "--end", end)
+    code, output, errors = decode(publisher, *more, "--publication", "p\u00e4")
+    assert (code, errors.count("\n")) == (0, 1)
+    assert [message.data[:1] for message in read_messages(output)] == [b"B", b"R", b"I", b"C"]
+    code, output, errors = decode(publisher, *more, "--publication", "p\u00e4,\u8868")
+    assert code == 0
+    assert 'WARNING:  skipped loading publication "\u8868"' in errors.splitlines()
+    assert errors.count("WARNING") == 1
+    assert len(list(read_messages(output))) == 4
+    publisher.drop_database(database)
+
+
 def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
     for more, text in (
         ((), "pgoutput needs --publication"),

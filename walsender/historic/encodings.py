@@ -41,3 +41,16 @@ def python_encoding(server_encoding: str) -> str:
     if found is None:
         raise FeatureNotSupported(f"databases in encoding {server_encoding} are not supported")
     return found
+
+
+def encoded(name: str, server_encoding: str) -> bytes | None:
+    """A name that was given to this process as it stands in the catalogs; None where no name there can be it.
+
+    In SQL_ASCII it is the bytes that were given.
+    """
+    if server_encoding == "SQL_ASCII":
+        return name.encode("utf-8", "surrogateescape")
+    try:
+        return name.encode(python_encoding(server_encoding))
+    except UnicodeEncodeError:
+        return None

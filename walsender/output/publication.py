@@ -5,10 +5,11 @@ Evaluated once per relation, against the historic catalog of the change at hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pubsub.errors import FeatureNotSupported, UndefinedObject
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError, UndefinedObject
+from walsender.historic.encodings import encoded
 from walsender.historic.relation import RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker
 from walsender.hot.catalogs import Row
@@ -55,12 +56,15 @@ class PublicationFilter:
         compiler: RowFilterCompiler,
         server_version: int,
         encoding: str,
+        on_warning: Callable[[PubsubError], None] = lambda _: None,
     ) -> None:
-        self._names = tuple(names)
+        """`encoding`: as the server names it.  `on_warning` is called once for a publication that is not there and may be."""
+        self._names = {name: encoded(name, encoding) for name in names}
+        self._missing: set[str] = set()
+        self._on_warning = on_warning
         self._tracker = tracker
         self._compiler = compiler
         self._version = server_version
-        self._encoding = encoding
 
     def published(self, relation: RelationInfo, resolver: RelationResolver) -> PublishedRelation | None:
         """None: nothing of it is sent.  Raises UndefinedObject for a publication that is not there."""
@@ -75,10 +79,11 @@ class PublicationFilter:
         level = 0
         target_oid = relation.oid
         through: list[Row] = []
-        for name in self._names:
-            publication = self._tracker.first("pg_publication", name.encode(self._encoding), own, 1)
+        for name, key in self._names.items():
+            publication = None if key is None else self._tracker.first("pg_publication", key, own, 1)
             if publication is None:
                 if self._version >= VERSION_18:
+                    self._skip(name)
                     continue
                 raise UndefinedObject(f'publication "{name}" does not exist')
             oid = publication.number("oid")
@@ -122,6 +127,18 @@ class PublicationFilter:
             columns if target is relation else self._sent(relation, _numbers_in(listed, target, relation), generated)
         )
         return PublishedRelation(target, source_of, columns, own_columns, insert, update, delete, truncate, filters)
+
+    def _skip(self, name: str) -> None:
+        """pgoutput.c: LoadPublications."""
+        if name not in self._missing:
+            self._missing.add(name)
+            self._on_warning(
+                NotInPrerequisiteState(
+                    f'skipped loading publication "{name}"',
+                    detail="The publication does not exist at this point in the WAL.",
+                    hint="Create the publication if it does not exist.",
+                )
+            )
 
     def _schema_publications(self, namespace: int, resolver: RelationResolver) -> set[int]:
         return {
