@@ -232,10 +232,15 @@ class Worker(threading.Thread):
                 f"IF c IS NOT NULL THEN EXECUTE format('ALTER TABLE {table} DROP COLUMN %I', c); END IF; END $$"
             )
         if roll < 0.85:
-            # A server that publishes the root in place of its partitions does not look at the root's alone again.
-            tables = ("p", "p1", "p2") if table == "p" else (table,)
             identity = r.choice(("FULL", "DEFAULT"))
-            return "; ".join(f"ALTER TABLE {one} REPLICA IDENTITY {identity}" for one in tables)
+            if table != "p":
+                return f"ALTER TABLE {table} REPLICA IDENTITY {identity}"
+            # A server that publishes the root in place of its partitions does not look at the root's alone again.
+            return "; ".join(
+                f"ALTER TABLE {one} REPLICA IDENTITY {kind}"
+                for kind in ("NOTHING", identity)
+                for one in ("p", "p1", "p2")
+            )
         if roll < 0.87 and not self._replayed:
             return f"ALTER TABLE {table} ALTER a TYPE {r.choice(('int', 'bigint', 'numeric'))}"
         if roll < 0.89:
