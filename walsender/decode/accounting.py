@@ -8,6 +8,7 @@ do command ids and invalidations.  Sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from walsender.decode.assembly import Txn
@@ -18,6 +19,7 @@ ROW: Final = 24 + 18
 """HeapTupleData, and what a tuple's length has that a row's has not."""
 INVALIDATION: Final = 16
 XID: Final = 4
+_STALE: Final = 10_000
 
 
 def snapshot_bytes(version: int) -> int:
@@ -72,6 +74,11 @@ class MemoryAccounting:
         self._stream = stream
         self._size = 0
         self._accounts: dict[Txn, Account] = {}
+        # Once something had to be written to disk: (sub)transactions by size, the largest first; what has changed since is left
+        # in it, and passed over (reorderbuffer.c: txn_heap).
+        self._largest: list[tuple[int, int, Account, int]] | None = None
+        self._pushed = 0
+        self._bound = 0
 
     def account(self, txn: Txn) -> Account:
         found = self._accounts.get(txn)
@@ -95,6 +102,8 @@ class MemoryAccounting:
         account = self.account(txn)
         account.sizes[xid] = account.sizes.get(xid, 0) + size
         self._size += size
+        if self._largest is not None:
+            self._push(account, xid)
         span = account.spans.get(xid)
         account.spans[xid] = (lsn, lsn, origin) if span is None else (span[0], lsn, span[2])
         account.streamable |= streamable
@@ -127,7 +136,7 @@ class MemoryAccounting:
     def forget(self, txn: Txn) -> None:
         account = self._accounts.pop(txn, None)
         if account is not None:
-            self._size -= account.total
+            self._clear(account)
 
     def distribute(self, committed: Txn, lsn: int, snapshot: int, invalidations: int) -> None:
         """A transaction that changed the catalog commits: all are given the new snapshot, itself too, and all others its
@@ -160,15 +169,36 @@ class MemoryAccounting:
                 self._send(*largest)
                 continue
             # It would be written to disk: it counts no longer.
-            account, xid, size = max(
-                ((account, xid, size) for account in self._accounts.values() for xid, size in account.sizes.items()),
-                key=lambda item: item[2],
-            )
-            if size <= 0:
+            if not self._write_largest():
                 return
-            account.sizes[xid] = 0
-            account.serialized.add(xid)
-            self._size -= size
+
+    def _write_largest(self) -> bool:
+        """Count the largest (sub)transaction no longer; False: there is none."""
+        if self._largest is None:
+            every = ((account, xid, size) for account in self._accounts.values() for xid, size in account.sizes.items())
+            self._largest = [(-size, place, account, xid) for place, (account, xid, size) in enumerate(every)]
+            self._pushed = len(self._largest)
+            self._bound = 2 * self._pushed + _STALE
+            heapify(self._largest)
+        while self._largest:
+            negative, _, account, xid = heappop(self._largest)
+            size = -negative
+            if size > 0 and account.sizes.get(xid) == size:
+                account.sizes[xid] = 0
+                account.serialized.add(xid)
+                self._size -= size
+                return True
+        self._largest = None
+        return False
+
+    def _push(self, account: Account, xid: int) -> None:
+        assert self._largest is not None
+        self._pushed += 1
+        # Behind those that were there: a number comes only once, so that nothing else is compared.
+        heappush(self._largest, (-account.sizes[xid], self._bound + self._pushed, account, xid))
+        if len(self._largest) > self._bound:
+            # Most of it may be what has changed since: it is made anew when it is needed.
+            self._largest = None
 
     def _send(self, txn: Txn, account: Account) -> None:
         self._stream(txn)
