@@ -376,9 +376,11 @@ class Replica:
         inside: list[Message] | None = None
         for message in messages:
             read = read_message(message.data)
-            if inside is not None and not isinstance(read, Relation | Prepare):
+            if inside is not None and not isinstance(read, Prepare):
+                # A definition holds for others at once, and for its own rows again once they are committed.
                 inside.append(message)
-                continue
+                if not isinstance(read, Relation):
+                    continue
             match read:
                 case BeginPrepare():
                     inside = prepared[read.xid] = []
