@@ -74,6 +74,9 @@ async def _decode(request: DecodeRequest, written: Output) -> None:
 
 
 async def _run(request: DecodeRequest, written: Output) -> None:
+    # Who asks before there is a position is not told; left alone the signal would end the process.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
     def consistent(lsn: int) -> None:
         print(f"consistent point {Lsn(lsn)}", file=sys.stderr, flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -252,3 +253,15 @@ def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
             lambda: server.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'walsender'") == [],
             "the connections end",
         )
+
+
+def test_a_position_is_asked_for_before_there_is_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        conninfo = f"host=127.0.0.1 port={silent.getsockname()[1]} sslmode=disable gssencmode=disable"
+        command = [sys.executable, "-m", "walsender", "decode", "--conninfo", conninfo, "--publication", "p"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            with silent.accept()[0]:
+                process.send_signal(signal.SIGUSR1)
+                process.send_signal(signal.SIGTERM)
+                assert process.communicate(timeout=60) == (b"", b"")
+        assert process.returncode == 0
