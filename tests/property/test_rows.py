@@ -12,6 +12,7 @@ from pubsub.errors import InvalidValue, ProtocolViolation
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import (
     UNCHANGED,
+    Binary,
     Column,
     Delete,
     Insert,
@@ -49,7 +50,9 @@ messages = st.one_of(
 
 
 def row(values: TupleData | None) -> list[Any]:
-    return [value.decode() if isinstance(value, bytes) else None for value in values or (None,) * len(NAMES)]
+    """As columns of text have it: sent in binary it is the same bytes."""
+    sent = [value.data if isinstance(value, Binary) else value for value in values or (None,) * len(NAMES)]
+    return [value.decode() if isinstance(value, bytes) else None for value in sent]
 
 
 def completed(message: Insert | Update | Delete) -> TupleData | None:
