@@ -27,7 +27,7 @@ from walsender.historic.catalogs import CatalogName
 from walsender.historic.encodings import python_encoding
 from walsender.historic.names import TextSettings
 from walsender.historic.tracker import CatalogTracker
-from walsender.historic.upstream import CatalogFile, Upstream
+from walsender.historic.upstream import CatalogFile, SessionTexts, Upstream
 from walsender.output.pgoutput import PgoutputOptions, PgoutputPlugin
 from walsender.output.plugin import OutputPlugin, Write
 from walsender.output.publication import PublicationFilter
@@ -122,6 +122,7 @@ class Session:
                 redo = await redo_before(source, server, request.start, redo, now)
             files, contents, status, scan = await _scan(connection, server, source, redo, request.start if past else 0)
             builtins = await upstream.builtins(connection)
+            texts = await upstream.session_texts(connection, builtins.keywords)
         except BaseException:
             await source.close()
             raise
@@ -147,7 +148,7 @@ class Session:
             server,
             write,
             encoding,
-            builtins.keywords,
+            texts,
             on_warning,
         )
         wal_format = format_of_version(server.version)
@@ -162,7 +163,7 @@ class Session:
                 tracker,
                 plugin.describe,
                 encoding,
-                TextSettings(server.dollars, plugin.path, builtins.keywords, server.encoding),
+                TextSettings(server.dollars, plugin.path, texts.keywords, server.encoding, texts.styles.outputs()),
             ),
             assembly=assembly,
             builder=builder,
@@ -250,7 +251,7 @@ def _make_plugin(
     server: Upstream,
     write: Write,
     encoding: str,
-    keywords: frozenset[str],
+    texts: SessionTexts,
     on_warning: Callable[[PubsubError], None],
 ) -> OutputPlugin[Any]:
     if isinstance(options, PgoutputOptions):
@@ -258,4 +259,4 @@ def _make_plugin(
             options.publication_names, tracker, compiler, server.version, server.encoding, on_warning
         )
         return PgoutputPlugin(options, publications, write, encoding)
-    return TestDecodingPlugin(options, write, encoding, server.version, keywords)
+    return TestDecodingPlugin(options, write, encoding, server.version, texts.keywords, texts.styles, texts.path)

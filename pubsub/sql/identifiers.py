@@ -32,6 +32,15 @@ class QualifiedName:
         return quote_qualified(self.schema, self.name)
 
 
+class _Any(frozenset[str]):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+ANY_NAME: Final[Set[str]] = _Any()
+"""For `keywords` of quote_identifier, as with quote_all_identifiers."""
+
+
 def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:
     """The name as SQL reads it back, in quotes only where it needs them (ruleutils.c: quote_identifier).
 

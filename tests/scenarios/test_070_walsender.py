@@ -17,10 +17,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_filters, walsender_handmade, walsender_names, walsender_regression
+from tests import walsender_filters, walsender_handmade, walsender_names, walsender_regression, walsender_settings
 from tests import walsender_workload as workload
 from tests.replica import wait_until
 from tests.walsender_compare import differences, inconsistency
@@ -211,49 +210,15 @@ def test_what_was_found_by_hand(upstreams: Servers, version: str) -> None:
     )
 
 
-def test_what_the_database_sets_for_its_sessions(upstreams: Servers) -> None:
-    """There is one text for one value: that of this project's sessions (publisher/connection.py)."""
-    server = upstreams["18"]
-    dbname = f"wal_{next(_numbers)}"
-    server.create_database(dbname)
-    for setting in (
-        "datestyle = 'German, DMY'",
-        "intervalstyle = 'sql_standard'",
-        "timezone = 'Asia/Kolkata'",
-        "extra_float_digits = -3",
-        "bytea_output = 'escape'",
-        "quote_all_identifiers = on",
-        "search_path = 'pg_toast'",
-        "default_transaction_read_only = on",
-    ):
-        server.execute(f"ALTER DATABASE {dbname} SET {setting}")
-    columns = "id int PRIMARY KEY, d date, ts timestamptz, iv interval, f float8, p point, b bytea, r tstzrange"
-    values = (
-        "1, '2024-02-03', '2024-02-03 04:05:06+00', '1 day 2 hours', 1.0 / 3, '(0.1,2)', '\\x00ff41', '[2020-01-01,)'"
+@pytest.mark.parametrize("name", walsender_settings.SETTINGS)
+@pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
+def test_what_the_database_sets_for_its_sessions(upstreams: Servers, version: str, name: str) -> None:
+    compare(
+        upstreams[version],
+        walsender_settings.setup(name),
+        walsender_settings.STATEMENTS,
+        [Case(), Case("test_decoding", options={"include-timestamp": "on"})],
     )
-    slot = f"settings_{next(_numbers)}"
-    statements = (
-        "SET default_transaction_read_only = off",
-        f"CREATE TABLE public.t ({columns}); CREATE PUBLICATION p FOR ALL TABLES",
-        f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
-    )
-    with server.connect(dbname) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-    with (
-        server.connect(dbname) as connection,
-        Decoding(server, dbname) as decoding,
-        ServerStream(server, dbname, slot, {"proto_version": "1", "publication_names": "p"}) as stream,
-    ):
-        connection.execute(b"SET default_transaction_read_only = off")
-        decoding.wait_consistent()
-        connection.execute(f"INSERT INTO public.t VALUES ({values})".encode())
-        ((end,),) = server.query("SELECT pg_current_wal_insert_lsn()")
-        theirs = stream.wait_for(int(Lsn.parse(str(end))))
-        decoding.wait_for(int(Lsn.parse(str(end))))
-        assert sum(message.data[:1] == b"I" for message in theirs) == 1
-        assert differences(decoding.stop(), theirs) == ""
-    server.drop_database(dbname)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

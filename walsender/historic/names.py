@@ -9,8 +9,8 @@ OpernameGetCandidates), acl.c (aclitemout, putid), ruleutils.c (quote_identifier
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
@@ -32,12 +32,14 @@ _ACLITEM: Final = {12: (Struct("<III"), 16), 16: (Struct("<IIQ"), 32)}
 @dataclass(frozen=True, slots=True)
 class TextSettings:
     """What texts depend on beside the catalogs.  `dollars`: whether lc_monetary is one of registry.DOLLARS; `path`: the search path
-    behind pg_catalog; `keywords`: those that are quoted as identifiers; `encoding`: the database's, as the server names it."""
+    behind pg_catalog; `keywords`: those that are quoted as identifiers; `encoding`: the database's, as the server names it; `styles`:
+    the built-in types, by oid, that the session's settings have written otherwise than registry.BUILTIN does."""
 
     dollars: bool = False
     path: tuple[str, ...] = ()
-    keywords: frozenset[str] = QUOTED
+    keywords: Set[str] = QUOTED
     encoding: str = "UTF8"
+    styles: Mapping[int, registry.Output] = field(default_factory=dict)
 
     def quote(self, name: str) -> str:
         return quote_identifier(name, self.keywords)

@@ -260,7 +260,7 @@ class RelationResolver:
         builtin = registry.BUILTIN.get(oid)
         other = self._other(row) if oid >= FIRST_NORMAL_OID and kind == "b" else None
         if builtin is not None:
-            out, send = builtin
+            out, send = self._settings.styles.get(oid, builtin[0]), builtin[1]
             if oid == registry.XML:
                 send = xml_send(self._settings.encoding)
         elif other is not None:
@@ -335,7 +335,8 @@ class RelationResolver:
 
     def _label(self, namespace: str, name: str) -> str:
         quote = self._settings.quote
-        return quote(name) if namespace in {"pg_catalog", "public"} else f"{quote(namespace)}.{quote(name)}"
+        found = namespace == "pg_catalog" or namespace in self._settings.path
+        return quote(name) if found else f"{quote(namespace)}.{quote(name)}"
 
     def _other(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
         """How a type is written that is a known extension's, or whose functions are those of built-in types."""
@@ -346,7 +347,8 @@ class RelationResolver:
         out, send = self._of_built_in(row, "typoutput"), self._of_built_in(row, "typsend")
         if out is None or (send is None and row.number("typsend")):
             return None
-        return registry.BUILTIN[out][0], _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
+        text = self._settings.styles.get(out, registry.BUILTIN[out][0])
+        return text, _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
 
     def _of_built_in(self, row: Row, column: str) -> int | None:
         """The built-in type with the same function: one in the language `internal` is known by its source (fmgr.c)."""

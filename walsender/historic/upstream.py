@@ -5,7 +5,7 @@ Works on 15 to 18.  Follows nothing: it is what physical WAL does not say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,9 @@ from pubsub.errors import (
     UndefinedObject,
 )
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.output.styles import Styles, TimeZone
 from pubsub.publisher.connection import Connection
+from pubsub.sql.identifiers import ANY_NAME
 from walsender.historic.catalogs import DEFINITIONS, CatalogAttribute, CatalogName
 from walsender.types.layout import alignment_of
 from walsender.types.registry import DOLLARS
@@ -61,6 +63,32 @@ _KEYWORDS: Final = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _FUNCTIONS: Final = (
     "SELECT p.oid, p.proname, p.proargtypes::text FROM pg_proc p WHERE p.oid < 16384 AND p.prolang IN (12, 14)"
 )
+
+_TEXTS: Final = """
+SELECT name, reset_val FROM pg_settings
+ WHERE name IN ('TimeZone', 'DateStyle', 'IntervalStyle', 'extra_float_digits', 'bytea_output', 'quote_all_identifiers')
+"""
+_OWN_PATH: Final = "BEGIN READ ONLY; SET LOCAL search_path TO DEFAULT"
+# Qualified, since what is on that path is not ours.
+_PATH: Final = "SELECT pg_catalog.unnest(pg_catalog.current_schemas(false))"
+_OWN_ZONE: Final = "SET LOCAL search_path TO ''; SET LOCAL TimeZone TO DEFAULT; SET LOCAL DateStyle TO 'SQL, MDY'"
+# With DateStyle SQL the abbreviation is the third word, as it is, where to_char would have it in capitals.
+_ZONE_AT: Final = "extract(timezone FROM to_timestamp(s))::int, split_part(to_timestamp(s)::text, ' ', 3)"
+_ZONE_CHANGES: Final = f"""
+SELECT s, s_offset, s_name
+  FROM (SELECT s, s_offset, s_name, lag((s_offset, s_name)) OVER (ORDER BY s) AS before
+          FROM (SELECT s, {_ZONE_AT} FROM generate_series($1::bigint, $2::bigint, $3::bigint) s) _ (s, s_offset, s_name)) _
+ WHERE before IS DISTINCT FROM (s_offset, s_name) ORDER BY s
+"""
+_ZONE_MOMENTS: Final = f"SELECT {_ZONE_AT} FROM unnest($1::bigint[]) WITH ORDINALITY _ (s, number) ORDER BY number"
+_ZONE_FIRST: Final = -4_417_977_600
+"""1830, before any place had a time that is not its own, in seconds since 1970."""
+_ZONE_END: Final = 16_725_225_600
+"""2500: the 400 years before it are as all later ones, whatever is foretold for single years of this century."""
+_ZONE_LONE: Final = 4 * 366 * 86_400
+"""The first change ever was in 1844: a zone that changes in the first four years is a POSIX rule, which holds at all times."""
+_ZONE_STEP: Final = 345_600
+"""Four days: less than the shortest that ever was between two changes of a zone (Fernando de Noronha's week in 2000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +279,62 @@ async def builtins(connection: Connection) -> Builtins:
     }
     keywords = frozenset(str(word) for (word,) in await connection.query(_KEYWORDS))
     return Builtins(operators, functions, keywords)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTexts:
+    """What texts depend on that a session on the server sets by itself: by its configuration, its database's and its role's, by the
+    connection string's `options` and by the environment, as libpq has it."""
+
+    styles: Styles
+    keywords: Set[str]
+    """Names that are quoted as identifiers: all of them with quote_all_identifiers."""
+    path: tuple[str, ...]
+    """Schemas behind pg_catalog."""
+
+
+async def session_texts(connection: Connection, keywords: Set[str]) -> SessionTexts:
+    """`keywords`: the server's, see Builtins."""
+    settings = {str(name): str(value) for name, value in await connection.query(_TEXTS)}
+    await connection.execute(_OWN_PATH)
+    path = await connection.query(_PATH)
+    await connection.execute(_OWN_ZONE)
+    zone = TimeZone() if settings["TimeZone"] in {"UTC", "Etc/UTC"} else await _time_zone(connection)
+    await connection.execute("ROLLBACK")
+    style, _, order = settings["DateStyle"].partition(", ")
+    return SessionTexts(
+        Styles(
+            zone,
+            style,
+            order == "DMY",
+            settings["IntervalStyle"],
+            int(settings["extra_float_digits"]),
+            settings["bytea_output"] == "escape",
+        ),
+        ANY_NAME if settings["quote_all_identifiers"] == "on" else keywords,
+        tuple(str(name) for (name,) in path),
+    )
+
+
+async def _time_zone(connection: Connection) -> TimeZone:
+    """The session's, after _OWN_ZONE: asked of the server moment by moment, since its release of the rules counts."""
+    rows = await connection.query(_ZONE_CHANGES, [_ZONE_FIRST, _ZONE_END, _ZONE_STEP])
+    changes = [(int(str(s)), (int(str(offset)), str(name))) for s, offset, name in rows]
+    # Each change lies in the step that ends where it was seen.
+    late = [s for s, _ in changes[1:]]
+    early = [s - _ZONE_STEP for s in late]
+    while any(last - first > 1 for first, last in zip(early, late, strict=True)):
+        middle = [(first + last) // 2 for first, last in zip(early, late, strict=True)]
+        found = await connection.query(_ZONE_MOMENTS, [middle])
+        for number, (offset, name) in enumerate(found):
+            if (int(str(offset)), name) == changes[number + 1][1]:
+                late[number] = middle[number]
+            else:
+                early[number] = middle[number]
+    return TimeZone(
+        (_ZONE_FIRST, *late),
+        tuple(offset for _, (offset, _) in changes),
+        tuple(name for _, (_, name) in changes),
+        _ZONE_END,
+        is_rule=bool(late) and late[0] < _ZONE_FIRST + _ZONE_LONE,
+    )

@@ -17,6 +17,7 @@ from pubsub.protocol.output.texts import as_is
 from walsender import hot
 from walsender.hot.rows import RowEncoder
 from walsender.types.layout import HEAP_HASNULL, HEAP_NATTS_MASK, ROW_HEADER, ROW_IN_TUPLE, read_varlena
+from walsender.types.registry import BUILTIN
 
 Encoder = Callable[[bytes, bytes, int], "bytes | None"]
 """From (head, data, offset of the row, which reaches to the end of the data) to head and tuple; None: take the general way.
@@ -52,7 +53,13 @@ def make_encoder(columns: Sequence[Column], count: int) -> Encoder | None:
     """For rows of all of `columns`, of which `count` are sent; None where there is one that no encoder can pass over."""
     if any(length == -2 for _, length, _, _, _ in columns):
         return None
+    columns = [(_quick(oid, out), length, alignment, out, sent) for oid, length, alignment, out, sent in columns]
     return (compiled_encoder if hot.COMPILED else interpreted_encoder)(columns, count)
+
+
+def _quick(oid: int, out: Text) -> int:
+    """The type, where it is written as usual; else, as a timestamp in a session with DateStyle German, none that is known."""
+    return oid if oid in BUILTIN and out is BUILTIN[oid][0] else 0
 
 
 def compiled_encoder(columns: Sequence[Column], count: int) -> Encoder:

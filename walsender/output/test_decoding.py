@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import PubsubError
-from pubsub.protocol.output.times import timestamptz_out
+from pubsub.protocol.output.styles import USUAL, Styles
 from pubsub.sql.identifiers import quote_identifier
 from pubsub.sql.keywords import QUOTED
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
@@ -81,11 +81,9 @@ class _Private:
 
 
 class TestDecodingPlugin:
-    """`write` gets each line without its end.  `keywords`: those that are quoted as identifiers."""
+    """`write` gets each line without its end.  `keywords`: those that are quoted as identifiers; `styles`, `path`: the session's."""
 
     __test__ = False
-    path: tuple[str, ...] = ("public",)
-    """As in a session that sets none."""
 
     def __init__(
         self,
@@ -93,14 +91,18 @@ class TestDecodingPlugin:
         write: Write,
         encoding: str,
         server_version: int,
-        keywords: frozenset[str] = QUOTED,
+        keywords: Set[str] = QUOTED,
+        styles: Styles = USUAL,
+        path: tuple[str, ...] = ("public",),
     ) -> None:
         self.streaming = options.stream_changes
+        self.path = path
         self._options = options
         self._write = write
         self._encoding = encoding
         self._in_stream = False
         self._keywords = keywords
+        self._timestamp = styles.timestamptz_iso
         # Before 17 a message is no change that a transaction is opened for.
         self._messages_are_changes = server_version >= 170000
 
@@ -164,7 +166,7 @@ class TestDecodingPlugin:
 
     def _ended(self, txn: SentTransaction, line: bytes) -> None:
         if self._options.include_timestamp:
-            line += b" (at " + timestamptz_out(txn.time.to_bytes(8, "little", signed=True)) + b")"
+            line += b" (at " + self._timestamp(txn.time.to_bytes(8, "little", signed=True)) + b")"
         self._line(txn, txn.end_lsn, line)
 
     def begin_prepare(self, txn: SentTransaction) -> None:

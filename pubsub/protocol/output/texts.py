@@ -6,6 +6,7 @@ Follows varlena.c, bytea.c, varbit.c, network.c (network_out, network_send), ine
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from struct import Struct
@@ -17,6 +18,8 @@ from pubsub.protocol.output.numbers import numeric_out
 _I4: Final = Struct("<i")
 _U4: Final = Struct("<I")
 _U8: Final = Struct("<Q")
+_NOT_PRINTABLE: Final = re.compile(rb"[^ -\[\]-~]")
+"""The backslash, too."""
 
 
 def as_is(value: bytes) -> bytes:
@@ -37,6 +40,16 @@ def name_out(value: bytes) -> bytes:
 
 def bytea_out(value: bytes) -> bytes:
     return b"\\x" + value.hex().encode()
+
+
+def bytea_escape_out(value: bytes) -> bytes:
+    """bytea with bytea_output escape."""
+    return _NOT_PRINTABLE.sub(_octal, value)
+
+
+def _octal(match: re.Match[bytes]) -> bytes:
+    byte = match[0]
+    return b"\\\\" if byte == b"\\" else b"\\%03o" % byte[0]
 
 
 def uuid_out(value: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Dates, times and intervals, as datestyle ISO and intervalstyle postgres write them; timestamptz in UTC.
+"""Dates, times and intervals, as datestyle ISO and intervalstyle postgres write them; timestamptz in UTC.  Others: styles.py.
 
 Follows datetime.c (EncodeDateTime, EncodeDateOnly, EncodeTimeOnly, EncodeInterval, j2date), date.c, timestamp.c.
 """
@@ -12,7 +12,8 @@ from typing import Final
 _I4: Final = Struct("<i").unpack
 _I8: Final = Struct("<q").unpack
 _TIMETZ: Final = Struct("<qi")
-_INTERVAL: Final = Struct("<qii")
+INTERVAL: Final = Struct("<qii")
+"""Microseconds, days, months."""
 
 _EPOCH_JULIAN: Final = 2451545
 _DAY: Final = 86_400_000_000
@@ -32,7 +33,7 @@ def time_out(value: bytes) -> bytes:
 
 def timetz_out(value: bytes) -> bytes:
     microseconds, zone = _TIMETZ.unpack(value)
-    return (_time(microseconds) + _zone(zone)).encode()
+    return (_time(microseconds) + zone_text(zone)).encode()
 
 
 def timestamp_out(value: bytes) -> bytes:
@@ -58,9 +59,9 @@ def time_text(microseconds: int) -> bytes:
     return _time(microseconds).encode()
 
 
-def timestamp_text(microseconds: int) -> bytes:
-    """A timestamp from its number."""
-    return _timestamp_text(microseconds, "")
+def timestamp_text(microseconds: int, zone: str = "") -> bytes:
+    """A timestamp from its number; `zone` is written behind it."""
+    return _timestamp_text(microseconds, zone)
 
 
 def timestamptz_text(microseconds: int) -> bytes:
@@ -121,7 +122,7 @@ def _time(microseconds: int) -> str:
     return text + f".{fraction:06d}".rstrip("0") if fraction else text
 
 
-def _zone(west: int) -> str:
+def zone_text(west: int) -> str:
     """Seconds west of Greenwich (EncodeTimezone)."""
     sign = "-" if west > 0 else "+"
     minutes, second = divmod(abs(west), 60)
@@ -132,11 +133,9 @@ def _zone(west: int) -> str:
 
 
 def interval_out(value: bytes) -> bytes:
-    time, day, month = _INTERVAL.unpack(value)
-    if time == _I8_MAX and day == _I4_MAX and month == _I4_MAX:
-        return b"infinity"
-    if time == _I8_MIN and day == _I4_MIN and month == _I4_MIN:
-        return b"-infinity"
+    time, day, month = INTERVAL.unpack(value)
+    if is_infinite_interval(time, day, month):
+        return b"infinity" if time > 0 else b"-infinity"
     years, months = toward_zero(month, 12)
     parts: list[str] = []
     negative_before = False
@@ -156,6 +155,11 @@ def interval_out(value: bytes) -> bytes:
     return " ".join(parts).encode()
 
 
+def is_infinite_interval(time: int, day: int, month: int) -> bool:
+    """Of either sign (timestamp.h: INTERVAL_NOT_FINITE)."""
+    return (time, day, month) in {(_I8_MAX, _I4_MAX, _I4_MAX), (_I8_MIN, _I4_MIN, _I4_MIN)}
+
+
 def toward_zero(value: int, by: int) -> tuple[int, int]:
     """C's division: the quotient, towards zero, and the rest."""
     quotient = abs(value) // by
@@ -165,7 +169,7 @@ def toward_zero(value: int, by: int) -> tuple[int, int]:
 
 
 def interval_send(value: bytes) -> bytes:
-    time, day, month = _INTERVAL.unpack(value)
+    time, day, month = INTERVAL.unpack(value)
     return Struct(">qii").pack(time, day, month)
 
 
