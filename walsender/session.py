@@ -223,6 +223,7 @@ async def _scan(
             reader.position
         ) < reader.geometry.to_byte_position(end):
             await anext(feeding)
+            reader.walk = scan.skim
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
                 scan.add(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr), wal_format)
         if not bootstrap.undecided(scan) - status.keys():

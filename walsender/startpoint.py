@@ -13,6 +13,7 @@ from __future__ import annotations
 from pubsub.protocol.lsn import Lsn
 from walsender.decode.xact import parse_end, parse_running_xacts
 from walsender.historic.upstream import Upstream
+from walsender.hot.walk import Skim
 from walsender.source.source import WalSource
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalMissing
@@ -21,7 +22,8 @@ from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
 
-_LOOKED_AT = frozenset({int(Rmgr.XLOG), int(Rmgr.XACT), int(Rmgr.STANDBY)})
+_BORING = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
+_BORING_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in range(4096))
 
 
 async def redo_before(source: WalSource, server: Upstream, start: int, last: int, end: int) -> Lsn:
@@ -79,6 +81,10 @@ class _Search:
     async def read(self, source: WalSource, geometry: Geometry, first: int, end: int) -> None:
         """The records that begin from `first`, where a segment begins, up to `end`."""
         reader = WalReader(geometry, first, find_first=True)
+        # Who ended before the start matters until it is known who ran then.
+        boring = _BORING if self._alive is None else _BORING_LATER
+        reader.walk = skim = Skim(boring)
+        skim.stop = end
         lists: list[tuple[int, frozenset[int]]] = []
         ended: set[int] = set()
         feeding = source.feed(reader)
@@ -88,7 +94,7 @@ class _Search:
                 for data, offset, length, lsn, xid, info, rmgr in reader.records():
                     if lsn >= end:
                         break
-                    if rmgr in _LOOKED_AT:
+                    if not boring[rmgr << 4]:
                         record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
                         self._record(record, lists, ended)
         finally:

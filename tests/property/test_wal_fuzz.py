@@ -21,7 +21,7 @@ from walsender.historic.catalogs import CatalogAttribute, CatalogDefinition, Cat
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
 from walsender.hot.catalogs import RELATION, Catalogs, CatalogTable
-from walsender.hot.walk import Walk
+from walsender.hot.walk import Skim, Walk
 from walsender.output.encoder import compiled_encoder, interpreted_encoder
 from walsender.output.nodetree import read_nodes
 from walsender.types import registry
@@ -148,6 +148,44 @@ def test_the_walk_does_what_the_general_way_does(
         own = record.blocks[0].locator[1] in {0, 5}
         frame = heap_frame(record, 3, is_toast=is_toast) if own else None
         assert txn.frames == ([] if frame is None else [frame])
+
+
+@settings(max_examples=1000)
+@given(
+    st.sampled_from(HEAP_RECORDS),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3),
+    st.integers(0, 20),
+    st.sampled_from([1, 9, 10, 11]),
+    st.sampled_from([0, 7]),
+)
+def test_what_is_passed_over_is_of_no_concern(
+    payload: bytes, changes: list[tuple[int, int]], cut: int, rmgr: int, xid: int
+) -> None:
+    data = bytearray(payload[: max(len(payload) - cut, 1)])
+    for place, value in changes:
+        data[place % len(data)] = value
+    wal = Wal()
+    wal.record(bytes(data), xid=xid, rmgr=rmgr)
+    seen: set[int] = set()
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.walk = Skim(bytes(kind >> 4 != 1 for kind in range(4096)), {1259}, seen)
+    reader.feed(wal.start, bytes(wal.data))
+    if list(reader.records()):
+        assert not seen
+        # Nothing is left to others that is whole and has nothing in it.
+        assert rmgr == 1 or bytes(data) != payload or b"\xfc" in payload[:4] or 1259 in files_of(wal)
+        return
+    assert rmgr != 1
+    assert seen == {xid} - {0}
+    assert 1259 not in files_of(wal)
+
+
+def files_of(wal: Wal) -> set[int]:
+    """The files that its one record names.  Raises WalCorrupted."""
+    lsn, length, *_ = wal.records[0]
+    record = parse_record(bytes(wal.data[40:]), 0, length, lsn, lsn, 0, 0, 10)
+    assert not record.top_xid
+    return {block.locator[2] for block in record.blocks}
 
 
 CATALOG = CatalogDefinition("pg_class", ("oid", "relfilenode"), ("oid", "relfilenode", "relrewrite"))

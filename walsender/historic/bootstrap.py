@@ -29,6 +29,7 @@ from walsender.historic.encodings import python_encoding
 from walsender.historic.tuples import changes_tuples, logs_rows, places
 from walsender.historic.upstream import CatalogFile, Upstream
 from walsender.hot.catalogs import NOBODY, CatalogTable
+from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
 from walsender.xlog.heappage import (
@@ -47,6 +48,12 @@ from walsender.xlog.record import Record
 
 _FIRST_NORMAL_XID: Final = 3
 _EMPTY: Final = b""
+_BORING: Final = bytes(
+    kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
+    or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
+    for kind in range(4096)
+)
+"""Kinds of records of which `WindowScan` reads nothing but the transaction and the blocks."""
 
 
 @dataclass(slots=True)
@@ -74,9 +81,15 @@ class WindowScan:
         self.pages: dict[tuple[int, int], _Page] = {}
         self.seen: set[int] = set()
         """Every transaction that has a record, or is named in one."""
+        self._skim = Skim(_BORING, self._files.keys(), self.seen)
         self._creator = 0
         """The transaction that made the database, if that was in the window: its catalogs are all logged there, whole
         (dbcommands.c: CreateDatabaseUsingWalLog), and what they are at R does not matter."""
+
+    @property
+    def skim(self) -> Skim | None:
+        """What may pass over records that need not be told; None: nothing may, for now."""
+        return self._skim if self._is_logical else None
 
     def add(self, record: Record, wal_format: WalFormat) -> None:
         """The next record.  Raises WalCorrupted; NotInPrerequisiteState where the window can not serve."""

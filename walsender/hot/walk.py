@@ -11,7 +11,7 @@ Follows xlogreader.c (ValidXLogRecordHeader, ValidXLogRecord) and decode.c (Deco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Final
 
 from google_crc32c import extend
@@ -26,11 +26,21 @@ _HEADER: Final = 24
 _XLOG: Final = 0
 _FPI_FOR_HINT: Final = 0xA0
 _FPI: Final = 0xB0
+_XACT: Final = 1
+_COMMIT: Final = 0x00
+_ABORT: Final = 0x20
+_HAS_INFO: Final = 0x80
+_HAS_DATABASE: Final = 0x01
 _HEAP2: Final = 9
 _HEAP: Final = 10
 _RM_MAX_BUILTIN: Final = 22
 _DATA_SHORT: Final = 255
+_DATA_LONG: Final = 254
+_ORIGIN: Final = 253
+_MAX_BLOCK: Final = 32
 _IMAGE: Final = 0x10
+_SAME_FILE: Final = 0x80
+_PAGE: Final = 8192
 _IMAGE_OR_SAME: Final = 0x90
 _IMAGE_HAS_HOLE: Final = 0x01
 _IMAGE_COMPRESSED: Final = 0x1C
@@ -340,6 +350,138 @@ class Walk:
         if txn.cache != {}:
             self.sees_changes(txn, lsn)
         return True
+
+
+class Skim:
+    """The walk of those who look for few things before decoding begins.
+
+    It passes over the kinds of records that are `boring`, as Walk has it: XLOG_SWITCH, behind which are none, must not be one.
+    With `seen` it adds their transactions there, passes over ends of transactions that name no others, too, and leaves those
+    records that have a block of one of `files`, or name a transaction above their own.
+    """
+
+    def __init__(self, boring: bytes, files: Set[int] | None = None, seen: set[int] | None = None) -> None:
+        self.boring = boring
+        self.files = files
+        self.seen = seen
+        self.stop: i64 = 0
+        self.previous: i64 = 0
+        """Both as Walk's."""
+
+    def run(self, buffer: bytes, begin: int, end: int, delta: int) -> int:
+        """As Walk's."""
+        offset: i64 = begin
+        limit: i64 = end
+        shift: i64 = delta
+        previous: i64 = self.previous
+        stop: i64 = self.stop
+        boring = self.boring
+        seen = self.seen
+        last: i64 = 0
+        while offset + _HEADER <= limit:
+            word: i64 = read_i64_le(buffer, offset)
+            total: i64 = word & 0xFFFFFFFF
+            after: i64 = offset + total
+            if total < _HEADER or after > limit:
+                break
+            if previous != 0 and read_i64_le(buffer, offset + 8) != previous:
+                break
+            if stop != 0 and offset + shift >= stop:
+                break
+            xid: i64 = (word >> 32) & 0xFFFFFFFF
+            word = read_i64_le(buffer, offset + 16)
+            rmgr: i64 = (word >> 8) & 0xFF
+            if rmgr > _RM_MAX_BUILTIN and rmgr < 128:
+                break
+            if boring[(rmgr << 4) | ((word >> 4) & 15)] == 0:
+                if rmgr != _XACT or seen is None or not _ends_alone(buffer, offset, after, word):
+                    break
+            elif seen is not None and not self._elsewhere(buffer, offset + _HEADER, after):
+                break
+            if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
+                break
+            if seen is not None and xid != 0 and xid != last:
+                seen.add(xid)
+                last = xid
+            previous = offset + shift
+            offset = (after + 7) & ~7
+        self.previous = previous
+        return offset
+
+    def _elsewhere(self, buffer: bytes, begin: i64, after: i64) -> bool:
+        """Whether a record's headers, from `begin`, are as they must be, and name neither one of the files nor a transaction above
+        (record.py: _parse)."""
+        files = self.files
+        at: i64 = begin
+        behind: i64 = 0
+        last: i64 = -1
+        named = False
+        while at + behind < after:
+            kind: i64 = buffer[at]
+            if kind == _DATA_SHORT:
+                if at + 2 > after:
+                    return False
+                behind += buffer[at + 1]
+                at += 2
+                break
+            if kind == _DATA_LONG:
+                if at + 5 > after:
+                    return False
+                behind += i64(read_i32_le(buffer, at + 1)) & 0xFFFFFFFF
+                at += 5
+                break
+            if kind == _ORIGIN:
+                at += 3
+                continue
+            if kind > _MAX_BLOCK or kind <= last or at + 11 > after:
+                return False
+            last = kind
+            flags: i64 = buffer[at + 1]
+            size: i64 = i64(read_i16_le(buffer, at + 2)) & 0xFFFF
+            if (flags & _HAS_DATA != 0) != (size != 0):
+                return False
+            behind += size
+            at += 4
+            if flags & _IMAGE != 0:
+                image: i64 = i64(read_i16_le(buffer, at)) & 0xFFFF
+                hole: i64 = _PAGE - image
+                info: i64 = buffer[at + 4]
+                before: i64 = i64(read_i16_le(buffer, at + 2)) & 0xFFFF
+                at += 5
+                if info & _IMAGE_COMPRESSED != 0:
+                    hole = 0
+                    if info & _IMAGE_HAS_HOLE != 0:
+                        if at + 2 > after:
+                            return False
+                        hole = i64(read_i16_le(buffer, at)) & 0xFFFF
+                        at += 2
+                if image > _PAGE or hole < 0 or before + hole > _PAGE or (info & _IMAGE_HAS_HOLE != 0) != (hole != 0):
+                    return False
+                behind += image
+            if flags & _SAME_FILE == 0:
+                if at + 12 > after:
+                    return False
+                if files is not None and (i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF) in files:
+                    return False
+                named = True
+                at += 12
+            elif not named:
+                return False
+            at += 4
+        return at + behind == after
+
+
+def _ends_alone(buffer: bytes, offset: i64, after: i64, word: i64) -> bool:
+    """Whether a record of a transaction's end tells of no other transaction: it has its time, and perhaps its database."""
+    operation: i64 = word & _OPERATIONS
+    data: i64 = offset + _HEADER + 2
+    if (operation != _COMMIT and operation != _ABORT) or data + 8 > after:
+        return False
+    if buffer[data - 2] != _DATA_SHORT or data + i64(buffer[data - 1]) != after:
+        return False
+    if word & _HAS_INFO == 0:
+        return after == data + 8
+    return after == data + 20 and read_i32_le(buffer, data + 8) == _HAS_DATABASE
 
 
 def _right(buffer: bytes, offset: i64, after: i64, crc: i64) -> bool:

@@ -21,7 +21,7 @@ from google_crc32c import extend as crc32c_extend
 
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.lsn import Lsn
-from walsender.hot.walk import Walk
+from walsender.hot.walk import Skim, Walk
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import (
     FORMATS,
@@ -85,7 +85,7 @@ class WalReader:
         self._previous = 0  # LSN of the last record, 0: not known
         self._latest_page = 0  # whose timeline is `timeline`
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
-        self.walk: Walk | None = None
+        self.walk: Walk | Skim | None = None
         """What deals with most records at once: `records` gives those that it leaves."""
         self.position: int = start
         """LSN of the end of the last record: where the next one is expected (EndRecPtr)."""

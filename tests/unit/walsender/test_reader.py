@@ -14,7 +14,7 @@ from pubsub.errors import FeatureNotSupported
 from tests.unit.walsender.wal import GEOMETRY, SEGMENT, Wal, main_data, one_block, record_bytes, row
 from walsender.decode import changes
 from walsender.decode.assembly import Txn
-from walsender.hot.walk import FRAME_OVERHEAD, Walk
+from walsender.hot.walk import FRAME_OVERHEAD, Skim, Walk
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ, XLOG_SWITCH, XLP_FIRST_IS_OVERWRITE_CONTRECORD
 from walsender.xlog.reader import WalReader
@@ -297,6 +297,38 @@ def test_rows_are_cut_out_on_the_way() -> None:
     assert begun[700].held == sum(len(frame) + FRAME_OVERHEAD for frame in begun[700].frames)
     assert begun[701].frames == []
     assert begun[701].has_base
+
+
+def test_what_is_looked_for_is_left_before_decoding_begins() -> None:
+    time = bytes(8)
+    database = time + struct.pack("<III", 1, 5, 1663)
+    two_blocks = one_block(b"row", b"\1\0\x08")
+    passed = [
+        (700, 10, 0x00, one_block(b"row", b"\1\0\x08")),
+        (701, 1, 0x00, main_data(time)),
+        (702, 1, 0x80, main_data(database)),
+        (703, 1, 0xA0, main_data(database)),
+        (0, 0, 0xB0, struct.pack("<BBHHHBIIII", 0, 0x10, 0, 100, 24, 1, 1663, 5, 16400, 0) + bytes(100)),
+        (704, 10, 0x20, two_blocks[:20] + b"\1\x80\0\0\7\0\0\0" + two_blocks[20:]),
+    ]
+    left = [
+        (800, 10, 0x00, one_block(b"row", b"\1\0\x08", number=1259)),
+        (801, 11, 0x00, b"\xfc\xbc\2\0\0" + main_data(b"of 700")),
+        (802, 1, 0x80, main_data(time + struct.pack("<IIII", 3, 5, 1663, 1) + struct.pack("<I", 803))),
+        (804, 1, 0x30, main_data(time)),
+        (0, 8, 0x10, main_data(bytes(40))),
+        (0, 0, 0x40, b""),  # XLOG_SWITCH: what is behind it in the segment is no record
+    ]
+    wal = Wal()
+    for xid, rmgr, info, payload in [one for both in zip(passed, left, strict=True) for one in both]:
+        wal.record(payload, xid=xid, info=info, rmgr=rmgr)
+    seen: set[int] = set()
+    kinds = bytes(kind in {0x0A, 0x0B} or kind >> 4 not in {0, 1, 8} for kind in range(4096))
+    reader = WalReader(GEOMETRY, wal.start)
+    reader.walk = Skim(kinds, {1259}, seen)
+    reader.feed(wal.start, bytes(wal.data))
+    assert [(one[4], one[6], one[5]) for one in reader.records()] == [one[:3] for one in left]
+    assert seen == {700, 701, 702, 703, 704}
 
 
 def walk(
