@@ -28,7 +28,7 @@ demo: base ## a PostgreSQL database copied and followed into Delta tables, and c
 	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
 test: setup ## every test, with real servers and a real Spark; JOBS (3) files of tests at a time
-	@exec $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
+	@exec $(PYTEST) -n $(JOBS) --dist loadfile --durations=25
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak -o faulthandler_timeout=14400

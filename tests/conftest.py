@@ -26,23 +26,8 @@ settings.load_profile("pubsub")
 _FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 
-# Files go whole to one process: those that take minutes begin first, or all but one process wait for them at the end.
-_LONGEST = (
-    "test_090_demo.py",
-    "test_020_delta_writer.py",
-    "test_kill.py",
-    "test_kill_copy.py",
-    "test_070_walsender.py",
-)
-
-
-def _turn(item: pytest.Item) -> int:
-    return _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first.  `make fuzz`: every property test tries $PUBSUB_FUZZ times as many examples as it names."""
-    items.sort(key=_turn)
+    """`make fuzz`: every property test tries $PUBSUB_FUZZ times as many examples, whatever number it names itself."""
     if _FUZZ == 1:
         return
     for item in items:
