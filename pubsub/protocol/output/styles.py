@@ -27,6 +27,8 @@ _I8: Final = Struct("<q").unpack
 _I4: Final = Struct("<i").unpack
 _F4: Final = Struct("<f").unpack
 _F8: Final = Struct("<d").unpack
+_FOREVER: Final = frozenset((2**63 - 1, -(2**63)))
+"""infinity and -infinity."""
 _DAYS: Final = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -94,13 +96,11 @@ class Styles:
         if days in {2**31 - 1, -(2**31)}:
             return times.date_text(days)
         year, month, day = times.calendar_date(days)
-        first, second = (day, month) if self.day_first or self.date == "German" else (month, day)
-        mark = {"SQL": "/", "German": ".", "Postgres": "-"}[self.date]
-        return f"{first:02d}{mark}{second:02d}{mark}{_year(year)}{_era(year)}".encode()
+        return (self._numeric(year, month, day) + _era(year)).encode()
 
     def timestamp_out(self, value: bytes) -> bytes:
         (microseconds,) = _I8(value)
-        if microseconds in {2**63 - 1, -(2**63)}:
+        if microseconds in _FOREVER:
             return times.timestamp_text(microseconds)
         return self._date_time(microseconds, "").encode()
 
@@ -108,7 +108,7 @@ class Styles:
         if self.date == "ISO":
             return self.timestamptz_iso(value)
         (microseconds,) = _I8(value)
-        if microseconds in {2**63 - 1, -(2**63)}:
+        if microseconds in _FOREVER:
             return times.timestamptz_text(microseconds)
         offset, name = self.zone.at(microseconds // 1_000_000 + _EPOCH)
         return self._date_time(microseconds + offset * 1_000_000, " " + name).encode()
@@ -116,7 +116,7 @@ class Styles:
     def timestamptz_iso(self, value: bytes) -> bytes:
         """In the session's zone, whatever its DateStyle is (timestamptz_to_str)."""
         (microseconds,) = _I8(value)
-        if self.zone.is_utc or microseconds in {2**63 - 1, -(2**63)}:
+        if self.zone.is_utc or microseconds in _FOREVER:
             return times.timestamptz_text(microseconds)
         offset, _ = self.zone.at(microseconds // 1_000_000 + _EPOCH)
         return times.timestamp_text(microseconds + offset * 1_000_000, times.zone_text(-offset))
@@ -128,9 +128,13 @@ class Styles:
         if self.date == "Postgres":
             date = f"{day:02d} {_MONTHS[month - 1]}" if self.day_first else f"{_MONTHS[month - 1]} {day:02d}"
             return f"{_DAYS[(days + 6) % 7]} {date} {clock} {_year(year)}{zone}{_era(year)}"
-        mark = "/" if self.date == "SQL" else "."
+        return f"{self._numeric(year, month, day)} {clock}{zone}{_era(year)}"
+
+    def _numeric(self, year: int, month: int, day: int) -> str:
+        """A date in numbers, without its era."""
         first, second = (day, month) if self.day_first or self.date == "German" else (month, day)
-        return f"{first:02d}{mark}{second:02d}{mark}{_year(year)} {clock}{zone}{_era(year)}"
+        mark = {"SQL": "/", "German": ".", "Postgres": "-"}[self.date]
+        return f"{first:02d}{mark}{second:02d}{mark}{_year(year)}"
 
 
 USUAL: Final = Styles()
