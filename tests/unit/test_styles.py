@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from pubsub.protocol.output.styles import REPEAT, USUAL, Styles, TimeZone
+from pubsub.protocol.output.styles import REPEAT, Styles, TimeZone
 
 # One hour east, and two in "summer", which is the second half of every 400 years.
 ZONE = TimeZone((0, REPEAT // 2), (3600, 7200), ("A", "B"), end=REPEAT)
@@ -24,7 +24,7 @@ def test_before_the_first_change_all_was_as_at_first() -> None:
 
 
 def test_what_is_usual_is_not_written_otherwise() -> None:
-    assert USUAL.outputs() == {}
+    assert Styles().outputs() == {}
     assert set(Styles(zone=ZONE).outputs()) == {1184}
 
 

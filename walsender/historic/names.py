@@ -10,12 +10,11 @@ OpernameGetCandidates), acl.c (aclitemout, putid), ruleutils.c (quote_identifier
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 from pubsub.sql.identifiers import quote_identifier
-from pubsub.sql.keywords import QUOTED
 from walsender.historic.catalogs import CatalogName
 from walsender.historic.tracker import CatalogTracker
 from walsender.hot.catalogs import Row
@@ -35,11 +34,11 @@ class TextSettings:
     behind pg_catalog; `keywords`: those that are quoted as identifiers; `encoding`: the database's, as the server names it; `styles`:
     the built-in types, by oid, that the session's settings have written otherwise than registry.BUILTIN does."""
 
-    dollars: bool = False
-    path: tuple[str, ...] = ()
-    keywords: Set[str] = QUOTED
-    encoding: str = "UTF8"
-    styles: Mapping[int, registry.Output] = field(default_factory=dict)
+    dollars: bool
+    path: tuple[str, ...]
+    keywords: Set[str]
+    encoding: str
+    styles: Mapping[int, registry.Output]
 
     def quote(self, name: str) -> str:
         return quote_identifier(name, self.keywords)

@@ -4,7 +4,7 @@ What nearly every record of a busy server is, is dealt with here in one go: reco
 change of one row of a relation that is known becomes a frame of its transaction (changes.py), and one of a catalog is given to
 catalogs.py.  The walk stops in front of everything else: the first record of a transaction that may be a subtransaction's,
 commits, images, records over pages, and whatever is broken.  Those are for reader.py and decoder.py, which look at the record
-anew.
+anew.  `Skim` is the walk over WAL that is only looked through, before decoding begins.
 
 Follows xlogreader.c (ValidXLogRecordHeader, ValidXLogRecord) and decode.c (DecodeInsert, DecodeUpdate, DecodeDelete).
 """

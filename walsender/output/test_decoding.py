@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import PubsubError
-from pubsub.protocol.output.styles import USUAL, Styles
+from pubsub.protocol.output.styles import Styles
 from pubsub.sql.identifiers import quote_identifier
-from pubsub.sql.keywords import QUOTED
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
 from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.types.layout import Raw, ToastPointer
@@ -91,9 +90,9 @@ class TestDecodingPlugin:
         write: Write,
         encoding: str,
         server_version: int,
-        keywords: Set[str] = QUOTED,
-        styles: Styles = USUAL,
-        path: tuple[str, ...] = ("public",),
+        keywords: Set[str],
+        styles: Styles,
+        path: tuple[str, ...],
     ) -> None:
         self.streaming = options.stream_changes
         self.path = path

@@ -137,10 +137,6 @@ class Styles:
         return f"{first:02d}{mark}{second:02d}{mark}{_year(year)}"
 
 
-USUAL: Final = Styles()
-"""With which text is written as functions of this package do."""
-
-
 def _year(year: int) -> str:
     return f"{year if year > 0 else 1 - year:04d}"
 
