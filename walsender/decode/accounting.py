@@ -1,8 +1,8 @@
-"""When a transaction in progress is sent: PostgreSQL's own arithmetic of memory, so that streams break where its do.
+"""When to stream a transaction in progress: PostgreSQL's memory arithmetic, so that streams break where a server's do.
 
-What is counted is what a server would hold (reorderbuffer.c: ReorderBufferChangeSize, ReorderBufferChangeMemoryUpdate,
-ReorderBufferCheckMemoryLimit), on 64 bits, not what is held here: changes of relations that are not published count, and so
-do command ids and invalidations.  Sizes are bytes.
+Counts what a 64-bit server would hold (reorderbuffer.c: ReorderBufferChangeSize, ReorderBufferChangeMemoryUpdate,
+ReorderBufferCheckMemoryLimit), not what this process holds: changes of unpublished relations, command ids and
+invalidations count, too.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from walsender.decode.assembly import Txn
 CHANGE: Final = 80
 """sizeof(ReorderBufferChange)."""
 ROW: Final = 24 + 18
-"""HeapTupleData, and what a tuple's length has that a row's has not."""
+"""sizeof(HeapTupleData), and the bytes of a tuple that a row lacks (layout.py)."""
 INVALIDATION: Final = 16
 XID: Final = 4
 _STALE: Final = 10_000
 
 
 def snapshot_bytes(version: int) -> int:
-    """sizeof(SnapshotData): 17 took two fields out."""
+    """Return sizeof(SnapshotData); 17 removed two fields."""
     return 104 if version >= 17 else 120
 
 
 class Account:
-    """Sizes of one transaction's changes, since it was last sent or spilled."""
+    """Sizes of one transaction's changes since it was last sent or spilled, by (sub)transaction."""
 
     __slots__ = ("partial", "serialized", "sizes", "spans", "streamable", "streamed")
 
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
         self.spans: dict[int, tuple[int, int, int]] = {}
-        """LSNs of each (sub)transaction's first and last change that was not sent yet, and the origin of the first."""
+        """LSNs of each (sub)transaction's first and last unsent change, and the first one's origin."""
         self.partial = False
-        """The last changes can not be sent without the next: TOAST chunks, an insertion that is not confirmed."""
+        """The last changes cannot be sent without the next ones: TOAST chunks, an unconfirmed speculative insertion."""
         self.serialized: set[int] = set()
         self.streamable = False
         self.streamed: set[int] = set()
-        """The (sub)transactions with changes that were sent."""
+        """The (sub)transactions of which changes were sent."""
 
     @property
     def total(self) -> int:
@@ -49,12 +49,12 @@ class Account:
 
     @property
     def first_lsn(self) -> int:
-        """Of the first change that was not sent yet; 0: there is none."""
+        """LSN of the first unsent change; 0: there is none."""
         return min((first for first, _, _ in self.spans.values()), default=0)
 
     @property
     def first_origin(self) -> int:
-        """Where the first change that was not sent yet came from; 0: from here."""
+        """Origin of the first unsent change; 0: local."""
         return min(self.spans.values(), default=(0, 0, 0))[2]
 
     @property
@@ -63,7 +63,10 @@ class Account:
 
 
 class MemoryAccounting:
-    """All transactions.  `may_stream` says whether sending may begin at this point of the WAL, `stream` sends one."""
+    """The memory of all transactions.
+
+    `may_stream()`: whether a stream may begin here in the WAL; `stream` sends one.
+    """
 
     def __init__(
         self, work_mem: int, *, needs_streamable: bool, may_stream: Callable[[], bool], stream: Callable[[Txn], None]
@@ -74,8 +77,8 @@ class MemoryAccounting:
         self._stream = stream
         self._size = 0
         self._accounts: dict[Txn, Account] = {}
-        # Once something had to be written to disk: (sub)transactions by size, the largest first; what has changed since is left
-        # in it, and passed over (reorderbuffer.c: txn_heap).
+        # Made at the first spill: a heap of (sub)transactions, the largest first (reorderbuffer.c: txn_heap).  An entry
+        # whose size has changed since stays in it and is skipped.
         self._largest: list[tuple[int, int, Account, int]] | None = None
         self._pushed = 0
         self._bound = 0
@@ -98,7 +101,7 @@ class MemoryAccounting:
         begins_partial: bool = False,
         ends_partial: bool = False,
     ) -> None:
-        """A change more (ReorderBufferQueueChange); it may cause transactions to be sent."""
+        """Count one more change (ReorderBufferQueueChange); this may stream transactions."""
         account = self.account(txn)
         account.sizes[xid] = account.sizes.get(xid, 0) + size
         self._size += size
@@ -116,18 +119,18 @@ class MemoryAccounting:
         self._check()
 
     def sent(self, txn: Txn) -> None:
-        """All of its changes so far were sent."""
+        """Note that all changes of the transaction so far were sent."""
         account = self.account(txn)
         account.streamed.add(txn.xid)
         account.streamed.update(account.sizes)
         self._clear(account)
 
     def prepared(self, txn: Txn) -> None:
-        """The same, at its PREPARE: nothing more comes than its end (ReorderBufferTruncateTXN)."""
+        """Note that the transaction was sent at its PREPARE: only its end is to come (ReorderBufferTruncateTXN)."""
         self._clear(self.account(txn))
 
     def abort(self, txn: Txn, xid: int) -> None:
-        """A subtransaction was rolled back."""
+        """Stop counting a subtransaction that was rolled back."""
         account = self._accounts.get(txn)
         if account is not None:
             self._size -= account.sizes.pop(xid, 0)
@@ -139,8 +142,10 @@ class MemoryAccounting:
             self._clear(account)
 
     def distribute(self, committed: Txn, lsn: int, snapshot: int, invalidations: int) -> None:
-        """A transaction that changed the catalog commits: all are given the new snapshot, itself too, and all others its
-        invalidations; sizes in bytes (SnapBuildDistributeSnapshotAndInval)."""
+        """Count what a commit that changed the catalog adds to all transactions (SnapBuildDistributeSnapshotAndInval).
+
+        Each one, `committed` included, gets the new snapshot; all others get its invalidations.  Sizes in bytes.
+        """
         for txn in list(self._accounts):
             if not txn.has_base or txn.two_phase:
                 continue
@@ -168,12 +173,12 @@ class MemoryAccounting:
             if largest is not None:
                 self._send(*largest)
                 continue
-            # It would be written to disk: it counts no longer.
+            # A server would write it to disk: it counts no longer.
             if not self._write_largest():
                 return
 
     def _write_largest(self) -> bool:
-        """Count the largest (sub)transaction no longer; False: there is none."""
+        """Stop counting the largest (sub)transaction; return False if there is none."""
         if self._largest is None:
             every = ((account, xid, size) for account in self._accounts.values() for xid, size in account.sizes.items())
             self._largest = [(-size, place, account, xid) for place, (account, xid, size) in enumerate(every)]
@@ -194,10 +199,10 @@ class MemoryAccounting:
     def _push(self, account: Account, xid: int) -> None:
         assert self._largest is not None
         self._pushed += 1
-        # Behind those that were there: a number comes only once, so that nothing else is compared.
+        # The number sorts it behind older entries of its size; it is unique, so that accounts are never compared.
         heappush(self._largest, (-account.sizes[xid], self._bound + self._pushed, account, xid))
         if len(self._largest) > self._bound:
-            # Most of it may be what has changed since: it is made anew when it is needed.
+            # Most entries may be stale: the next spill builds the heap anew.
             self._largest = None
 
     def _send(self, txn: Txn, account: Account) -> None:

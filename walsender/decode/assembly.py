@@ -1,7 +1,8 @@
-"""Transactions in progress: who belongs to whom, and their changes, on the way to the project's reorder buffer.
+"""Transactions in progress: their subtransactions, and their changes on the way to the project's reorder buffer.
 
-Most transactions are small, and the reorder buffer's blocks are made for large ones: a transaction's first frames are kept
-here as they are, and handed over when they come to `HANDOVER_BYTES`, or all of them together to a quarter of work_mem.
+Most transactions are small, but the reorder buffer's blocks are made for large ones.  So a transaction's first frames
+stay here as they are.  They are handed over when they reach `HANDOVER_BYTES`, or those of all transactions a quarter of
+work_mem.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 class Txn:
-    """A top-level transaction in progress.  `xids` are its own and its subtransactions', aborted ones left out."""
+    """A top-level transaction in progress.  `xids`: its own and its subtransactions', without aborted ones."""
 
     __slots__ = (
         "aborted",
@@ -57,44 +58,44 @@ class Txn:
         """Bytes in `frames`."""
         self.handed_over = False
         self.has_base = False
-        """Whether it has done something that would have needed a snapshot: only then it is sent at all."""
+        """Whether it has done something that needs a snapshot; only then is it sent at all."""
         self.cache: dict[int, Any] | None = None
-        """Relations by file, since it has changed the catalog itself."""
+        """Relations by file as it sees them, once it has changed the catalog itself."""
         self.catalog_xids: set[int] = set()
-        """The (sub)transactions that changed a catalog, any one; kept only where streams are counted, as is the next."""
+        """The (sub)transactions that changed any catalog.  Kept, like `invalidations`, only for streaming."""
         self.invalidations = 0
         self.messages = False
-        """Whether there is a logical message among its changes, or was."""
+        """Whether its changes contain a logical message, or did."""
         self.errors: dict[int, tuple[int, PubsubError]] = {}
-        """Why it can not be sent, by the subtransaction whose change it is: the change's LSN, and the error."""
+        """Why it cannot be sent: the LSN of the change and the error, by the change's subtransaction."""
         self.sent: Any = None
-        """What the plugin knows it as, once something was sent of it."""
+        """Its SentTransaction, once part of it was sent or its PREPARE was seen."""
         self.prepared = False
-        """Its PREPARE was seen: it outlives the server."""
+        """Its PREPARE was seen: it survives a restart of the server."""
         self.two_phase = False
-        """And is sent as such."""
+        """It is prepared, and sent at its PREPARE."""
         self.streamed = False
         self.replay: Any = None
 
 
 class Assembly:
-    """All transactions in progress.  `bound`: bytes of frames that are kept here, all together; the rest is `buffer`'s."""
+    """All transactions in progress.  `bound`: bytes of all frames that are kept here; the rest is in `buffer`."""
 
     def __init__(self, buffer: ReorderBuffer, bound: int) -> None:
         self.by_xid: dict[int, Txn] = {}
-        """By every xid that is known to belong to one."""
+        """Transactions, by every xid that is known to belong to them."""
         self._buffer = buffer
         self._bound = bound
         self.held = 0
         """Bytes of all frames that are not in the reorder buffer."""
 
     def begin(self, xid: int, lsn: int) -> Txn:
-        """A new top-level transaction."""
+        """Begin a top-level transaction."""
         txn = self.by_xid[xid] = Txn(xid, lsn)
         return txn
 
     def assign(self, top: int, xid: int, lsn: int) -> Txn:
-        """`xid` is a subtransaction of `top`; both may be new (ReorderBufferAssignChild)."""
+        """Make `xid` a subtransaction of `top`; both may be new (ReorderBufferAssignChild)."""
         txn = self.by_xid.get(top)
         if txn is None:
             txn = self.begin(top, lsn)
@@ -102,7 +103,7 @@ class Assembly:
         if known is txn:
             return txn
         if known is not None:
-            # It was taken for a transaction of its own: only where decoding began in the middle.
+            # It was taken for a top-level transaction; that happens only if decoding began in the middle of it.
             txn.first_lsn = min(txn.first_lsn, known.first_lsn)
             txn.has_base |= known.has_base
             txn.messages |= known.messages
@@ -118,7 +119,7 @@ class Assembly:
         return txn
 
     def append(self, txn: Txn, frame: bytes) -> None:
-        """One change more."""
+        """Append a change."""
         txn.frames.append(frame)
         size = len(frame) + FRAME_OVERHEAD
         txn.held += size
@@ -147,13 +148,13 @@ class Assembly:
             self._buffer.spill()
 
     def relieve(self) -> None:
-        """Hand everything over where too much is held here."""
+        """Hand over all frames if more than the bound are held here."""
         if self.held > self._bound:
             for txn in {id(t): t for t in self.by_xid.values()}.values():
                 self.hand_over(txn)
 
     def abort_subtransaction(self, txn: Txn, xid: int) -> None:
-        """`xid` is rolled back; what it contains has ended on its own."""
+        """Drop the changes of `xid`, which was rolled back; the subtransactions inside it are aborted one by one."""
         txn.xids.discard(xid)
         txn.aborted.add(xid)
         txn.errors.pop(xid, None)
@@ -169,7 +170,7 @@ class Assembly:
                 txn.frames = kept
 
     def forget(self, txn: Txn) -> None:
-        """The transaction has ended; its changes, where they were not read, are gone."""
+        """Drop a transaction that has ended, with the changes that were not read."""
         for xid in (txn.xid, *txn.subxids):
             if self.by_xid.get(xid) is txn:
                 del self.by_xid[xid]
@@ -181,13 +182,13 @@ class Assembly:
             txn.handed_over = False
 
     def changes(self, txn: Txn) -> Iterator[bytes]:
-        """The frames so far, in order, without those of aborted subtransactions; the transaction goes on without them."""
+        """Take the frames so far out of the transaction, in order, without those of aborted subtransactions."""
         if not txn.handed_over:
             frames = txn.frames
             txn.frames = []
             self.held -= txn.held
             txn.held = 0
-            # What was handed over stays in the order of the WAL: a server's can not be told without all of it at hand.
+            # Frames that were handed over stay in the order of the WAL: a server's order needs all of them at hand.
             yield from merged(frames, (txn.xid, *txn.subxids)) if txn.messages and txn.subxids else frames
             return
         self.hand_over(txn)
@@ -195,11 +196,11 @@ class Assembly:
             yield from _frames(part)
 
     def transactions(self) -> list[Txn]:
-        """Each once, oldest first."""
+        """Return each transaction once, the oldest first."""
         return sorted({id(t): t for t in self.by_xid.values()}.values(), key=lambda t: t.first_lsn)
 
     def oldest_lsn(self) -> int:
-        """Where the oldest transaction in progress began; 0 if there is none."""
+        """Return the LSN where the oldest transaction in progress began; 0 if there is none."""
         return min((txn.first_lsn for txn in self.by_xid.values()), default=0)
 
 

@@ -6,7 +6,7 @@
               truncate          flags (1), numbers of the relations (4 each)
               message           length of the prefix (4), prefix, content
 
-The rows are the WAL's own bytes: they are not looked into before the transaction is sent.
+The rows are the WAL's own bytes; they are not decoded before the transaction is sent.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ SPEC_INSERT: Final = 7
 SPEC_CONFIRM: Final = 8
 SPEC_ABORT: Final = 9
 INSERT_MORE: Final = 10
-"""An insert that is followed by more of the same multi-insert, whose TOAST chunks came before all of them."""
+"""An insert followed by more rows of its multi-insert, whose TOAST chunks all came before the first row."""

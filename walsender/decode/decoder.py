@@ -1,11 +1,11 @@
-"""WAL records in, transactions out: the loop of logical decoding (decode.c, snapbuild.c, reorderbuffer.c).
+"""The main loop of logical decoding: WAL records in, transactions out (decode.c, snapbuild.c, reorderbuffer.c).
 
     decoder = Decoder(…)
-    decoder.run(reader.records())       as often as WAL has come in
+    decoder.run(reader)       whenever the reader was fed more WAL
 
-Each record is looked at just enough to know what it is.  Heap records of relations that are sent become frames, bytes cut
-out of the record; those of catalogs go to the tracker, whole.  What a change's relation looked like is found out when its
-record is read; what its values say, when its transaction is sent, at the commit.
+A record is parsed only as far as its kind requires.  Heap records of relations that are sent become frames, bytes cut
+out of the record; heap records of catalogs go to the tracker, whole.  A change's relation is resolved when its record
+is read.  Its values are decoded when its transaction is sent, at the commit.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _XACT: Final = int(Rmgr.XACT)
 _LOOKED_AT: Final = frozenset(
     {Rmgr.XLOG, Rmgr.XACT, Rmgr.SMGR, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.STANDBY, Rmgr.LOGICALMSG, Rmgr.HEAP, Rmgr.HEAP2}
 )
-# Of those some kinds do not matter, either; the first three do where every change is counted.
+# Kinds among these that are skipped as well: the first three unless every change is counted (accounting.py).
 _NOT_COUNTED: Final = frozenset(
     {(Rmgr.XACT, f.XLOG_XACT_INVALIDATIONS), (Rmgr.HEAP2, f.XLOG_HEAP2_NEW_CID), (Rmgr.HEAP, f.XLOG_HEAP_LOCK)}
 )
 _NEVER: Final = frozenset({(Rmgr.SMGR, f.XLOG_SMGR_CREATE), (Rmgr.STANDBY, f.XLOG_STANDBY_LOCK)})
 
 _LISTS: Final = 1000
-"""Lists of running transactions that are kept until the checkpoint that they belong to is known to be done."""
+"""How many lists of running transactions are kept while the record of their checkpoint has not come."""
 _MESSAGE: Final = Struct("<I?xxxQQ")
 
 
 class Decoder:
     """One pass over the WAL for one output plugin.
 
-    `database`: the oid of the database that is decoded.  `end`: nothing at or past this LSN is decoded; 0: no end.
-    `on_consistent(lsn)` is called once.
+    `database`: oid of the database to decode.  `on_consistent(lsn)` is called once, with the consistent point.
+    `work_mem`: bytes.  `redo`: redo position of the checkpoint at which the reader starts.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Decoder:
     ) -> None:
         self.builder = builder
         self.restart_point = redo
-        """Where the WAL must be read from to go on from here in another process: the redo position of a checkpoint."""
+        """Where another process must start reading to continue from here: the redo position of a checkpoint."""
         self._restarts: list[tuple[int, frozenset[int]]] = []
         self._lists: list[tuple[int, frozenset[int]]] = []
         self.assembly = assembly
@@ -90,7 +90,8 @@ class Decoder:
         self._started = False
         self._reader: WalReader
         self._lsn = 0
-        # Transactions that changed the catalog and are newer than the oldest that runs: a server's snapshots name them.
+        # Committed transactions that changed the catalog and are newer than the oldest running one: a server's
+        # snapshots list them.
         self._committed: list[int] = []
         self._memory = (
             MemoryAccounting(
@@ -116,15 +117,15 @@ class Decoder:
             self._heap.sees_changes,
             assembly.hand_over,
             HANDOVER_BYTES,
-            # Where every change is counted all of them take the general way.
+            # When every change is counted, all rows take the general path.
             self._memory is None,
         )
 
     def run(self, reader: WalReader, end: int = 0) -> bool:
-        """Decode the records that `reader` has, those that start at `end` (0: no end) or later left out.
+        """Decode the records that `reader` holds and that start before `end` (0: no end).
 
-        Returns whether `end` was reached.  Raises WalCorrupted, CatalogDiverged, and what sending raises: all of these end
-        the decoding.
+        Returns whether `end` was reached.  Raises WalCorrupted, CatalogDiverged, and what sending raises: all of these
+        end the decoding.
         """
         by_xid = self.assembly.by_xid
         lsn = self.position
@@ -153,7 +154,7 @@ class Decoder:
         self.assembly.relieve()
         return False
 
-    # The rare records, and the first one of every transaction
+    # Rare records, and the first record of every transaction
 
     def _record(self, record: Record) -> None:
         lsn, xid, info, rmgr = record.lsn, record.xid, record.info, record.rmgr
@@ -218,13 +219,13 @@ class Decoder:
         oldest = running.oldest_running
         self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
         for txn in self.assembly.transactions():
-            # What a crash left behind (ReorderBufferAbortOld); who is prepared runs.
+            # Abort what a crash left behind (ReorderBufferAbortOld); prepared transactions count as running.
             if (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
                 self._abort(txn, record.lsn, 0)
         self._registry.release(self.assembly.oldest_lsn() or record.lsn)
 
     def _remember(self, lsn: int, running: frozenset[int]) -> None:
-        """The newest checkpoint serves of which all that ran then have ended now (startpoint.py)."""
+        """Move `restart_point` to the newest checkpoint whose running transactions have all ended (startpoint.py)."""
         self._lists = [*self._lists[-_LISTS:], (lsn, running)]
         serve = [number for number, (_, xids) in enumerate(self._restarts) if not xids & running]
         if serve:
@@ -239,7 +240,7 @@ class Decoder:
             self._on_consistent(self.builder.consistent_point)
 
     def _start(self) -> None:
-        """Before the first transaction is sent: what could not be sent is refused now, and not when it has changed."""
+        """Refuse relations that cannot be sent before the first transaction, instead of at their first change."""
         if not self._started:
             self._started = True
             self._registry.refuse_unsupported(self._plugin.refusal)
@@ -268,7 +269,7 @@ class Decoder:
         for subxid in end.subxids:
             if txn is not None and subxid not in txn.xids and subxid in self.assembly.by_xid:
                 self.assembly.assign(xid, subxid, record.lsn)
-        # The catalog first: what the commit makes visible is so for everyone who reads the WAL from here on.
+        # Update the catalog first: from here on the commit's changes are visible to every transaction.
         changed = self.tracker.commit((xid, *end.subxids), record.lsn)
         if self._memory is not None and txn is not None and txn.catalog_xids:
             self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
@@ -292,7 +293,7 @@ class Decoder:
                     if txn.has_base:
                         self._finish_prepared(txn, record, end, commit=True)
                 elif txn.has_base or end.invalidations:
-                    # What only invalidates caches is a change of the catalogs, too (SnapBuildCommitTxn).
+                    # A transaction that only invalidates caches has changed the catalogs, too (SnapBuildCommitTxn).
                     self._send(txn, self._sent(txn, record, end))
         finally:
             if txn is not None:
@@ -303,7 +304,10 @@ class Decoder:
         self._announce()
 
     def _refuse_missed(self, xid: int, txn: Txn | None, lsn: int) -> None:
-        """What was asked for and has changes, or may have had some before they were looked at, is not left out silently."""
+        """Raise NotInPrerequisiteState for a requested transaction that cannot be sent: never leave it out silently.
+
+        Do nothing if it has no changes and cannot have made any before decoding began.
+        """
         if self.builder.is_waited_for(xid) or (txn is not None and (txn.frames or txn.handed_over)):
             raise NotInPrerequisiteState(
                 f"there is no consistent point before transaction {xid}, which was to be decoded",
@@ -313,7 +317,7 @@ class Decoder:
             )
 
     def _skips(self, record: Record, database: int) -> bool:
-        """Whether a transaction is not sent at this record, its PREPARE or its end (decode.c: DecodeTXNNeedSkip)."""
+        """Return whether no transaction is sent at this record, a PREPARE or an end (decode.c: DecodeTXNNeedSkip)."""
         return (
             self.builder.needs_skip(record.lsn)
             or (database != 0 and database != self._database)
@@ -321,7 +325,7 @@ class Decoder:
         )
 
     def _two_phase(self, end: XactEnd) -> bool:
-        """Whether it is the end of a transaction that is sent at its PREPARE."""
+        """Return whether `end` ends a transaction that is sent at its PREPARE."""
         return end.twophase_xid != 0 and self._plugin.prepares(end.gid)
 
     def _sent(self, txn: Txn, record: Record, end: XactEnd) -> SentTransaction:
@@ -343,7 +347,7 @@ class Decoder:
         return row.text("roname") if row is not None else None
 
     def _send(self, txn: Txn, sent: SentTransaction) -> None:
-        """A committed transaction, whole, or what is left of one that was streamed."""
+        """Send a committed transaction: all of it, or the rest if it was streamed."""
         self._check(txn)
         if txn.streamed:
             self._stream_rest(txn)
@@ -354,7 +358,7 @@ class Decoder:
         self._plugin.commit(sent)
 
     def _stream(self, txn: Txn) -> None:
-        """What a transaction in progress has changed so far (ReorderBufferStreamTXN)."""
+        """Send what a transaction in progress has changed so far (ReorderBufferStreamTXN)."""
         assert self._memory is not None
         self._check(txn)
         account = self._memory.account(txn)
@@ -382,7 +386,10 @@ class Decoder:
             raise error
 
     def _prepare(self, record: Record) -> None:
-        """decode.c: DecodePrepare.  What is told of the PREPARE is kept, whether or not it is sent now."""
+        """Keep what a PREPARE records for the transaction's end; send the transaction now unless it is skipped.
+
+        Follows decode.c: DecodePrepare.
+        """
         prepared = parse_prepare(record)
         txn = self.assembly.by_xid.get(record.xid)
         if txn is None:
@@ -418,11 +425,13 @@ class Decoder:
             self._memory.prepared(txn)
 
     def _finish_prepared(self, txn: Txn, record: Record, end: XactEnd, *, commit: bool) -> None:
-        """COMMIT PREPARED or ROLLBACK PREPARED (ReorderBufferFinishPrepared), of one that has changed something: a server sends
-        these of others, too, of which it has not sent that they were prepared."""
+        """Send COMMIT PREPARED or ROLLBACK PREPARED of a transaction with changes (ReorderBufferFinishPrepared).
+
+        A server sends it for transactions without changes, too, whose PREPARE it has not sent.
+        """
         prepared: SentTransaction = txn.sent
         if commit and prepared.final_lsn < self.builder.start_decoding_at:
-            # Prepared before anyone listened: it is sent now, as it was prepared.
+            # The PREPARE came before decoding started: send the prepared transaction now.
             self._send_prepared(txn, prepared)
         sent = self._sent(txn, record, end)
         if commit:
@@ -438,7 +447,7 @@ class Decoder:
             if txn is not None and txn.two_phase and txn.has_base:
                 self._finish_prepared(txn, record, end, commit=False)
         elif self._memory is not None:
-            # Each is looked up: one that wrote nothing itself is not known, those that it contained may be.
+            # Look up each one: a subtransaction that wrote nothing is unknown, but those inside it may be known.
             for one in (*end.subxids, xid):
                 its = self.assembly.by_xid.get(one)
                 if its is not None and its.streamed and one in self._memory.account(its).streamed:
@@ -479,7 +488,7 @@ class Decoder:
                 txn.cache = {}
 
     def _logical_message(self, record: Record) -> None:
-        """decode.c: logicalmsg_decode."""
+        """Queue a transactional message, send another one at once (decode.c: logicalmsg_decode)."""
         database, transactional, prefix_size, size = _MESSAGE.unpack_from(record.main)
         if database != self._database or self._plugin.skips_origin(record.origin):
             return
@@ -497,14 +506,14 @@ class Decoder:
                 size = CHANGE + len(prefix) + 1 + len(content) + 16
                 self._memory.queue(txn, record.xid, record.end_lsn, size)
         elif not self.builder.needs_skip(record.lsn):
-            # Of the subtransaction, if it is one's (reorderbuffer.c: ReorderBufferQueueMessage).
+            # A subtransaction's message names the subtransaction (reorderbuffer.c: ReorderBufferQueueMessage).
             known = self.assembly.by_xid.get(record.xid)
             sent = SentTransaction(record.xid, known.first_lsn, 0, 0, 0) if known is not None else None
             self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
 
 
 def _boring(*, counted: bool) -> bytes:
-    """The kinds of records that do not matter (walk.py); `counted`: whether what a server would hold is counted."""
+    """Build the table of record kinds to skip (walk.py).  `counted`: what a server would hold is counted."""
     kinds = bytearray(4096)
     for rmgr in range(256):
         for upper in range(16):

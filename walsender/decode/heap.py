@@ -1,6 +1,7 @@
-"""Heap records become changes of their transactions, or changes of the catalogs (decode.c: heap_decode, heap2_decode).
+"""Heap records decoded into changes of their transactions or of the catalogs (decode.c: heap_decode, heap2_decode).
 
-Most rows never come here: the walk over records makes frames of them (walk.py).  Here is the general way, for every record.
+Most rows never come here: the walk over records makes their frames (walk.py).  This is the general path for all
+records.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _MULTI_TUPLE: Final = Struct("<HHHB")
 
 
 class HeapDecoder:
-    """`memory` counts what a server would hold, where transactions may be sent before they end.
+    """Decodes heap records.  `memory` counts what a server would hold; None unless transactions may be streamed.
 
-    Raises WalCorrupted, CatalogDiverged, struct.error where a record is too short.
+    Its methods raise WalCorrupted, CatalogDiverged, and struct.error if a record is too short.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class HeapDecoder:
         self._memory = memory
 
     def heap(self, record: Record, txn: Txn | None) -> None:
-        """decode.c: heap_decode."""
+        """Decode a record of the resource manager Heap (decode.c: heap_decode).
+
+        `txn`: None if the record has no xid.
+        """
         operation = record.info & f.XLOG_HEAP_OPMASK
         if txn is None:
             if operation == f.XLOG_HEAP_INPLACE:
@@ -83,7 +87,7 @@ class HeapDecoder:
         if self._plugin.skips_origin(record.origin):
             return
         found = self._find(txn, locator[2])
-        # A file that is no relation's any more, or not yet, gets rows that are not logged while a catalog is written anew.
+        # Rewriting a catalog puts rows that are not logged into a file that no relation has yet, or has any more.
         unlogged = isinstance(found, Unknown) and found.no_relation and not logs_rows(record)
         if found is not IGNORED and not unlogged and self._usable(txn, found, record.xid, record.lsn):
             frame = heap_frame(record, found.number, is_toast=found.is_toast)
@@ -95,7 +99,7 @@ class HeapDecoder:
             self._account(record, txn)
 
     def heap2(self, record: Record, txn: Txn | None) -> None:
-        """decode.c: heap2_decode."""
+        """Decode a record of the resource manager Heap2 (decode.c: heap2_decode)."""
         operation = record.info & f.XLOG_HEAP_OPMASK
         if operation == f.XLOG_HEAP2_MULTI_INSERT:
             if txn is not None:
@@ -106,13 +110,13 @@ class HeapDecoder:
                 txn.catalog_xids.add(record.xid)
                 self._memory.queue(txn, record.xid, record.lsn, CHANGE, streamable=False)
         elif any(block.image is not None and self._tracker.is_file(block.locator) for block in record.blocks):
-            # The image of a catalog's page is compared with what is known of it.
+            # Compare the image of a catalog's page with the tracked catalog.
             self._tracker.apply(record)
 
     # Rows
 
     def _multi_insert(self, record: Record, txn: Txn) -> None:
-        """decode.c: DecodeMultiInsert."""
+        """Append a frame for each row of a multi-insert (decode.c: DecodeMultiInsert)."""
         if not record.blocks:
             return
         xid, lsn = record.xid, record.lsn
@@ -157,7 +161,7 @@ class HeapDecoder:
             position = end
 
     def _truncate(self, record: Record, txn: Txn) -> None:
-        """decode.c: DecodeTruncate."""
+        """Append a TRUNCATE of the relations that are sent (decode.c: DecodeTruncate)."""
         database, count, flags = _TRUNCATE.unpack_from(record.main)
         if database != self._database or self._plugin.skips_origin(record.origin):
             return
@@ -174,7 +178,7 @@ class HeapDecoder:
             self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
 
     def _account(self, record: Record, txn: Txn) -> None:
-        """What the record would have the server hold; the transaction may have to be sent."""
+        """Count what the server would hold for the record; this may stream transactions."""
         assert self._memory is not None
         operation = record.info & f.XLOG_HEAP_OPMASK
         size = CHANGE
@@ -201,7 +205,7 @@ class HeapDecoder:
             if flags & f.XLH_DELETE_CONTAINS_OLD:
                 size += ROW + len(record.main) - _DELETE.size
         else:
-            ends, streamable = True, False  # a confirmation
+            ends, streamable = True, False  # confirms a speculative insertion
         self._memory.queue(
             txn,
             record.xid,
@@ -216,46 +220,51 @@ class HeapDecoder:
     # Relations
 
     def _find(self, txn: Txn, number: int) -> Any:
-        """The relation whose file it is, as the transaction sees it now."""
+        """Return the relation with file `number` as the transaction sees it now: Decoded, IGNORED or Unknown."""
         if number in self._registry.ignored_files:
             return IGNORED
         cache = txn.cache
         found = (self._registry.by_file if cache is None else cache).get(number)
         if found is None:
             if cache is None and any(self._tracker.has_changes(xid) for xid in txn.xids):
-                # It did so before the position at which decoding began.
+                # It changed the catalog before the position at which decoding began.
                 cache = txn.cache = {}
             found = self._registry.file(number, txn.xids, cache)
         return found
 
     def _usable(self, txn: Txn, found: Any, xid: int, lsn: int) -> bool:
-        """Whether changes of the relation are kept; an unknown one is an error once the transaction is sent, unless the
-        subtransaction `xid` is rolled back before."""
+        """Return whether changes of the relation are kept.
+
+        An unknown relation is an error when the transaction is sent, unless the subtransaction `xid` is rolled back
+        first.
+        """
         if isinstance(found, Unknown):
             txn.errors.setdefault(xid, (lsn, found.error))
             return False
         return found is not IGNORED
 
     def _catalog(self, record: Record, txn: Txn | None) -> None:
-        """A change of a catalog: the transaction sees it from here on."""
+        """Apply a change of a catalog; the transaction sees it from here on."""
         if self._tracker.apply(record) and txn is not None:
             self.sees_changes(txn, record.lsn)
 
     def sees_changes(self, txn: Txn, lsn: int) -> None:
-        """The transaction has changed the catalogs, and looks at relations anew."""
+        """Make a transaction that has changed the catalogs look up its relations anew."""
         if txn.cache:
             self._registry.retire(txn.cache, lsn)
         txn.cache = {}
 
 
 def _find_names(found: Decoded[Any], frame: bytes) -> None:
-    """Have the texts of values that name something found out while the catalog is as it was when they were written.  What lies
-    in a TOAST table is not there yet: of it that is done at the commit."""
+    """Resolve values that name catalog objects, while the catalog is as it was when they were written.
+
+    Values in a TOAST table are not there yet; they are resolved at the commit.
+    """
     rows = [frame[c.HEAD_BYTES :]]
     if frame[0] in {c.UPDATE, c.DELETE}:
         end = c.PAYLOAD + c.OLD_LENGTH.unpack_from(frame, c.HEAD_BYTES)[0]
         rows = [row for row in (frame[c.PAYLOAD : end], frame[end:]) if row]
-    # What can not be read is an error once it is sent.
+    # A row that cannot be read is an error once it is sent.
     with contextlib.suppress(PubsubError, struct.error, IndexError, ValueError, KeyError):
         for row in rows:
             values = found.relation.row.deform(row)
@@ -266,8 +275,10 @@ def _find_names(found: Decoded[Any], frame: bytes) -> None:
 
 
 def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:
-    """An insert, update, delete or confirmation of a relation that is sent (decode.c: DecodeInsert, DecodeUpdate,
-    DecodeDelete); None where it logs no row."""
+    """Return the frame of an insert, update, delete or confirmation; None if no row is logged.
+
+    The relation is one that is sent.  Raises WalCorrupted.  Follows decode.c: DecodeInsert, DecodeUpdate, DecodeDelete.
+    """
     operation = record.info & f.XLOG_HEAP_OPMASK
     xid, lsn, main = record.xid, record.lsn, record.main
     new = record.blocks[0].data or b""

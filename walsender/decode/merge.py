@@ -1,8 +1,10 @@
-"""The order in which a server sends the changes of a transaction and its subtransactions, each with its own changes in order
-(reorderbuffer.c: ReorderBufferIterTXNInit, ReorderBufferIterTXNNext; binaryheap.c).
+"""The order in which a server sends the changes of a transaction and its subtransactions.
 
-It is that of the WAL but for changes with the same LSN in different subtransactions: a logical message bears the LSN where its
-record ends, and so where the next one's change begins.  Which of the two comes first is decided by their places in the server's heap.
+Each one's own changes stay in order.  Between them it is the order of the WAL, except for changes of different
+subtransactions with the same LSN: a logical message bears the LSN of its record's end, which is where the next change
+begins.  Which of the two comes first depends on their places in the server's heap; the same heap decides here.
+
+Follows reorderbuffer.c (ReorderBufferIterTXNInit, ReorderBufferIterTXNNext), binaryheap.c.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from walsender.decode.changes import HEAD
 
 
 def merged(frames: Sequence[bytes], xids: Iterable[int]) -> list[bytes]:
-    """`frames`, in the order of the WAL, as a server sends them.  `xids`: the transaction, and its subtransactions in the order in
-    which they became known."""
+    """Return `frames`, which are in the order of the WAL, in the order in which a server sends them.
+
+    `xids`: the transaction, then its subtransactions in the order in which they became known.
+    """
     changes: dict[int, list[tuple[int, bytes]]] = {xid: [] for xid in xids}
     for frame in frames:
         _, xid, _, lsn = HEAD.unpack_from(frame)
@@ -44,7 +48,7 @@ def merged(frames: Sequence[bytes], xids: Iterable[int]) -> list[bytes]:
 
 
 def _sift_down(heap: list[int], lsns: Sequence[int], place: int) -> None:
-    """binaryheap.c: sift_down; the smallest LSN is to come to the top."""
+    """Move the node at `place` down to where it belongs; the smallest LSN is at the top (binaryheap.c: sift_down)."""
     number = heap[place]
     while True:
         child = 2 * place + 1

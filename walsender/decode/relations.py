@@ -1,7 +1,7 @@
-"""The relations that changes belong to: found by file, kept while nothing they were made from changes.
+"""The relations that changes belong to: found by file, and kept until a catalog row they were made from changes.
 
-A change refers to its relation by number: it must be read, perhaps much later, with what was true at its own position.
-`Registry` keeps what is referred to until no transaction can still do so.
+A change refers to its relation by number: it is decoded, perhaps much later, with the definition at its own position.
+`Registry` keeps a relation until no transaction in progress can refer to it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from walsender.types.registry import Output, TypeInfo
 Entry = TypeVar("Entry")
 
 Describe = Callable[[RelationInfo, RelationResolver], Entry | None]
-"""What the output plugin makes of a relation; None: its changes are not sent."""
+"""Makes the output plugin's entry for a relation; None: its changes are not sent."""
 
 
 @dataclass(eq=False, slots=True)
 class Decoded(Generic[Entry]):
-    """A relation with changes to send; `entry` is None for a TOAST table, whose chunks belong to such a relation."""
+    """A relation whose changes are sent, or the TOAST table of one; then `entry` is None."""
 
     number: int
     relation: RelationInfo
     entry: Entry | None
     is_toast: bool
     names: tuple[tuple[int, Output], ...] = ()
-    """Columns whose values name what the catalogs have, by index: their texts are found out when a change is read."""
+    """Index and output of the columns whose values name catalog objects: resolved when a change is read."""
     code: int = field(init=False)
-    """For the walk over records (walk.py)."""
+    """What the walk over records does with its changes (walk.py)."""
 
     def __post_init__(self) -> None:
         self.code = -1 if self.names else self.number * 2 + (walk.TOAST if self.is_toast else 0)
@@ -44,7 +44,7 @@ class Decoded(Generic[Entry]):
 
 @dataclass(eq=False, slots=True)
 class Unknown:
-    """A file that belongs to no relation, or one that can not be described: an error if it has to be sent."""
+    """A file of no relation, or of one that cannot be described: an error if a change of it has to be sent."""
 
     error: PubsubError
     no_relation: bool = False
@@ -61,13 +61,13 @@ class _Ignored:
 IGNORED: Final = _Ignored()
 
 _ANYTHING: Final[ChangedKey] = ("", -1)
-"""What depends on it is forgotten with every change of a catalog."""
+"""A relation that depends on this key is forgotten with every change of a catalog."""
 
 Found = Decoded[Entry] | _Ignored | Unknown
 
 
 class Registry(Generic[Entry]):
-    """Relations by file number for everyone; a transaction that changed the catalog has a dictionary of its own."""
+    """Relations by file number, shared; a transaction that changed the catalog has a dictionary of its own."""
 
     def __init__(
         self,
@@ -85,21 +85,24 @@ class Registry(Generic[Entry]):
         """Files of the system's own relations."""
         self._by_oid: dict[int, Found[Entry]] = {}
         self._dependents: dict[ChangedKey, set[int]] = {}
-        """Files, and oids below 0, that were found out from what has the key."""
+        """Files, and oids as negative numbers, whose relations were made from rows with the key."""
         self._depends: dict[int, set[ChangedKey]] = {}
         self._types: dict[int, TypeInfo] = {}
-        """Built-in types, as everyone sees them."""
+        """Built-in types, from the committed catalog."""
         self.numbered: dict[int, Decoded[Entry]] = {}
-        """What changes refer to, by number."""
+        """Relations, by the number that changes have."""
         self._retired: deque[tuple[int, int]] = deque()
         self._next = 1
 
     def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
-        """The relation whose file it is.  `cache`: the transaction's own, where it has changed the catalog."""
+        """Return the relation with file `number`.
+
+        `own`: the transaction's ids; `cache`: its own, if it changed the catalog.
+        """
         resolver = self._resolver(own, shared=cache is None)
         oid = resolver.oid_of_file(number)
         if 0 < oid < FIRST_UNPINNED_OID:
-            # A file belongs to one relation for good; this one's is a catalog's, whose changes nobody is sent.
+            # A file belongs to one relation for good; this one is a catalog's, whose changes are never sent.
             self.ignored_files.add(number)
             return IGNORED
         if not oid:
@@ -115,7 +118,7 @@ class Registry(Generic[Entry]):
         return found
 
     def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
-        """A relation by its oid.  `shared`: the transaction has not changed the catalog."""
+        """Return a relation by its oid.  `shared`: the transaction has not changed the catalog."""
         if shared and oid in self._by_oid:
             return self._by_oid[oid]
         resolver = self._resolver(own, shared=shared)
@@ -126,9 +129,9 @@ class Registry(Generic[Entry]):
         return found
 
     def refuse_unsupported(self, refusal: Callable[[RelationInfo, Entry], PubsubError | None]) -> None:
-        """Raise for a relation whose changes could not be sent, as the catalog is now for everyone.
+        """Raise if the committed catalog has a relation whose changes could not be sent.
 
-        What PostgreSQL itself refuses it refuses at a relation's first change, and so it is left until then.
+        PostgreSQL's own refusals come at a relation's first change, and are left until then.
         """
         resolver = self._resolver(frozenset(), shared=True)
         for row in list(self._tracker.all("pg_class", frozenset())):
@@ -147,7 +150,7 @@ class Registry(Generic[Entry]):
                 raise error
 
     def forget(self, changed: Iterable[ChangedKey], lsn: int) -> None:
-        """The catalog changed for everyone at `lsn`."""
+        """Forget the relations made from `changed`: the catalog changed for everyone at `lsn`."""
         for key in (*changed, _ANYTHING):
             if key[1] == 0:
                 self._forget_all(lsn)
@@ -163,12 +166,12 @@ class Registry(Generic[Entry]):
                 self._unnote(place)
 
     def release(self, oldest: int) -> None:
-        """No transaction in progress has changes from before `oldest`."""
+        """Drop retired relations: no transaction in progress has changes from before `oldest`."""
         while self._retired and self._retired[0][0] < oldest:
             self.numbered.pop(self._retired.popleft()[1], None)
 
     def retire(self, cache: dict[int, Found[Entry]], lsn: int) -> None:
-        """A transaction's own relations are not used for further changes."""
+        """Retire a transaction's own relations: no further change refers to them."""
         for found in cache.values():
             if isinstance(found, Decoded):
                 self._retired.append((lsn, found.number))
@@ -226,7 +229,8 @@ class Registry(Generic[Entry]):
                 if not owner.is_logged or self._describe(owner, resolver) is None:
                     return IGNORED
                 return self._decoded(relation, None, is_toast=True)
-            # A table that is attached or detached above tells all partitions below it (tablecmds.c: ATExecAttachPartition).
+            # Attaching or detaching a table above invalidates all partitions below it (tablecmds.c:
+            # ATExecAttachPartition).
             relation.generation = (*resolver.generation(oid), *relation.ancestors)
             entry = self._describe(relation, resolver)
         except PubsubError as error:

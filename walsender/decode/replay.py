@@ -1,6 +1,6 @@
 """A transaction's changes given to the output plugin, in order (reorderbuffer.c: ReorderBufferProcessTXN).
 
-TOAST chunks come before the rows that point at them: they are kept until such a row was sent, then forgotten, as
+TOAST chunks come before the rows that point at them.  They are kept until such a row was sent and then dropped, as
 ReorderBufferToastReplace and ReorderBufferToastReset do.  A pointer whose chunks did not come is an unchanged value.
 """
 
@@ -30,7 +30,10 @@ _U32: Final = struct.Struct("<I")
 
 
 class Replay:
-    """One pass over changes of one transaction; a streamed one has several, and keeps what is between them in here."""
+    """Sends the changes of one transaction.
+
+    A streamed one calls `run` several times; this keeps the state in between.
+    """
 
     def __init__(self, registry: Registry[Any], plugin: OutputPlugin[Any], txn: SentTransaction) -> None:
         self._registry = registry
@@ -40,7 +43,7 @@ class Replay:
         self._speculative: bytes | None = None
 
     def run(self, frames: Iterable[bytes]) -> None:
-        """Send `frames`.  Raises what the plugin raises; DataCorrupted; each with the change's position."""
+        """Send `frames`.  Raises DataCorrupted and what the plugin raises, each with the change's position."""
         unpack = c.HEAD.unpack_from
         numbered = self._registry.numbered
         row = self._plugin.row
@@ -48,7 +51,7 @@ class Replay:
         for frame in frames:
             kind, xid, number, lsn = unpack(frame)
             try:
-                # The short ways first: most changes are of these two kinds.
+                # The fast paths first: most changes are inserts, or updates without an old row.
                 if kind == c.INSERT:
                     if not self._chunks and row(txn, numbered[number].entry, lsn, "insert", frame, c.HEAD_BYTES):
                         continue
@@ -111,11 +114,11 @@ class Replay:
             self._chunks.clear()
 
     def _chunk(self, frame: bytes) -> None:
-        """A row of a TOAST table: value, number of the chunk, bytes (ReorderBufferToastAppendChunk)."""
+        """Keep a row of a TOAST table: value id, chunk number, bytes (ReorderBufferToastAppendChunk)."""
         start = c.HEAD_BYTES + frame[c.HEAD_BYTES + 4] - 18
         try:
             value_id, sequence = _CHUNK_HEADER.unpack_from(frame, start)
-            # Aligned as in the tuple: it begins on the fourth byte, behind two integers.
+            # The slice keeps the tuple's alignment: the data follows two integers of 4 bytes.
             data, _ = read_varlena(frame[start + 8 :], 0)
         except (struct.error, IndexError) as error:
             raise DataCorrupted("a TOAST chunk is too short") from error

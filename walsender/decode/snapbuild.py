@@ -1,12 +1,12 @@
-"""When decoding may be relied on: the states of PostgreSQL's snapshot builder (snapbuild.c).
+"""When decoding can be relied on: the states of PostgreSQL's snapshot builder (snapbuild.c).
 
     START      nothing is known
     BUILDING   the catalogs are known at the starting position, and followed from there
-    FULL       a list of running transactions was seen: who begins from now on is seen whole
+    FULL       a list of running transactions was seen: transactions that begin from now on are seen whole
     CONSISTENT all transactions on that list have ended: every commit from now on is decoded whole
 
-PostgreSQL needs three such lists, because it learns of the catalog from the transactions themselves.  Here the catalogs
-are known from the start, and the ends of the listed transactions are seen one by one.  The meaning of the consistent point
+PostgreSQL needs three such lists because it learns the catalog from the transactions themselves.  Here the catalogs are
+known from the start, and the ends of the listed transactions are seen one by one.  The meaning of the consistent point
 is the same: every transaction that commits after it is decoded, with all of its changes, and none before it.
 """
 
@@ -35,7 +35,10 @@ STEPS: Final = {
 
 
 class SnapshotBuilder:
-    """`start`: transactions whose commit record lies before this LSN are not sent; 0: before the consistent point."""
+    """The state of one decoding.
+
+    `start`: transactions whose commit record lies before this LSN are not sent; 0: those before the consistent point.
+    """
 
     def __init__(self, start: int = 0) -> None:
         self.state = State.START
@@ -58,7 +61,7 @@ class SnapshotBuilder:
         return self.state in {State.FULL, State.CONSISTENT}
 
     def running(self, lsn: int, running: RunningXacts) -> None:
-        """A list of running transactions at `lsn` (SnapBuildFindSnapshot)."""
+        """Take note of a list of running transactions at `lsn` (SnapBuildFindSnapshot)."""
         if self.state is State.BUILDING:
             self._waiting = set(running.xids)
             if self._waiting:
@@ -66,35 +69,35 @@ class SnapshotBuilder:
             else:
                 self._become_consistent(lsn)
         elif self.state is State.FULL:
-            # What was on the first list and is not on this one has ended, in a crash perhaps.
+            # Transactions of the first list that are not on this one have ended, perhaps in a crash.
             self._waiting &= set(running.xids)
             if not self._waiting:
                 self._become_consistent(lsn)
 
     def shutdown(self, lsn: int, prepared: Iterable[int] = ()) -> None:
-        """A checkpoint at shutdown, or the end of a recovery: nobody runs but the `prepared`."""
+        """Take note of a shutdown checkpoint or the end of a recovery: only `prepared` transactions still run."""
         if self.state in {State.BUILDING, State.FULL}:
             self._waiting.intersection_update(prepared)
             if not self._waiting:
                 self._become_consistent(lsn)
 
     def ended(self, lsn: int, xids: Iterable[int]) -> None:
-        """Transactions ended with the record that starts at `lsn`."""
+        """Take note that transactions ended with the record that starts at `lsn`."""
         if self.state is State.FULL:
             self._waiting.difference_update(xids)
             if not self._waiting:
                 self._become_consistent(lsn)
 
     def needs_skip(self, lsn: int) -> bool:
-        """Whether what ends with the record at `lsn` is not to be sent (SnapBuildXactNeedsSkip)."""
+        """Return whether a transaction that ends with the record at `lsn` is not sent (SnapBuildXactNeedsSkip)."""
         return not self.consistent or lsn < self.start_decoding_at
 
     def misses(self, lsn: int) -> bool:
-        """Whether what ends at `lsn` was wanted, and can not be sent."""
+        """Return whether a transaction that ends at `lsn` was requested but cannot be sent."""
         return lsn >= self._wanted and self.needs_skip(lsn)
 
     def is_waited_for(self, xid: int) -> bool:
-        """Whether a transaction ran at the first list, and has not ended."""
+        """Return whether a transaction is on the first list and has not ended."""
         return xid in self._waiting
 
     def _become_consistent(self, lsn: int) -> None:

@@ -1,4 +1,4 @@
-"""Records about transactions: their ends, preparations and the list of those that run.
+"""Parsers of the records about transactions: commits, aborts, PREPAREs, lists of running transactions.
 
 Follows xactdesc.c (ParseCommitRecord, ParseAbortRecord, ParsePrepareRecord), twophase.c (TwoPhaseFileHeader) and
 standbydefs.h (xl_running_xacts).  Times are microseconds since 2000-01-01 UTC.
@@ -30,16 +30,16 @@ class XactEnd(NamedTuple):
     """A commit or abort, of a plain or a prepared transaction."""
 
     time: int
-    """Of the origin, where there is one, as it is told: what is rolled back may have none (0)."""
+    """The origin's time if the record has an origin, as recorded: it may be 0 for a rollback."""
     database: int
-    """0: not told."""
+    """0: not recorded."""
     subxids: tuple[int, ...]
     twophase_xid: int
-    """The prepared transaction that ends; 0: the record's own."""
+    """The prepared transaction that ends; 0: the record's own transaction ends."""
     gid: bytes
     origin_lsn: int
     invalidations: int
-    """How many."""
+    """Number of invalidation messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ class XactPrepare:
 
 @dataclass(frozen=True, slots=True)
 class RunningXacts:
-    """`xids` holds subtransactions too, as far as the server knew them; `next_xid` is the first not yet given out."""
+    """A list of running transactions.
+
+    `xids` holds subtransactions too, as far as the server knew them; `next_xid` is the first not yet assigned.
+    """
 
     xids: tuple[int, ...]
     next_xid: int
@@ -63,7 +66,7 @@ class RunningXacts:
 
 
 def parse_end(record: Record, wal_format: WalFormat) -> XactEnd:
-    """COMMIT, ABORT, COMMIT PREPARED or ABORT PREPARED.  Raises WalCorrupted."""
+    """Parse COMMIT, ABORT, COMMIT PREPARED or ABORT PREPARED.  Raises WalCorrupted."""
     try:
         return _parse_end(record, wal_format)
     except (struct.error, IndexError, ValueError) as error:
@@ -111,7 +114,7 @@ def _parse_end(record: Record, wal_format: WalFormat) -> XactEnd:
 
 
 def parse_prepare(record: Record) -> XactPrepare:
-    """PREPARE TRANSACTION.  Raises WalCorrupted."""
+    """Parse PREPARE TRANSACTION.  Raises WalCorrupted."""
     try:
         fields = _PREPARE.unpack_from(record.main)
         _, _, xid, database, time, _, subxacts, _, _, _, _, _, _, gid_length, origin_lsn, origin_time = fields
@@ -127,7 +130,7 @@ def parse_prepare(record: Record) -> XactPrepare:
 
 
 def parse_running_xacts(record: Record) -> RunningXacts | None:
-    """The transactions that run; None for the resource manager's other records.  Raises WalCorrupted."""
+    """Parse a list of running transactions; None for the resource manager's other records.  Raises WalCorrupted."""
     if record.info & 0xF0 != f.XLOG_RUNNING_XACTS:
         return None
     try:
@@ -142,7 +145,7 @@ def parse_running_xacts(record: Record) -> RunningXacts | None:
 
 
 def _count(data: bytes, position: int, size: int) -> int:
-    """A count of items of `size` bytes that follow, of which there are as many."""
+    """Read the count of the items of `size` bytes that follow.  Raises IndexError unless they are all there."""
     count = int.from_bytes(data[position : position + 4], "little", signed=True)
     if count < 0 or position + 4 + count * size > len(data):
         raise IndexError
