@@ -1,9 +1,9 @@
-"""What every record and every row goes through: written so that mypyc makes good C of it.
+"""The code that every record and every row passes through, written so that mypyc makes good C of it.
 
-scripts/compile_hot.py, which `make setup` runs, compiles the modules of this package where there is a C compiler, into a
-directory of the environment that is named for the sources' contents and all else that matters.  Where there is none that was
-made from these very sources they are run as the Python that they are: the same results, slower.  WALSENDER_INTERPRETED=1
-asks for that.
+scripts/compile_hot.py, which `make setup` runs, compiles the modules of this package if there is a C compiler.  They go
+into a directory of the environment that is named for the sources' contents and all else that matters.  Without modules
+compiled from these very sources the package is interpreted: the same results, slower.  WALSENDER_INTERPRETED=1 forces
+that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULES: Final = ("walk", "rows", "catalogs")
 
 
 def compiled_directory() -> Path:
-    """Where the compiled modules made from these sources are, or would be."""
+    """Return the directory for the modules compiled from these sources; it need not exist."""
     parts = [sys.implementation.cache_tag or "", sys.platform, version("librt")]
     digest = hashlib.sha256("\0".join(parts).encode())
     for name in MODULES:

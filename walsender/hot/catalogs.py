@@ -1,7 +1,7 @@
-"""The catalogs as they are at the position that decoding has reached: of each a map from (block, offset) to a tuple.
+"""The catalogs at the position that decoding has reached: for each one a map from (block, offset) to a tuple.
 
-What makes it small and quick is that it follows the WAL: at any moment only these tuples matter: those that are
-committed, and those of transactions in progress.  So
+Following the WAL keeps the maps small and fast: only the tuples that are committed and those of transactions in
+progress matter at any moment.  So
 
     insert by xid    a tuple with xmin = xid
     delete by xid    the tuple's xmax = xid
@@ -12,8 +12,9 @@ and a tuple is visible to a transaction if its xmin is 0 or one of the transacti
 transaction's: the snapshot that PostgreSQL would build for this position (snapbuild.c), with the transaction's own
 changes over it.
 
-Nearly every record of a catalog's heap is dealt with here, straight from its bytes (`Catalogs.change`, `several`); what is left,
-those with images, over pages or wrong ones, is for tracker.py, which does the same with the record taken apart.
+Nearly every heap record of a catalog is handled here, straight from its bytes (`Catalogs.change`, `several`).  Records
+with images, records that cross pages and broken ones are left to tracker.py, which does the same with the parsed
+record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Final
 from librt.strings import read_i16_le, read_i32_le
 from mypy_extensions import i64
 
-# heapam_xlog.h, as numbers that a compiler sees.
+# heapam_xlog.h, as constants that the compiler sees.
 _INSERT: Final = 0x00
 _DELETE: Final = 0x10
 _UPDATE: Final = 0x20
@@ -37,21 +38,21 @@ _SUFFIX_FROM_OLD: Final = 0x40
 _ROW_HEADER: Final = 5
 _ROW_IN_TUPLE: Final = 18
 
-# What `change` and `several` say.
+# What `change` and `several` return.
 LEFT: Final = 0
-"""The record is for others: nothing was done."""
+"""Nothing was done: the record takes the general path."""
 DONE: Final = 1
-"""Nothing that anybody is told of has changed."""
+"""Done, in place: no relation has to be looked up anew."""
 CHANGED: Final = 2
 
-# Whom PostgreSQL tells that a catalog's row has changed.
+# Which relation cache entries PostgreSQL invalidates when a catalog's row changes.
 NOBODY: Final = 0
 RELATION: Final = 1
-"""Those who know the relation that the row's first key names."""
+"""Those of the relation that the row's first key names."""
 EVERYBODY: Final = 2
 
 
-# How a column of fixed place is read.
+# How a column at a fixed place is read.
 UINT4: Final = 0
 INT4: Final = 1
 INT2: Final = 2
@@ -60,14 +61,15 @@ CHAR: Final = 4
 NAME: Final = 5
 
 Value = int | str | bool | bytes | tuple[int, ...] | None
-"""A column's value: oids and integers as int, names and texts as str, "char" as str of one character, vectors as tuples."""
+"""A column's value: oids and integers as int, names and texts as str, "char" as str of one character, vectors as
+tuples."""
 
 
 class Row:
-    """A row's values by column name, as attributes are too many to name: `row["relname"]`.
+    """A row's values by column name: `row["relname"]`.
 
-    They are made when they are asked for: of most rows few ever are.  `places`: of the columns of fixed place, kind << 16 |
-    offset from the first column; the others the layout reads (catalogs.py).
+    A value is decoded when it is asked for: of most rows few ever are.  `places`: kind << 16 | offset from the first
+    column, for the columns at a fixed place; `layout` reads the others (historic/catalogs.py).
     """
 
     def __init__(self, layout: Any, places: dict[str, int], encoding: str, row: bytes) -> None:
@@ -94,7 +96,7 @@ class Row:
         return value
 
     def number(self, name: str) -> int:
-        """An oid or integer; NULL and columns that the version has not are 0."""
+        """Return an oid or integer; 0 for NULL and for columns that the version lacks."""
         place = self._places.get(name)
         if place is not None:
             return self._integer(place >> 16, self._base + (place & 0xFFFF))
@@ -102,7 +104,7 @@ class Row:
         return value if isinstance(value, int) else 0
 
     def text(self, name: str) -> str:
-        """A name, text or "char"; NULL is empty."""
+        """Return a name, text or "char"; empty for NULL."""
         place = self._places.get(name)
         if place is not None:
             return self._text(place >> 16, self._base + (place & 0xFFFF))
@@ -116,7 +118,7 @@ class Row:
         return self[name] is True
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """An int2vector or oidvector."""
+        """Return an int2vector or oidvector."""
         value = self[name]
         return value if isinstance(value, tuple) else None
 
@@ -139,7 +141,10 @@ class Row:
 
 
 class CatalogTuple:
-    """A tuple of a catalog; `xmin` 0: committed, `xmax` 0: not deleted.  `keys`: as the table's indexes have them."""
+    """A tuple of a catalog; `xmin` 0: committed, `xmax` 0: not deleted.
+
+    `keys`: its key in each of the table's indexes.
+    """
 
     def __init__(self, row: bytes, xmin: int, xmax: int, keys: list[Any]) -> None:
         self.row = row
@@ -150,11 +155,12 @@ class CatalogTuple:
 
 
 class CatalogTable:
-    """The tuples of one catalog and the indexes on them.  A tuple's place is block << 16 | offset number.
+    """The tuples of one catalog and the indexes on them.  A tuple's place (tid) is block << 16 | offset number.
 
-    `layout` has its name, how its rows are read (see Row), where its keys lie in them (from their first column on; and whether each is
-    a name), how many bytes the columns up to the last of fixed place take, whether its first key says what a row belongs
-    to, where an oid lies that makes a row an unusual one (-1: nowhere), and whom its changes are told to.
+    `layout` (historic/catalogs.py: CatalogLayout) has the name; how rows are read (see Row); where the keys lie in
+    them, from the first column on, and whether each is a name; how many bytes the columns up to the last at a fixed
+    place take; whether the first key says what a row belongs to; where an oid lies that makes a row unusual unless it
+    is 0 (-1: nowhere); and whose cache entries changes invalidate.
     """
 
     def __init__(self, layout: Any) -> None:
@@ -164,7 +170,7 @@ class CatalogTable:
         self.told: int = layout.told
         self.tuples: dict[int, CatalogTuple] = {}
         self.stands_in = False
-        """A transaction is writing the catalog anew, and this is what it will be."""
+        """A transaction is rewriting the catalog into this table."""
         self._fixed_places: dict[str, int] = layout.places
         self._encoding: str = layout.encoding
         self._places: list[int] = [place for place, _ in layout.key_places]
@@ -175,8 +181,10 @@ class CatalogTable:
         self._indexes: list[dict[Any, dict[int, None]]] = [{} for _ in layout.key_places]
 
     def insert(self, tid: int, row: bytes, xmin: int, xmax: int = 0) -> CatalogTuple:
-        """Put a tuple at `tid`, over whatever was there.  Raises IndexError where the row is too short, ValueError where a name
-        does not end."""
+        """Put a tuple at `tid`, over any that is there.
+
+        Raises IndexError if the row is too short, ValueError if a name does not end.
+        """
         keys = self._keys(row)
         if tid in self.tuples:
             self.remove(tid)
@@ -192,7 +200,7 @@ class CatalogTable:
         return found
 
     def _keys(self, row: bytes) -> list[Any]:
-        """The row's key in each index: an oid, or a name's bytes."""
+        """Return the row's key in each index: an oid, or a name's bytes."""
         size: i64 = len(row)
         if size < _ROW_HEADER:
             raise IndexError
@@ -209,7 +217,7 @@ class CatalogTable:
         return keys
 
     def takes(self, row: bytes) -> bool:
-        """Whether the row can be inserted without a look at it."""
+        """Return whether the row can be inserted unseen: long enough, not unusual, no name as a key, no rewrite."""
         size: i64 = len(row)
         if size < _ROW_HEADER or self._has_names or self.stands_in:
             return False
@@ -219,7 +227,7 @@ class CatalogTable:
         return self._unusual < 0 or read_i32_le(row, base + self._unusual) == 0
 
     def remove(self, tid: int) -> None:
-        """Take the tuple at `tid` away; none there is no error."""
+        """Remove the tuple at `tid` if there is one."""
         found = self.tuples.pop(tid, None)
         if found is None:
             return
@@ -232,17 +240,17 @@ class CatalogTable:
                     del index[key]
 
     def change_in_place(self, tid: int, row: bytes) -> None:
-        """Other bytes for the tuple at `tid`: its visibility stays."""
+        """Replace the bytes of the tuple at `tid`; its visibility stays."""
         old = self.tuples[tid]
         self.insert(tid, row, old.xmin, old.xmax)
 
     def truncate(self, blocks: int) -> None:
-        """Only the first `blocks` blocks are left."""
+        """Remove all tuples but those of the first `blocks` blocks."""
         for tid in [tid for tid in self.tuples if tid >> 16 >= blocks]:
             self.remove(tid)
 
     def find(self, key: Any, own: Set[int], index: int = 0) -> list[Row]:
-        """The rows visible to a transaction with the ids `own` (empty: to none in particular) that have `key`."""
+        """Return the rows with `key` that a transaction with the ids `own` sees (empty: the committed rows)."""
         tids = self._indexes[index].get(key)
         if tids is None:
             return []
@@ -254,7 +262,7 @@ class CatalogTable:
         return rows
 
     def first(self, key: Any, own: Set[int], index: int = 0) -> Row | None:
-        """One of them, or None."""
+        """Return one of them, or None."""
         tids = self._indexes[index].get(key)
         if tids is not None:
             for tid in tids:
@@ -269,14 +277,14 @@ class CatalogTable:
                 yield self.read(found)
 
     def read(self, found: CatalogTuple) -> Row:
-        """The tuple's values."""
+        """Return the tuple's values."""
         row = found.read
         if row is None:
             row = found.read = Row(self.layout, self._fixed_places, self._encoding, found.row)
         return row
 
     def key(self, found: CatalogTuple) -> int:
-        """What the row belongs to; 0: it can be anything."""
+        """Return the oid that the row belongs to; 0: it can be any."""
         if not self.owned:
             return 0
         key: int = found.keys[0]
@@ -284,27 +292,27 @@ class CatalogTable:
 
 
 class Catalogs:
-    """All of them.  `files`: by the number of the file; `oids`: the catalogs' own."""
+    """All catalogs.  `files`: by file number; `oids`: the catalogs' own."""
 
     def __init__(self, files: dict[int, CatalogTable], oids: Set[int]) -> None:
         self.files = files
         self._oids = oids
         self.touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
-        """What transactions in progress have inserted (True) and deleted."""
+        """The tuples that each transaction in progress has inserted (True) and deleted (False)."""
         self.generations: dict[int, int] = {}
-        """How often those who know a relation (0: any) would have been told that it has changed."""
+        """How often PostgreSQL would have invalidated a relation's cache entry, by oid (0: those of all relations)."""
         self.redefined: dict[int, dict[int, int]] = {}
-        """Of each transaction in progress what it has changed, and the generation that it made."""
+        """The relations that each transaction in progress has changed, with the generation after the change."""
 
     # One tuple
 
     def insert(self, table: CatalogTable, tid: int, row: bytes, xid: int) -> None:
-        """Raises as CatalogTable.insert does."""
+        """Insert a tuple for transaction `xid`.  Raises as CatalogTable.insert does."""
         self.tell(table, table.insert(tid, row, xid), xid)
         self.touch(xid, table, tid, True)
 
     def delete(self, table: CatalogTable, tid: int, xid: int) -> bool:
-        """False: there is no such tuple."""
+        """Mark a tuple as deleted by `xid`; return False if there is none."""
         found = table.tuples.get(tid)
         if found is None:
             return False
@@ -314,7 +322,7 @@ class Catalogs:
         return True
 
     def touch(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
-        """Note what is to be ended with the transaction."""
+        """Note a change that the end of transaction `xid` makes final or undoes."""
         if xid == 0:
             return
         touched = self.touched.get(xid)
@@ -324,7 +332,7 @@ class Catalogs:
             touched.append((table, tid, inserted))
 
     def tell(self, table: CatalogTable, found: CatalogTuple, xid: int) -> None:
-        """A row was changed, by a transaction in progress or (0) for everyone: relcache invalidations."""
+        """Count the relcache invalidations of a changed row: by transaction `xid` in progress, or for everyone (0)."""
         if table.told == NOBODY:
             return
         key = table.key(found) if table.told == RELATION else 0
@@ -350,8 +358,10 @@ class Catalogs:
         end: int,
         xid: int,
     ) -> int:
-        """An insert, update, delete or change in place of one block, which has no image: its data lies at buffer[data:main],
-        the main data at buffer[main:end], at least 2 bytes."""
+        """Apply an insert, update, delete or change in place of one block; return LEFT, DONE or CHANGED.
+
+        The block has no image.  Its data is buffer[data:main], the main data is buffer[main:end], at least 2 bytes.
+        """
         head: i64 = main
         size: i64 = end - head
         body: i64 = data
@@ -414,7 +424,7 @@ class Catalogs:
     def several(
         self, table: CatalogTable, buffer: bytes, info: int, block: int, data: int, main: int, end: int, xid: int
     ) -> int:
-        """A multi-insert, as above."""
+        """Apply a multi-insert; otherwise like `change`."""
         head: i64 = main
         body: i64 = data
         size: i64 = end - head
@@ -450,8 +460,11 @@ class Catalogs:
     # Ends of transactions
 
     def commit(self, xids: Iterable[int]) -> tuple[list[tuple[str, int]], list[tuple[int, int]]]:
-        """The transactions' changes are everyone's now.  Returns what they changed: catalogs, and what their rows belong to; and
-        the catalogs that have another file, by their oids."""
+        """Make the transactions' changes visible to everyone.
+
+        Returns the changed catalogs, each with an oid that changed rows belong to; and the oid and new file number of
+        each catalog that has another file.
+        """
         changed: dict[tuple[str, int], None] = {}
         moved: list[tuple[int, int]] = []
         for xid in xids:
@@ -481,7 +494,7 @@ class Catalogs:
         return list(changed), moved
 
     def abort(self, xids: Iterable[int]) -> list[int]:
-        """The transactions' changes never were.  Returns which of them had made any."""
+        """Undo the transactions' changes; return those that had made any."""
         aborted: list[int] = []
         for xid in xids:
             touched = self.touched.pop(xid, None)

@@ -1,6 +1,6 @@
-"""Rows to pgoutput's tuples, written byte by byte: encoder.py's work where this is compiled.
+"""Rows to pgoutput's tuples, written byte by byte: encoder.py's work if this module is compiled.
 
-Interpreted it would be slow; the closures of encoder.py are used then.  Both, and the general way (layout.py,
+Interpreted it would be slow; then the closures of encoder.py are used.  Both, and the general path (layout.py,
 pgoutput.py), give the same bytes.
 """
 
@@ -27,14 +27,17 @@ _KINDS: Final = {21: _INT2, 23: _INT4, 20: _INT8, 26: _OID, 28: _OID, 1114: _TIM
 
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400_000_000
-# 0001-01-01 and 10000-01-01 in microseconds from 2000-01-01: between them a year has four digits, and is of our era.
+# 0001-01-01 and 10000-01-01 in microseconds from 2000-01-01: years between them have four digits and are AD.
 _FIRST: Final = -63_082_281_600_000_000
 _LAST: Final = 252_455_616_000_000_000
 
 
 class RowEncoder:
-    """`columns`: of each its type, length, alignment, output function, whether that gives the bytes as they are, and whether
-    the column is sent; `count` are.  No column's length is -2."""
+    """Writes the tuples of one relation.
+
+    `columns`: type, length, alignment, output function, whether that returns the bytes as they are, whether the column
+    is sent.  `count` columns are sent.  No column's length is -2.
+    """
 
     def __init__(
         self, columns: Sequence[tuple[int, int, int, Callable[[bytes], bytes], bool, bool]], count: int
@@ -54,9 +57,9 @@ class RowEncoder:
         self._count: i64 = count
 
     def encode(self, head: bytes, data: bytes, at: int) -> bytes | None:
-        """`head`, and the tuple of the row that reaches from data[at] to its end; None: take the general way.
+        """Return `head` and the tuple of the row data[at:]; None: take the general path.
 
-        Raises IndexError where the bytes are too few, and what output functions raise.
+        Raises IndexError if there are too few bytes, and what output functions raise.
         """
         start: i64 = at
         size: i64 = len(data)
@@ -138,7 +141,7 @@ def _value(writer: BytesWriter, text: bytes) -> None:
 
 
 def _integer(writer: BytesWriter, value: i64) -> None:
-    """In decimal."""
+    """Write an integer in decimal."""
     if value < -999_999_999_999_999_999 or value > 999_999_999_999_999_999:
         _value(writer, b"%d" % value)
         return
@@ -163,7 +166,7 @@ def _integer(writer: BytesWriter, value: i64) -> None:
 
 
 def _timestamp(writer: BytesWriter, value: i64, zone: bool) -> bool:
-    """Microseconds since 2000-01-01; False where its year has not four digits (times.py: _date, _time)."""
+    """Write a time in microseconds since 2000-01-01; False if its year lacks four digits (times.py: _date, _time)."""
     if value < _FIRST or value >= _LAST:
         return False
     days: i64 = value // _DAY

@@ -1,10 +1,10 @@
-"""The walk over records: from header to header, and the rows of most records cut out on the way.
+"""The walk over records: from header to header, cutting the rows out of most records on the way.
 
-What nearly every record of a busy server is, is dealt with here in one go: records that do not matter are passed over, a
-change of one row of a relation that is known becomes a frame of its transaction (changes.py), and one of a catalog is given to
-catalogs.py.  The walk stops in front of everything else: the first record of a transaction that may be a subtransaction's,
-commits, images, records over pages, and whatever is broken.  Those are for reader.py and decoder.py, which look at the record
-anew.  `Skim` is the walk over WAL that is only looked through, before decoding begins.
+It handles nearly every record of a busy server in one pass.  Records that do not matter are skipped, a change of one
+row of a known relation becomes a frame of its transaction (changes.py), and a change of a catalog goes to catalogs.py.
+The walk stops at any other record: the first one of a transaction that may be a subtransaction, commits, images,
+records that cross pages, and broken ones.  reader.py and decoder.py then parse that record anew.  `Skim` is the walk
+over WAL that is only searched, before decoding begins.
 
 Follows xlogreader.c (ValidXLogRecordHeader, ValidXLogRecord) and decode.c (DecodeInsert, DecodeUpdate, DecodeDelete).
 """
@@ -19,9 +19,9 @@ from librt.strings import BytesWriter, read_i16_le, read_i32_le, read_i64_le, wr
 from mypy_extensions import i32, i64
 
 FRAME_OVERHEAD: Final = 48
-"""Bytes of a bytes object, and its place in a list."""
+"""Bytes that a bytes object takes beside its contents, its place in a list included."""
 
-# xlogrecord.h, heapam_xlog.h and changes.py, as numbers that a compiler sees.
+# xlogrecord.h, heapam_xlog.h and changes.py, as constants that the compiler sees.
 _HEADER: Final = 24
 _XLOG: Final = 0
 _FPI_FOR_HINT: Final = 0xA0
@@ -62,19 +62,19 @@ _KIND_TOAST_CHUNK: Final = 6
 IGNORED: Final = 0
 """`code` of a relation whose changes are not sent."""
 TOAST: Final = 1
-"""Added to twice a relation's number, for its TOAST table."""
+"""Added to `code`, which is twice the relation's number, for a TOAST table."""
 
 
 class Walk:
-    """What the walk must know, of what the decoder keeps.
+    """The walk while decoding, with the decoder's state that it needs.
 
-    `boring`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 where such
-    records do not matter but for their transactions' ids.
+    `boring`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 if only
+    the transaction ids of such records matter.
     `by_xid`: the transactions in progress; `begin` makes one, from its id and the LSN of its first record.
-    `by_file`: relations by file number: `code` says what is done with their changes.  `ignored_files`: those of which
-    nothing is sent, whatever a transaction does to the catalogs.  `catalogs`: see catalogs.py; `sees_changes` is told which
-    transaction has changed them, and where.
-    `rows`: whether rows may be taken here at all; `held` and `hand_over`: where a transaction has `enough` bytes.
+    `by_file`: relations by file number; `code` says what is done with their changes.  `ignored_files`: files whose
+    changes are never sent, whatever a transaction does to the catalogs.
+    `catalogs`: see catalogs.py; `sees_changes` is called with a transaction that has changed them, and the LSN.
+    `rows`: whether rows may be handled here at all.  `hand_over` is called with a transaction of `enough` bytes.
     """
 
     def __init__(
@@ -104,17 +104,19 @@ class Walk:
         self.enough: i64 = enough
         self.rows = rows
         self.stop: i64 = 0
-        """Where the decoding is to end; 0: nowhere."""
+        """LSN at which decoding ends; 0: never."""
         self.held: i64 = 0
-        """Bytes added to transactions, since it was last set to 0."""
+        """Bytes added to transactions since it was last set to 0."""
         self.previous: i64 = 0
-        """LSN of the last record, 0 if it is not known."""
+        """LSN of the last record; 0: not known."""
         self.taken: i64 = 0
-        """How many records have been dealt with."""
+        """Number of records handled."""
 
     def run(self, buffer: bytes, begin: int, end: int, delta: int) -> int:
-        """Go on from `begin`, where a record is to start, over those that end in front of `end`; `delta`: a byte's LSN
-        less its place in the buffer.  Returns where the first record starts that is not dealt with."""
+        """Handle records from `begin` on, as long as they end by `end`; return where the first one not handled starts.
+
+        A record must start at `begin`.  `delta`: a byte's LSN less its offset in the buffer.
+        """
         offset: i64 = begin
         limit: i64 = end
         shift: i64 = delta
@@ -157,7 +159,7 @@ class Walk:
                 if not self._row(buffer, offset, after, lsn, xid, word):
                     break
             elif rmgr == _HEAP2:
-                # Prunings and the like; but an image may be one of a catalog's page.
+                # Prunes and the like do not matter, but an image may be of a catalog's page.
                 if total < _HEADER + _ONE_BLOCK or buffer[offset + _HEADER] != 0:
                     break
                 if buffer[offset + _HEADER + 1] & _IMAGE_OR_SAME != 0:
@@ -185,8 +187,10 @@ class Walk:
         return offset
 
     def _begins(self, buffer: bytes, offset: i64, total: i64, lsn: i64, xid: i64) -> bool:
-        """A record that does not matter is its transaction's first; whether it has nothing but main data, and so names no
-        transaction above it: then that one begins."""
+        """Begin the transaction whose first record this is; return False if it may be a subtransaction.
+
+        A record of main data alone names no top-level transaction: its own is one.
+        """
         if total < _HEADER + 2 or buffer[offset + _HEADER] != _DATA_SHORT:
             return False
         if buffer[offset + _HEADER + 1] != total - _HEADER - 2:
@@ -198,7 +202,7 @@ class Walk:
         return True
 
     def _foreign_image(self, buffer: bytes, offset: i64, after: i64) -> bool:
-        """Whether a record has the image of one page and nothing else, and the page is no catalog's."""
+        """Return whether a record has the image of one page and nothing else, and the page is no catalog's."""
         at: i64 = offset + _HEADER
         if at + 9 > after or buffer[at] != 0 or buffer[at + 1] & (_IMAGE_OR_SAME | _HAS_DATA) != _IMAGE:
             return False
@@ -212,12 +216,12 @@ class Walk:
         return i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF not in self.tables
 
     def _row(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
-        """A heap record; whether it is dealt with."""
+        """Handle a heap record; return False to leave it."""
         operation: i64 = word & _OPERATIONS
         data: i64 = offset + _HEADER + _ONE_BLOCK
         if xid == 0 or data > after:
             return False
-        # One block, whose data is not replaced by an image, and short main data: all but a few records.
+        # One block without an image in place of its data, and short main data: all but a few records.
         block: i64 = read_i64_le(buffer, offset + _HEADER)
         if block & 0xFF != 0 or (block >> 8) & _IMAGE_OR_SAME != 0 or buffer[data - 2] != _DATA_SHORT:
             return False
@@ -253,7 +257,7 @@ class Walk:
         kind: i64 = _KIND_INSERT
         old = b""
         if operation == _INSERT:
-            # Speculative ones are for others; a row that is not logged is none.
+            # Leave speculative insertions; ignore those that log no row.
             if flags & 0x04 != 0:
                 return False
             if flags & 0x08 == 0:
@@ -283,7 +287,7 @@ class Walk:
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
         if txn is None:
-            # No block of a transaction above this one is in the record: it is one of its own.
+            # The record names no top-level transaction, so this is one.
             txn = self.begin(xid, lsn)
         txn.has_base = True
         if code == IGNORED:
@@ -311,7 +315,7 @@ class Walk:
     def _catalog(
         self, buffer: bytes, offset: i64, data: i64, main: i64, after: i64, lsn: i64, xid: i64, word: i64, number: i64
     ) -> bool:
-        """A change of a tuple of a catalog, `main` as in _row; whether it is dealt with."""
+        """Handle a change of a catalog's tuple, `main` as in _row; return False to leave it."""
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
         block: i64 = i64(read_i32_le(buffer, offset + _HEADER + 16)) & 0xFFFFFFFF
@@ -327,7 +331,7 @@ class Walk:
         return True
 
     def _several(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
-        """A multi-insert into a catalog whose one block has no image; whether it is dealt with."""
+        """Handle a multi-insert into a catalog whose one block has no image; return False to leave it."""
         head: i64 = read_i64_le(buffer, offset + _HEADER)
         data: i64 = offset + _HEADER + _ONE_BLOCK
         size: i64 = (head >> 16) & 0xFFFF
@@ -353,11 +357,11 @@ class Walk:
 
 
 class Skim:
-    """The walk of those who look for few things before decoding begins.
+    """The walk over WAL that is searched for a few kinds of records, before decoding begins.
 
-    It passes over the kinds of records that are `boring`, as Walk has it: XLOG_SWITCH, behind which are none, must not be one.
-    With `seen` it adds their transactions there, passes over ends of transactions that name no others, too, and leaves those
-    records that have a block of one of `files`, or name a transaction above their own.
+    It skips the kinds of records that are `boring`, as Walk has them.  XLOG_SWITCH must not be one: no record follows
+    it in its segment.  With `seen` it adds the records' transactions there and also skips ends of transactions that
+    name no others, but stops at records that have a block of one of `files` or name a top-level transaction.
     """
 
     def __init__(self, boring: bytes, files: Set[int] | None = None, seen: set[int] | None = None) -> None:
@@ -366,10 +370,10 @@ class Skim:
         self.seen = seen
         self.stop: i64 = 0
         self.previous: i64 = 0
-        """Both as Walk's."""
+        """Both as in Walk."""
 
     def run(self, buffer: bytes, begin: int, end: int, delta: int) -> int:
-        """As Walk's."""
+        """Skip records as Walk.run handles them."""
         offset: i64 = begin
         limit: i64 = end
         shift: i64 = delta
@@ -409,8 +413,10 @@ class Skim:
         return offset
 
     def _elsewhere(self, buffer: bytes, begin: i64, after: i64) -> bool:
-        """Whether a record's headers, from `begin`, are as they must be, and name neither one of the files nor a transaction above
-        (record.py: _parse)."""
+        """Return whether the headers from `begin` are well-formed and name neither a top-level transaction nor `files`.
+
+        Follows record.py: _parse.
+        """
         files = self.files
         at: i64 = begin
         behind: i64 = 0
@@ -472,7 +478,7 @@ class Skim:
 
 
 def _ends_alone(buffer: bytes, offset: i64, after: i64, word: i64) -> bool:
-    """Whether a record of a transaction's end tells of no other transaction: it has its time, and perhaps its database."""
+    """Return whether a transaction's end names no other transaction: it holds its time and at most its database."""
     operation: i64 = word & _OPERATIONS
     data: i64 = offset + _HEADER + 2
     if (operation != _COMMIT and operation != _ABORT) or data + 8 > after:
@@ -485,6 +491,6 @@ def _ends_alone(buffer: bytes, offset: i64, after: i64, word: i64) -> bool:
 
 
 def _right(buffer: bytes, offset: i64, after: i64, crc: i64) -> bool:
-    """Whether the record's checksum is that of its bytes."""
+    """Return whether the record's checksum is that of its bytes."""
     found: i64 = extend(extend(0, buffer[offset + _HEADER : after]), buffer[offset : offset + 20])
     return found == crc
