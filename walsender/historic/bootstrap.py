@@ -1,18 +1,18 @@
-"""The catalogs as they were at a checkpoint's redo position, from files that were read later, and the WAL in between.
+"""The catalogs as they were at a checkpoint's redo position, from files that were read later and the WAL in between.
 
-Nobody is stopped.  Between the redo position R and the position E that was reached when everything had been read:
+No session is stopped.  Between the redo position R and the position E that was reached when everything had been read:
 
   a page that no record in [R, E] touches    is as it was at R, and the file has it
   a page that one does touch                 was logged whole at its first touch after R (full_page_writes): the image,
                                              less what that very record did, is the page at R
   a page whose first touch initialises it    was empty at R
 
-and the transactions' fates at R:
+and a transaction's fate at R:
 
   it has a record in [R, E], or is named in one    in progress at R (or not begun)
-  else                                             as its hint bits say, or as the server said before E
+  else                                             as the hint bits say, or as the server said before E
 
-From R on the tracker follows the WAL.  `WindowScan` is told of the records of [R, E]; `CatalogBootstrap` makes the tables.
+From R on the tracker follows the WAL.  `WindowScan` takes the records of [R, E]; `CatalogBootstrap` makes the tables.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _BORING: Final = bytes(
     or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
     for kind in range(4096)
 )
-"""Kinds of records of which `WindowScan` reads nothing but the transaction and the blocks."""
+"""Kinds of records of which `WindowScan` reads only the transaction and the blocks."""
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page at R: the image at its first touch, and the places that touch inserted at and deleted."""
+    """A page at R: its image at the first touch, and the offset numbers where that touch inserted and deleted."""
 
     image: bytes
     inserted: frozenset[int]
@@ -69,30 +69,30 @@ class WindowScan:
     """What the records of [R, E] say about R."""
 
     def __init__(self, database: int, files: list[CatalogFile], start: int = 0) -> None:
-        """`start`: what was asked for begins there; 0: after the window."""
+        """`start`: LSN from which decoding was requested; 0: after the window."""
         self._database = database
         self._start = start
         self._changed_at = 0
-        """LSN of the first change of a row, 0: none so far."""
+        """LSN of the first change of a row; 0: none so far."""
         self._is_logical = start == 0
-        """Whether the window's WAL, up to the record before, is known to have been written with wal_level = logical."""
+        """Whether the window's WAL so far is known to have been written with wal_level = logical."""
         self._files = {file.number: file for file in files}
         self._oids = {file.oid for file in files}
         self.pages: dict[tuple[int, int], _Page] = {}
         self.seen: set[int] = set()
-        """Every transaction that has a record, or is named in one."""
+        """Every transaction that has a record or is named in one."""
         self._skim = Skim(_BORING, self._files.keys(), self.seen)
         self._creator = 0
-        """The transaction that made the database, if that was in the window: its catalogs are all logged there, whole
-        (dbcommands.c: CreateDatabaseUsingWalLog), and what they are at R does not matter."""
+        """The transaction that created the database, if that was in the window: it logs the catalogs whole
+        (dbcommands.c: CreateDatabaseUsingWalLog), so what they are at R does not matter."""
 
     @property
     def skim(self) -> Skim | None:
-        """What may pass over records that need not be told; None: nothing may, for now."""
+        """The walk over records that `add` need not see; None: for now it must see all."""
         return self._skim if self._is_logical else None
 
     def add(self, record: Record, wal_format: WalFormat) -> None:
-        """The next record.  Raises WalCorrupted; NotInPrerequisiteState where the window can not serve."""
+        """Take the next record.  Raises WalCorrupted; NotInPrerequisiteState if the window cannot serve."""
         if record.xid:
             self.seen.add(record.xid)
         if record.top_xid:
@@ -141,10 +141,12 @@ class WindowScan:
                 )
 
     def _level(self, record: Record) -> None:
-        """The server's wal_level is logical now, but need not have been so at R: up to 16 no record there says.
+        """Find out whether the WAL so far was written with wal_level = logical.
 
-        It changes with a restart, which is logged as it is when another setting changes.  What was changed before then has
-        left marks that only WAL for logical decoding has, or that WAL was not for it: rows would be left out of it silently.
+        Raises NotInPrerequisiteState if it was not, since rows would silently be missing.  wal_level is logical now,
+        but may have been lower at R: up to 16 no record there says.  It changes only with a restart, which is logged,
+        as one that changes another setting is.  Changes before that restart leave marks (rows, command ids,
+        invalidations) only in WAL for logical decoding.
         """
         kind = record.info & f.XLOG_HEAP_OPMASK
         if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE:
@@ -165,7 +167,7 @@ class WindowScan:
             self._changed_at = self._changed_at or record.lsn
 
     def _moves(self, record: Record, database: int) -> bool:
-        """Whether a file, or a map of files, of this database that comes anew is in place of one that was there at R."""
+        """Return whether a new file or relation map of `database` takes the place of one that was there at R."""
         return database == 0 or (database == self._database and (not self._creator or record.xid != self._creator))
 
     def _transaction(self, record: Record, wal_format: WalFormat) -> None:
@@ -185,7 +187,7 @@ class WindowScan:
 
 
 class CatalogBootstrap:
-    """The catalogs' files as they were read, to become tables at R."""
+    """Makes the tables at R from the catalogs' files as they were read."""
 
     def __init__(self, files: list[CatalogFile], contents: dict[CatalogName, bytes], server: Upstream) -> None:
         self._files = files
@@ -193,7 +195,7 @@ class CatalogBootstrap:
         self._server = server
 
     def undecided(self, scan: WindowScan) -> set[int]:
-        """The transactions whose fate only the server knows."""
+        """Return the transactions whose fate only the server knows."""
         found: set[int] = set()
         for file in self._files:
             for _, (_, xmin, xmax, mask, _) in self._tuples(file, scan):
@@ -208,9 +210,9 @@ class CatalogBootstrap:
     def tables(
         self, scan: WindowScan, status: dict[int, str | None]
     ) -> tuple[dict[int, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
-        """The tables by file number, and what the transactions in progress at R had done to them.
+        """Return the tables by file number, and what each transaction in progress at R had done to them.
 
-        Raises DataCorrupted, NotInPrerequisiteState.
+        `status`: the fates that the server told.  Raises DataCorrupted, NotInPrerequisiteState.
         """
         tables: dict[int, CatalogTable] = {}
         pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
@@ -257,12 +259,12 @@ class CatalogBootstrap:
         definition = next(d for d in DEFINITIONS if d.name == file.name)
         told = definition.told
         if file.name == "pg_namespace" and self._server.version < 160000:
-            # Of a schema's new name subscribers are told at once only since then.
+            # Only since 16 are subscribers told of a schema's new name at once.
             told = NOBODY
         return CatalogLayout(definition, file.attributes, python_encoding(self._server.encoding), told=told)
 
     def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
-        """The tuples at R, each with its block."""
+        """Yield the tuples at R, each with its block."""
         content = self._contents[file.name]
         blocks = len(content) // BLCKSZ
         touched = {block: page for (number, block), page in scan.pages.items() if number == file.number}

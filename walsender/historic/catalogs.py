@@ -1,7 +1,7 @@
-"""The system catalogs that decoding needs: which they are, and what is read from their rows.
+"""The system catalogs that decoding needs, and what is read from their rows.
 
-The layout of a catalog is the server's own, read from its pg_attribute when decoding begins, so that one code path serves
-all versions; a column that a version does not have reads as None.
+The layout of a catalog is the server's own, read from its pg_attribute when decoding begins, so that one code path
+serves all versions; a column that a version does not have reads as None.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ CatalogName = Literal[
 _INT2VECTOR, _OIDVECTOR = 22, 30
 _NAME, _TEXT, _NODE_TREE = 19, 25, 194
 _KINDS: Final = {16: hot.BOOL, 18: hot.CHAR, _NAME: hot.NAME, 21: hot.INT2, 23: hot.INT4, 24: hot.UINT4, 26: hot.UINT4}
-"""How the values of a type are read where they lie at a fixed place."""
+"""How values are read that lie at a fixed place, by type oid."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogDefinition:
-    """`keys`: the columns that rows are looked up by; `columns`: those that are read."""
+    """A catalog to be read.  `keys`: the columns that rows are looked up by; `columns`: those that are read."""
 
     name: CatalogName
     keys: tuple[str, ...]
     columns: tuple[str, ...]
     told: int = NOBODY
-    """To whom PostgreSQL's relation caches tell of changes: definitions that were sent may be wrong then."""
+    """Which relation cache entries PostgreSQL invalidates at a change: definitions that were sent may be wrong then."""
     owned: bool = True
-    """Whether what is made from a row is known by the oid that is the row's first key."""
+    """Whether a row belongs to the oid that is its first key."""
 
 
 DEFINITIONS: Final = (
@@ -157,13 +157,14 @@ DEFINITIONS: Final = (
         told=EVERYBODY,
         owned=False,
     ),
-    # A partition is sent as the root is published: changes are told to everybody (pgoutput.c: rel_sync_cache_publication_cb).
+    # A partition is sent as its root is published: a change invalidates all (pgoutput.c:
+    # rel_sync_cache_publication_cb).
     CatalogDefinition("pg_publication_rel", ("prrelid",), ("prpubid", "prrelid", "prqual", "prattrs"), told=EVERYBODY),
-    # Its TOAST table, in which long row filters lie.
+    # The TOAST table of pg_publication_rel, which has long row filters.
     CatalogDefinition("pg_toast_6106", ("chunk_id",), ("chunk_id", "chunk_seq", "chunk_data"), owned=False),
     CatalogDefinition("pg_publication_namespace", ("pnnspid",), ("pnpubid", "pnnspid"), told=EVERYBODY, owned=False),
     CatalogDefinition("pg_replication_origin", ("roident",), ("roident", "roname"), owned=False),
-    # What values of reg* types and aclitem name (names.py), and how those of other types are written (relation.py).
+    # The objects that reg* and aclitem values name (names.py), and other types' output functions (relation.py).
     CatalogDefinition(
         "pg_proc", ("oid", "proname"), ("oid", "proname", "pronamespace", "prolang", "proargtypes", "prosrc", "probin")
     ),
@@ -188,7 +189,7 @@ class CatalogAttribute:
 class CatalogLayout:
     """How the rows of one catalog are read, on one server.
 
-    `told`: see CatalogDefinition.  `places`: where the columns lie that do so at a fixed place, as Row takes it.
+    `told`: see CatalogDefinition.  `places`: the columns at a fixed place, as Row takes them.
     """
 
     def __init__(
@@ -219,11 +220,11 @@ class CatalogLayout:
         self.unusual_place = self.places["relrewrite"] & 0xFFFF if "relrewrite" in self.places else -1
 
     def deform(self, row: bytes) -> Sequence[Raw]:
-        """All columns' values.  Raises DataCorrupted."""
+        """Return all columns' values.  Raises DataCorrupted."""
         return self._rows.deform(row)
 
     def value(self, raw: Sequence[Raw], name: str) -> Value:
-        """A column of the definition that lies at no fixed place; one that this version has not is NULL."""
+        """Return a column of the definition without a fixed place; None (NULL) if this version lacks it."""
         if name not in self._columns:
             return None
         number, type_oid = self._columns[name]
@@ -241,7 +242,7 @@ class CatalogLayout:
 
 
 class Toasted(bytes):
-    """Stands for a value of a catalog that lies in its TOAST table.  `read` makes it of its bytes."""
+    """Stands for a catalog's value that lies in its TOAST table.  `read` makes the value from its bytes."""
 
     pointer: ToastPointer
     read: Callable[[bytes], Value]
@@ -254,7 +255,10 @@ class Toasted(bytes):
 
 
 def _vector(value: bytes) -> tuple[int, ...]:
-    """An array of one dimension without NULLs: ndim, dataoffset, elemtype, dim, lbound, elements (the header is cut)."""
+    """Read a vector, an array of one dimension without NULLs, from its bytes without the varlena header.
+
+    They are ndim, dataoffset, elemtype, dim, lbound, elements.
+    """
     elemtype = int.from_bytes(value[8:12], "little")
     count = int.from_bytes(value[12:16], "little") if len(value) >= 20 else 0
     size, code = (2, "h") if elemtype == 21 else (4, "I")

@@ -36,7 +36,10 @@ _ENCODINGS: Final = {
 
 
 def python_encoding(server_encoding: str) -> str:
-    """The codec of a database in `server_encoding` (SQL_ASCII: bytes as they are).  Raises FeatureNotSupported."""
+    """Return the codec of a database in `server_encoding` (SQL_ASCII: bytes as they are).
+
+    Raises FeatureNotSupported.
+    """
     found = _ENCODINGS.get(server_encoding)
     if found is None:
         raise FeatureNotSupported(f"databases in encoding {server_encoding} are not supported")
@@ -44,9 +47,9 @@ def python_encoding(server_encoding: str) -> str:
 
 
 def encoded(name: str, server_encoding: str) -> bytes | None:
-    """A name that was given to this process as it stands in the catalogs; None where no name there can be it.
+    """Encode a name that was given to this process as in the catalogs; None if no name there can be it.
 
-    In SQL_ASCII it is the bytes that were given.
+    In SQL_ASCII these are the bytes that were given.
     """
     if server_encoding == "SQL_ASCII":
         return name.encode("utf-8", "surrogateescape")

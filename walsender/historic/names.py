@@ -1,7 +1,7 @@
-"""Texts of values that name what the catalogs have: reg* types and aclitem.
+"""Texts of values that name catalog objects: reg* types and aclitem.
 
-A value is an oid; its text is the name that the historic catalog has for it, with its schema where the name alone would not be
-found along the search path.  A subscriber's walsender has an empty one: only what is in pg_catalog is found.
+A value is an oid.  Its text is the object's name in the historic catalog, with the schema if the name alone would not
+be found along the search path.  A subscriber's walsender has an empty path: only the objects in pg_catalog are found.
 
 Follows regproc.c, format_type.c (format_type_extended), namespace.c (…IsVisible, FuncnameGetCandidates,
 OpernameGetCandidates), acl.c (aclitemout, putid), ruleutils.c (quote_identifier).
@@ -25,14 +25,17 @@ _PG_CATALOG: Final = 11
 _RIGHTS: Final = "arwdDxtXUCTcsAm"
 """acl.h: ACL_ALL_RIGHTS_STR, by bit."""
 _ACLITEM: Final = {12: (Struct("<III"), 16), 16: (Struct("<IIQ"), 32)}
-"""By length, which 16 changed: grantee, grantor, privileges; where the grant options begin among these."""
+"""By length, which 16 changed: grantee, grantor, privileges; the bit of these at which the grant options begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """What texts depend on beside the catalogs.  `dollars`: whether lc_monetary is one of registry.DOLLARS; `path`: the search path
-    behind pg_catalog; `keywords`: those that are quoted as identifiers; `encoding`: the database's, as the server names it; `styles`:
-    the built-in types, by oid, that the session's settings have written otherwise than registry.BUILTIN does."""
+    """What texts depend on besides the catalogs.
+
+    `dollars`: lc_monetary is one of registry.DOLLARS.  `path`: the search path after pg_catalog.  `keywords`: those
+    that are quoted as identifiers.  `encoding`: the database's, as the server names it.  `styles`: output functions, by
+    type oid, of the built-in types that the session's settings write otherwise than registry.BUILTIN.
+    """
 
     dollars: bool
     path: tuple[str, ...]
@@ -45,7 +48,7 @@ class TextSettings:
 
 
 class Names:
-    """For a transaction with the ids `own`."""
+    """Finds names for a transaction with the ids `own`."""
 
     def __init__(self, tracker: CatalogTracker, own: Set[int], encoding: str, settings: TextSettings) -> None:
         self._tracker = tracker
@@ -56,7 +59,7 @@ class Names:
         self._texts: dict[tuple[int, int], str] = {}
 
     def output(self, type_oid: int) -> Callable[[bytes], bytes]:
-        """Of one of TYPES.  A value's text is found out once: it stays what it was then."""
+        """Return the output function of one of TYPES.  It resolves a value once and keeps the text."""
         zero, find = TYPES[type_oid]
         texts = self._texts
 
@@ -84,7 +87,7 @@ class Names:
         return f"{text}/{self._role(grantor)}".encode(self._encoding)
 
     def _role(self, oid: int) -> str:
-        """acl.c: putid: by other rules than those of identifiers."""
+        """Return a role's name, quoted by other rules than identifiers (acl.c: putid)."""
         key = (ACLITEM, oid)
         if key not in self._texts:
             row = self._row("pg_authid", oid)
@@ -94,7 +97,7 @@ class Names:
         return self._texts[key]
 
     def procedure(self, oid: int) -> str | None:
-        """The name where there is one such function to be found."""
+        """Return a function's name, with its schema unless the bare name finds this function alone."""
         row = self._row("pg_proc", oid)
         if row is None:
             return None
@@ -151,7 +154,7 @@ class Names:
         return None if row is None else self._quote(row.text("rolname"))
 
     def type(self, oid: int) -> str | None:
-        """format_type.c: format_type_be."""
+        """Return a type's name (format_type.c: format_type_be)."""
         special = registry.SPECIAL_NAMES.get(oid)
         if special is not None:
             return special
@@ -163,18 +166,18 @@ class Names:
             return f"{self.type(element) or str(element)}[]"
         return self._simple("pg_type", oid, "typname", "typnamespace")
 
-    # Where names are found
+    # Looking names up
 
     def _row(self, catalog: CatalogName, oid: int) -> Row | None:
         return self._tracker.first(catalog, oid, self._own)
 
     def _simple(self, catalog: CatalogName, oid: int, name_column: str, namespace_column: str) -> str | None:
-        """Of what has a name of its own in its schema."""
+        """Return the name of an object whose name is unique in its schema."""
         row = self._row(catalog, oid)
         if row is None:
             return None
         name, namespace = row.text(name_column), row.number(namespace_column)
-        # Where the path is empty nothing has to be sought: only pg_catalog is seen.
+        # With an empty path nothing has to be searched: only pg_catalog is seen.
         alike = (
             [
                 other.number(namespace_column)
@@ -187,14 +190,14 @@ class Names:
         return self._qualified(None if self._visible(namespace, alike) else namespace, name)
 
     def _visible(self, namespace: int, alike: Iterable[int]) -> bool:
-        """Whether what is in `namespace` is found before those like it, in the namespaces `alike`."""
+        """Return whether an object in `namespace` is found before those like it, in the namespaces `alike`."""
         places = self._places()
         if namespace not in places:
             return False
         return all(places[namespace] <= places[one] for one in alike if one in places)
 
     def _places(self) -> dict[int, int]:
-        """Namespaces on the path: their places there."""
+        """Return the namespaces on the path with their positions there."""
         places = {_PG_CATALOG: 0}
         if self._path:
             by_name = {row.text("nspname"): row.number("oid") for row in self._tracker.all("pg_namespace", self._own)}
@@ -209,14 +212,14 @@ class Names:
     def _alike(
         self, catalog: CatalogName, name: str, row: Row, column: str, operands: Callable[[Row], tuple[int, ...]]
     ) -> list[int]:
-        """The namespaces of those with the same name and operands."""
+        """Return the namespaces of the objects with the same name and operands."""
         wanted = operands(row)
         return [other.number(column) for other in self._named(catalog, name) if operands(other) == wanted]
 
     def _found_alone(
         self, catalog: CatalogName, name: str, oid: int, column: str, operands: Callable[[Row], tuple[int, ...]]
     ) -> bool:
-        """Whether the name alone leads to `oid` and nothing else."""
+        """Return whether the name alone finds `oid` and nothing else."""
         places = self._places()
         first: dict[tuple[int, ...], tuple[int, int]] = {}
         for row in self._named(catalog, name):
@@ -258,4 +261,5 @@ TYPES: Final[dict[int, tuple[bytes, Callable[[Names, int], str | None]]]] = {
     4096: (b"-", Names.role),
     4191: (b"-", Names.collation),
 }
-"""Types by oid: what is written for 0, and for an object, None where there is none: then its number is."""
+"""By type oid: what is written for 0, and the method that names an object; it returns None to have the number
+written."""

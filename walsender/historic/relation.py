@@ -1,6 +1,6 @@
-"""A relation as the historic catalog has it, for one transaction at one position: all that a change's bytes do not say.
+"""A relation from the historic catalog, for one transaction at one position: all that a change's bytes do not say.
 
-Made once and kept until a row that it was made from changes (`depends`).  Follows relcache.c
+It is made once and kept until a row that it was made from changes (`depends`).  Follows relcache.c
 (RelationGetIdentityKeyBitmap, RelationGetIndexList), partition.c (get_partition_ancestors), lsyscache.c (getBaseType).
 """
 
@@ -35,13 +35,13 @@ class ColumnInfo(NamedTuple):
     type_modifier: int
     dropped: bool
     generated: str
-    """"", "s" (stored) or "v" (virtual)."""
+    """Empty, "s" (stored) or "v" (virtual)."""
     type: TypeInfo | None
 
 
 @dataclass(eq=False, slots=True)
 class RelationInfo:
-    """`columns` in the order of their numbers, dropped ones included; `row` reads their values."""
+    """A relation.  `columns`: in the order of their numbers, dropped ones included; `row` reads their values."""
 
     oid: int
     schema: str
@@ -51,7 +51,7 @@ class RelationInfo:
     replica_identity: str
     is_partition: bool
     rewrites: int
-    """The relation that this one stands in for while that is written anew; 0: none."""
+    """The relation that is being rewritten into this transient one; 0: none."""
     toast_of: int
     """The relation whose TOAST table this is; 0: none."""
     namespace_oid: int
@@ -62,7 +62,7 @@ class RelationInfo:
     """The partitioned tables above it, the nearest first."""
     row: RowLayout
     generation: tuple[int, ...] = ()
-    """Another one: what was said of the relation before may not hold any more."""
+    """If it is another one than before, definitions of the relation that were sent may be wrong."""
 
     @property
     def qualified_name(self) -> str:
@@ -70,17 +70,20 @@ class RelationInfo:
 
     @property
     def is_logged(self) -> bool:
-        """RelationIsLogicallyLogged, and no sequence (ReorderBufferProcessTXN)."""
+        """Whether its changes are decoded: RelationIsLogicallyLogged, and no sequence (ReorderBufferProcessTXN)."""
         return self.persistence == "p" and self.kind in "rpmt" and self.oid >= FIRST_UNPINNED_OID
 
     @property
     def is_publishable(self) -> bool:
-        """pg_publication.c: is_publishable_class; what stands in for a table that is written anew is not sent."""
+        """Whether it can be published (pg_publication.c: is_publishable_class); a rewrite's transient relation cannot."""
         return self.kind in "rp" and self.persistence == "p" and self.oid >= FIRST_NORMAL_OID and not self.rewrites
 
 
 class RelationResolver:
-    """Relations and types out of the tracker, for a transaction with the ids `own`; notes what it looked at."""
+    """Makes relations and types from the tracker, for a transaction with the ids `own`.
+
+    `depends`: the keys of the rows that it looked at.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class RelationResolver:
         builtin: dict[int, TypeInfo],
         settings: TextSettings,
     ) -> None:
-        """`builtin`: built-in types that are known already; more are added."""
+        """`builtin`: the built-in types made so far; more are added."""
         self._builtin = builtin
         self._settings = settings
         self._names = Names(tracker, own, encoding, settings)
@@ -101,12 +104,12 @@ class RelationResolver:
         self.depends: set[ChangedKey] = set()
 
     def oid_of_file(self, number: int) -> int:
-        """The relation whose file has this number; 0: none that is visible."""
+        """Return the oid of the relation whose file has this number; 0: none that is visible."""
         row = self._tracker.first("pg_class", number, self._own, 1)
         return row.number("oid") if row is not None else 0
 
     def generation(self, oid: int) -> tuple[int, ...]:
-        """See RelationInfo."""
+        """Return a relation's generation, see RelationInfo."""
         return self._tracker.generation(oid, self._own)
 
     def class_row(self, oid: int) -> Row | None:
@@ -114,7 +117,7 @@ class RelationResolver:
         return self._tracker.first("pg_class", oid, self._own)
 
     def relation(self, oid: int) -> RelationInfo:
-        """Raises DataCorrupted where there is none; UnsupportedType is put off until a value is written."""
+        """Return a relation.  Raises DataCorrupted if there is none; UnsupportedType only when a value is written."""
         row = self.class_row(oid)
         if row is None:
             raise DataCorrupted(f"the historic catalog has no relation {oid}")
@@ -150,7 +153,10 @@ class RelationResolver:
         return row.text("nspname") if row is not None else ""
 
     def ancestors(self, oid: int) -> tuple[int, ...]:
-        """The nearest first (get_partition_ancestors_worker); a partition that is being detached has none above it."""
+        """Return the partitioned tables above, nearest first (get_partition_ancestors_worker).
+
+        A partition that is being detached has none.
+        """
         found: list[int] = []
         while len(found) < 1000:
             self.depends.add(("pg_inherits", oid))
@@ -167,7 +173,7 @@ class RelationResolver:
         return tuple(found)
 
     def type(self, oid: int) -> TypeInfo:
-        """Raises UnsupportedType, naming it."""
+        """Return a type.  Raises UnsupportedType, which names it."""
         known = self._types.get(oid)
         if known is None:
             known = self._types[oid] = self._type(oid, 0)
@@ -208,7 +214,7 @@ class RelationResolver:
         return found
 
     def _type_or_refusal(self, oid: int, length: int, alignment: int) -> TypeInfo:
-        """The type; or one that raises when a value of it is written: other columns' values can be."""
+        """Return the type, or one that raises UnsupportedType when a value is written: other columns can be sent."""
         try:
             return self.type(oid)
         except UnsupportedType as error:
@@ -236,7 +242,7 @@ class RelationResolver:
             if not row.flag("indisvalid") and not (kind == "p" and row.flag("indisprimary")):
                 continue
             if row.flag("indisprimary" if replica_identity == "d" else "indisreplident"):
-                # Without those that an index only includes (relcache.c: RelationGetIndexAttrBitmap).
+                # Without the columns of INCLUDE (relcache.c: RelationGetIndexAttrBitmap).
                 keys = (row.numbers("indkey") or ())[: row.number("indnkeyatts")]
                 return frozenset(number for number in keys if number)
         return frozenset()
@@ -339,7 +345,7 @@ class RelationResolver:
         return quote(name) if found else f"{quote(namespace)}.{quote(name)}"
 
     def _other(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
-        """How a type is written that is a known extension's, or whose functions are those of built-in types."""
+        """Return the output and send functions of a known extension's type, or of one with a built-in type's; else None."""
         function = self._function(row, "typoutput")
         if function is not None and function.number("prolang") != registry.INTERNAL_LANGUAGE:
             library = function.text("probin").rpartition("/")[2]
@@ -351,7 +357,7 @@ class RelationResolver:
         return text, _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
 
     def _of_built_in(self, row: Row, column: str) -> int | None:
-        """The built-in type with the same function: one in the language `internal` is known by its source (fmgr.c)."""
+        """Return the built-in type with the same function; in the language `internal` the source identifies it (fmgr.c)."""
         function = self._function(row, column)
         if function is None or function.number("prolang") != registry.INTERNAL_LANGUAGE:
             return None

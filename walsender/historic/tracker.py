@@ -1,14 +1,14 @@
 """The catalogs followed along the WAL.
 
-The tracker is told of every record that touches a catalog's file, and of every transaction's end; in between, `find` and
-`first` answer for the position reached.  What changed for everyone at a commit comes back as keys (`ChangedKey`), from
-which whoever keeps things that were made from the catalogs knows what to forget.
+The tracker is given every record that touches a catalog's file, and every transaction's end.  In between, `find` and
+`first` answer for the position reached.  A commit returns what it changed for everyone as keys (`ChangedKey`); they
+tell the owner of a cache made from the catalogs what to forget.
 
-VACUUM FULL and CLUSTER write a catalog anew, into a file of a relation that stands in for a moment (pg_class.relrewrite);
-that file is followed too, and takes the old one's place when the relation map or pg_class say so.
+VACUUM FULL and CLUSTER rewrite a catalog into the file of a transient relation (pg_class.relrewrite).  That file is
+followed, too, and takes the old one's place when the relation map or pg_class say so.
 
-Everything is checked against the full-page images that come by: a catalog that has silently gone wrong is the worst that
-can happen here.  Then `CatalogDiverged` is raised: decoding must begin anew.
+Everything is checked against the full-page images that come by, since a silently wrong catalog is the worst that can
+happen here.  A difference raises `CatalogDiverged`: decoding must begin anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from walsender.xlog.heappage import (
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
 
 ChangedKey = tuple[str, int]
-"""A catalog and the oid that its changed rows belong to: a relation's, a type's; 0 where it can be any."""
+"""A catalog and the oid that its changed rows belong to, such as a relation's or a type's; 0: it can be any."""
 
 _RELMAP: Final = Struct("<III")
 _SMGR_TRUNCATE: Final = Struct("<IIIII")
@@ -50,7 +50,7 @@ _MAX_TUPLES: Final = 291  # of a page (htup_details.h: MaxHeapTuplesPerPage)
 
 
 class CatalogDiverged(DataCorrupted):
-    """What is known of a catalog is not what the server has."""
+    """The tracked catalog differs from the server's."""
 
     def __init__(self, message: str, lsn: int) -> None:
         super().__init__(
@@ -61,10 +61,10 @@ class CatalogDiverged(DataCorrupted):
 
 
 class CatalogTracker:
-    """`tables`: the catalogs at the starting position, by the number of the file that each lies in.
+    """The catalogs from a starting position on.
 
-    `oids`: the catalogs' own oids.  `in_progress` tells whether a transaction has not ended yet; `aborted`:
-    those known to have been rolled back before.
+    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` tells
+    whether a transaction has not ended yet.  `aborted`: transactions known to have been rolled back before.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class CatalogTracker:
     ) -> None:
         self._database = database
         self.catalogs = Catalogs(tables, frozenset(oids.values()))
-        """What the walk over records changes by itself (walk.py)."""
+        """The tables; the walk over records changes them, too (walk.py)."""
         self._files = tables
         self._active: dict[str, CatalogTable] = {table.name: table for table in tables.values()}
         self._by_oid = {oid: name for name, oid in oids.items()}
         self._in_progress = in_progress
-        # The files that transactions in progress have begun to write catalogs anew into; and, once they go on with them, the
-        # catalogs that they see.
+        # By transaction in progress: the files into which it rewrites catalogs, and the rewritten catalogs that it
+        # sees once it has changed them.
         self._begun: dict[int, list[int]] = {}
         self._rewritten: dict[int, dict[str, CatalogTable]] = {}
-        # Who was rolled back, of those that had changed a catalog: rows may bear their marks without a hint.
+        # Transactions that changed a catalog and were rolled back: rows may have their xids without a hint bit.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
 
     # Looking things up
 
     def find(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Iterable[Row]:
-        """Rows by the index-th key of the catalog's definition, as a transaction with the ids `own` sees them."""
+        """Return rows by the index-th key of the catalog's definition, as seen by a transaction with the ids `own`."""
         return self._seen_by(name, own).find(key, own, index)
 
     def first(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Row | None:
@@ -102,7 +102,10 @@ class CatalogTracker:
         return self._seen_by(name, own).all(own)
 
     def value_of_publication(self, row: Row, column: str, own: Set[int]) -> Value:
-        """A column of a row of pg_publication_rel, wherever its value lies.  Raises DataCorrupted."""
+        """Return a column of a row of pg_publication_rel, from the TOAST table if it lies there.
+
+        Raises DataCorrupted.
+        """
         value = row[column]
         if not isinstance(value, Toasted):
             return value
@@ -117,8 +120,10 @@ class CatalogTracker:
         return self._active[name]
 
     def generation(self, oid: int, own: Set[int]) -> tuple[int, ...]:
-        """Another one: PostgreSQL would have told those who know the relation that it has changed.  What a transaction has
-        changed itself is another definition than everyone's."""
+        """Return the relation's generation: another one once PostgreSQL would have invalidated its cache entry.
+
+        A transaction that has changed the relation itself has another generation than everyone else.
+        """
         generations = self.catalogs.generations
         found = [generations.get(0, 0), generations.get(oid, 0)]
         for xid in own:
@@ -128,17 +133,17 @@ class CatalogTracker:
         return tuple(found)
 
     def has_changes(self, xid: int) -> bool:
-        """Whether a transaction in progress has changed a catalog."""
+        """Return whether a transaction in progress has changed a catalog."""
         return xid in self.catalogs.touched
 
     def is_file(self, locator: RelFileLocator) -> bool:
-        """Whether the file is a catalog's, of the database or shared."""
+        """Return whether the file is a catalog's, of the database or shared."""
         return locator[2] in self._files and locator[1] in {self._database, 0}
 
     # Following the WAL
 
     def apply(self, record: Record) -> bool:
-        """A heap record, or one that carries images.  Returns whether its own transaction sees another catalog now.
+        """Apply a heap record, or one with images; return whether its own transaction sees another catalog now.
 
         Raises WalCorrupted, CatalogDiverged.
         """
@@ -155,7 +160,7 @@ class CatalogTracker:
         table = self._files[record.blocks[0].locator[2]]
         xid = record.xid
         if xid and table.stands_in:
-            # Its pages were copied before, as images; from here on this is the catalog for the transaction.
+            # Its pages were copied before, as images; from here on the transaction sees this table.
             self._rewritten.setdefault(xid, {})[table.name] = table
         for operation in operations(record, self._old_row):
             tid = operation.block << 16 | operation.offset
@@ -190,13 +195,13 @@ class CatalogTracker:
         return None if found is None else found.row
 
     def _follow_rewrite(self, row: bytes, xid: int) -> None:
-        """A relation that stands in for a catalog while that is written anew (cluster.c: make_new_heap)."""
+        """Follow the file of a transient relation into which a catalog is rewritten (cluster.c: make_new_heap)."""
         layout = self._active["pg_class"].layout
         values = Row(layout, layout.places, layout.encoding, row)
         name = self._by_oid.get(values.number("relrewrite"))
         if name is None:
             return
-        # The stand-in of a mapped catalog is mapped itself; the file of a new relation has its oid for a number.
+        # For a mapped catalog the transient relation is mapped, too: it is new, so that its file number is its oid.
         number = values.number("relfilenode") or values.number("oid")
         if number not in self._files:
             table = self._files[number] = CatalogTable(self._active[name].layout)
@@ -228,7 +233,7 @@ class CatalogTracker:
     def _adopt(
         self, table: CatalogTable, block: int, found: dict[int, tuple[int, int, int, bytes]], record: Record
     ) -> None:
-        """A page of a catalog that is being written anew (rewriteheap.c): its tuples keep their transactions."""
+        """Take over a page of a catalog that is being rewritten; its tuples keep their transactions (rewriteheap.c)."""
         for number, (xmin, xmax, mask, row) in found.items():
             if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID or (not mask & HEAP_XMIN_FROZEN and xmin in self._aborted):
                 continue
@@ -249,7 +254,7 @@ class CatalogTracker:
             self.catalogs.touch(deleter, table, block << 16 | number, False)
 
     def truncate(self, record: Record) -> None:
-        """A file is cut (storage.c: xl_smgr_truncate).  Raises WalCorrupted."""
+        """Apply the truncation of a file (storage.c: xl_smgr_truncate).  Raises WalCorrupted."""
         try:
             blocks, space, database, number, flags = _SMGR_TRUNCATE.unpack_from(record.main)
         except struct.error as error:
@@ -258,7 +263,10 @@ class CatalogTracker:
             self._files[number].truncate(blocks)
 
     def relmap_update(self, record: Record) -> list[ChangedKey]:
-        """The map of the catalogs that pg_class can not tell the file of (relmapper.c).  Raises WalCorrupted."""
+        """Apply an update of the relation map, the files of catalogs that pg_class cannot name (relmapper.c).
+
+        Returns what changed.  Raises WalCorrupted, CatalogDiverged.
+        """
         try:
             database, _, size = _RELMAP.unpack_from(record.main)
             if database not in {self._database, 0}:
@@ -294,7 +302,7 @@ class CatalogTracker:
     # Ends of transactions
 
     def commit(self, xids: Iterable[int], lsn: int) -> list[ChangedKey]:
-        """The transactions' changes are everyone's now.  Returns what they changed."""
+        """Make the transactions' changes visible to everyone; return what they changed.  Raises CatalogDiverged."""
         xids = list(xids)
         changed, moved = self.catalogs.commit(xids)
         self._rewrites_ended(xids)
@@ -304,7 +312,7 @@ class CatalogTracker:
         return changed
 
     def abort(self, xids: Iterable[int]) -> None:
-        """The transactions' changes never were."""
+        """Undo the transactions' changes."""
         xids = list(xids)
         for number in self._rewrites_ended(xids):
             if self._files[number].stands_in:
@@ -315,7 +323,7 @@ class CatalogTracker:
                 del self._aborted[next(iter(self._aborted))]
 
     def _rewrites_ended(self, xids: Iterable[int]) -> list[int]:
-        """The files that the transactions had begun to write catalogs anew into."""
+        """End the transactions' rewrites; return the files into which they rewrote catalogs."""
         found: list[int] = []
         if self._begun:
             for xid in xids:
@@ -324,5 +332,5 @@ class CatalogTracker:
         return [number for number in found if number in self._files]
 
     def remember(self, xid: int, table: CatalogTable, tid: int, inserted: bool) -> None:
-        """A change of a transaction in progress that was made before the starting position."""
+        """Note a change that a transaction in progress made before the starting position."""
         self.catalogs.touch(xid, table, tid, inserted)

@@ -1,7 +1,7 @@
-"""What a heap record does to the tuples of its blocks: for catalogs, whose every tuple is followed.
+"""What a heap record does to the tuples of its blocks; for catalogs, of which every tuple is followed.
 
 A catalog's tuples are not logged for logical decoding: a full-page image may stand in place of a tuple's bytes, and an
-update may leave out what old and new have in common.  Follows heapam_xlog.c (heap_xlog_insert, heap_xlog_update,
+update may leave out the bytes that old and new tuple share.  Follows heapam_xlog.c (heap_xlog_insert, heap_xlog_update,
 heap_xlog_delete, heap_xlog_multi_insert, heap_xlog_inplace).
 """
 
@@ -31,11 +31,11 @@ _HEAP2: Final = int(Rmgr.HEAP2)
 _NO_TUPLES: Final = frozenset({f.XLOG_HEAP_TRUNCATE, f.XLOG_HEAP_CONFIRM, f.XLOG_HEAP_LOCK})
 
 OldRow = Callable[[RelFileLocator, int, int], bytes | None]
-"""The row that lies at (locator, block, offset number), where it is known."""
+"""Returns the row at (locator, block, offset number); None if it is not known."""
 
 
 class TupleOperation(NamedTuple):
-    """`kind`: "insert", "delete", "inplace", or "remove" (of a speculative insertion that is taken back)."""
+    """A change of one tuple.  `kind`: "insert", "delete", "inplace", or "remove" (aborts a speculative insertion)."""
 
     kind: str
     block: int
@@ -44,14 +44,14 @@ class TupleOperation(NamedTuple):
 
 
 def changes_tuples(record: Record) -> bool:
-    """Whether the record inserts, deletes or changes tuples."""
+    """Return whether the record inserts, deletes or changes tuples."""
     if record.rmgr == _HEAP:
         return record.info & f.XLOG_HEAP_OPMASK not in _NO_TUPLES
     return record.rmgr == _HEAP2 and record.info & f.XLOG_HEAP_OPMASK == f.XLOG_HEAP2_MULTI_INSERT
 
 
 def logs_rows(record: Record) -> bool:
-    """Whether a record that changes tuples holds rows for logical decoding, new or old.  Raises WalCorrupted."""
+    """Return whether a record that changes tuples holds rows for logical decoding, new or old.  Raises WalCorrupted."""
     try:
         if record.rmgr == _HEAP2:
             return bool(_MULTI.unpack_from(record.main)[0] & f.XLH_INSERT_CONTAINS_NEW_TUPLE)
@@ -70,7 +70,7 @@ def logs_rows(record: Record) -> bool:
 
 
 def operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
-    """What the record does, in order.  Raises WalCorrupted."""
+    """Return what the record does, in order.  Raises WalCorrupted."""
     try:
         return _operations(record, old_row)
     except (struct.error, IndexError) as error:
@@ -78,7 +78,10 @@ def operations(record: Record, old_row: OldRow) -> list[TupleOperation]:
 
 
 def places(record: Record) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """The (block, offset) that the record inserts at, and those that it marks as deleted.  Raises WalCorrupted."""
+    """Return the (block, offset) at which the record inserts, and those that it marks as deleted.
+
+    Raises WalCorrupted.
+    """
     inserted: set[tuple[int, int]] = set()
     deleted: set[tuple[int, int]] = set()
     try:
@@ -149,7 +152,10 @@ def _update(record: Record, block: BlockRef, old_row: OldRow) -> list[TupleOpera
 
 
 def _old_block(record: Record) -> BlockRef:
-    """Where the old tuple of an update lies: block 1, where that is not the new one's.  (Later ones are of the visibility map.)"""
+    """Return the block of an update's old tuple: block 1 if there is one, else the new tuple's block.
+
+    Later blocks are of the visibility map.
+    """
     return next((block for block in record.blocks if block.number == 1), record.blocks[0])
 
 

@@ -1,6 +1,6 @@
-"""What the upstream server is asked for once, when decoding begins: all SQL of this package.
+"""What the upstream server is asked once, when decoding begins: all SQL of this package.
 
-Works on 15 to 18.  Follows nothing: it is what physical WAL does not say.
+Works on 15 to 18.  It follows no source of PostgreSQL: it asks for what physical WAL does not say.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ SELECT name, reset_val FROM pg_settings
  WHERE name IN ('TimeZone', 'DateStyle', 'IntervalStyle', 'extra_float_digits', 'bytea_output', 'quote_all_identifiers')
 """
 _OWN_PATH: Final = "BEGIN READ ONLY; SET LOCAL search_path TO DEFAULT"
-# Qualified, since what is on that path is not ours.
+# Qualified, since the schemas on that path may have functions of the same name.
 _PATH: Final = "SELECT pg_catalog.unnest(pg_catalog.current_schemas(false))"
 _OWN_ZONE: Final = "SET LOCAL search_path TO ''; SET LOCAL TimeZone TO DEFAULT; SET LOCAL DateStyle TO 'SQL, MDY'"
-# With DateStyle SQL the abbreviation is the third word, as it is, where to_char would have it in capitals.
+# With DateStyle SQL the abbreviation is the third word, in its own case; to_char would put it in capitals.
 _ZONE_AT: Final = "extract(timezone FROM to_timestamp(s))::int, split_part(to_timestamp(s)::text, ' ', 3)"
 _ZONE_CHANGES: Final = f"""
 SELECT s, s_offset, s_name
@@ -82,13 +82,16 @@ SELECT s, s_offset, s_name
 """
 _ZONE_MOMENTS: Final = f"SELECT {_ZONE_AT} FROM unnest($1::bigint[]) WITH ORDINALITY _ (s, number) ORDER BY number"
 _ZONE_FIRST: Final = -4_417_977_600
-"""1830, before any place had a time that is not its own, in seconds since 1970."""
+"""1830 in seconds since 1970: every place still had its own local time."""
 _ZONE_END: Final = 16_725_225_600
-"""2500: the 400 years before it are as all later ones, whatever is foretold for single years of this century."""
+"""2500 in seconds since 1970: the 400 years before it repeat for ever, whatever is set for single years of this
+century."""
 _ZONE_LONE: Final = 4 * 366 * 86_400
-"""The first change ever was in 1844: a zone that changes in the first four years is a POSIX rule, which holds at all times."""
+"""Four years in seconds.  The first change ever was in 1844: a zone that changes within four years of 1830 is a POSIX
+rule, which holds at all times."""
 _ZONE_STEP: Final = 345_600
-"""Four days: less than the shortest that ever was between two changes of a zone (Fernando de Noronha's week in 2000)."""
+"""Four days in seconds: less than ever lay between two changes of a zone (least: Fernando de Noronha's week in
+2000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Upstream:
     """The server and the database that are decoded."""
 
     version: int
-    """libpq's number."""
+    """As libpq numbers versions."""
     database: int
     database_name: str
     encoding: str
@@ -121,7 +124,7 @@ class CatalogFile:
 
 
 async def inspect(connection: Connection) -> Upstream:
-    """The server, after it was made sure that it can be decoded and that the role may do what is needed.
+    """Check that the server can be decoded and that the role may do what is needed; return what was learned of it.
 
     Raises NotInPrerequisiteState, InsufficientPrivilege, FeatureNotSupported with all that is missing.
     """
@@ -176,7 +179,7 @@ async def inspect(connection: Connection) -> Upstream:
 
 
 async def check_slot(connection: Connection, name: str) -> None:
-    """That `name` is a physical slot.  Raises UndefinedObject, NotInPrerequisiteState, in the server's words."""
+    """Check that `name` is a physical slot.  Raises UndefinedObject, NotInPrerequisiteState, in the server's words."""
     rows = await connection.query("SELECT slot_type FROM pg_replication_slots WHERE slot_name = $1", [name])
     if not rows:
         raise UndefinedObject(
@@ -188,7 +191,7 @@ async def check_slot(connection: Connection, name: str) -> None:
 
 
 async def catalog_files(connection: Connection) -> list[CatalogFile]:
-    """Every catalog of DEFINITIONS, on this server."""
+    """Return the files of all catalogs of DEFINITIONS, in that order.  Raises DataCorrupted if the server lacks one."""
     names = [d.name for d in DEFINITIONS]
     attributes: dict[str, list[CatalogAttribute]] = {}
     for relname, attname, type_oid, length, align in await connection.query(_ATTRIBUTES, [names]):
@@ -206,7 +209,7 @@ async def catalog_files(connection: Connection) -> list[CatalogFile]:
 
 
 async def read_file(connection: Connection, path: str) -> bytes:
-    """A file of the server's data directory with the segments that follow it; whole pages."""
+    """Read a file of the server's data directory with the segments that follow it, up to the last whole page."""
     parts: list[bytes] = []
     segment = 0
     while True:
@@ -230,7 +233,7 @@ async def read_file(connection: Connection, path: str) -> bytes:
 
 
 async def checkpoint(connection: Connection, may_checkpoint: bool) -> Lsn:
-    """A new checkpoint, where the role may make one, else the last one; its redo position."""
+    """Make a checkpoint if `may_checkpoint`; return the redo position of the last one."""
     if may_checkpoint:
         await connection.execute("CHECKPOINT")
     ((redo,),) = await connection.query(_REDO)
@@ -238,13 +241,13 @@ async def checkpoint(connection: Connection, may_checkpoint: bool) -> Lsn:
 
 
 async def flushed(connection: Connection) -> Lsn:
-    """Where the WAL ends: every commit that is visible now lies before."""
+    """Return the LSN where the WAL ends: every commit that is visible now lies before."""
     ((lsn,),) = await connection.query("SELECT pg_current_wal_insert_lsn()")
     return Lsn.parse(str(lsn))
 
 
 async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
-    """Of each: "committed", "aborted", "in progress", or None where the server remembers it no more."""
+    """Return the status of each: "committed", "aborted", "in progress", or None if the server has forgotten it."""
     wanted = sorted(xids)
     found: dict[int, str | None] = {}
     for first in range(0, len(wanted), 1000):
@@ -260,7 +263,7 @@ async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class Builtins:
-    """What came with the server: operators and functions by oid, which a row filter's expression tree names, and keywords."""
+    """What came with the server: the operators and functions that row filters' expression trees name, and keywords."""
 
     operators: dict[int, tuple[str, int]]
     """oid → name, function."""
@@ -271,7 +274,7 @@ class Builtins:
 
 
 async def builtins(connection: Connection) -> Builtins:
-    """They never change while a server of one major version runs."""
+    """Ask for the built-in objects; they never change while a server of one major version runs."""
     operators = {int(str(o)): (str(n), int(str(c))) for o, n, c in await connection.query(_OPERATORS)}
     functions = {
         int(str(o)): (str(n), tuple(int(a) for a in str(args).split()))
@@ -283,18 +286,21 @@ async def builtins(connection: Connection) -> Builtins:
 
 @dataclass(frozen=True, slots=True)
 class SessionTexts:
-    """What texts depend on that a session on the server sets by itself: by its configuration, its database's and its role's, by the
-    connection string's `options` and by the environment, as libpq has it."""
+    """The settings that texts depend on, as a session of this connection string has them.
+
+    They come from the configuration of server, database and role, from `options`, and from libpq's environment
+    variables.
+    """
 
     styles: Styles
     keywords: Set[str]
     """Names that are quoted as identifiers: all of them with quote_all_identifiers."""
     path: tuple[str, ...]
-    """Schemas behind pg_catalog."""
+    """The search path after pg_catalog."""
 
 
 async def session_texts(connection: Connection, keywords: Set[str]) -> SessionTexts:
-    """`keywords`: the server's, see Builtins."""
+    """Ask for the session's settings.  `keywords`: the server's, see Builtins."""
     settings = {str(name): str(value) for name, value in await connection.query(_TEXTS)}
     await connection.execute(_OWN_PATH)
     path = await connection.query(_PATH)
@@ -317,10 +323,10 @@ async def session_texts(connection: Connection, keywords: Set[str]) -> SessionTe
 
 
 async def _time_zone(connection: Connection) -> TimeZone:
-    """The session's, after _OWN_ZONE: asked of the server moment by moment, since its release of the rules counts."""
+    """Ask for the session's zone, moment by moment, since the server's release of the rules counts; after _OWN_ZONE."""
     rows = await connection.query(_ZONE_CHANGES, [_ZONE_FIRST, _ZONE_END, _ZONE_STEP])
     changes = [(int(str(s)), (int(str(offset)), str(name))) for s, offset, name in rows]
-    # Each change lies in the step that ends where it was seen.
+    # Each change lies in the step that ends where it was seen: bisect.
     late = [s for s, _ in changes[1:]]
     early = [s - _ZONE_STEP for s in late]
     while any(last - first > 1 for first, last in zip(early, late, strict=True)):
