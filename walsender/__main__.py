@@ -6,7 +6,7 @@ import signal
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules are loaded it ends the process as SIGTERM does.
+        # While modules load, SIGINT ends the process as SIGTERM does.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from walsender.cli import main

@@ -1,4 +1,4 @@
-"""How signals end a command: in good order, and where that takes too long, at once."""
+"""How signals end a command: in good order, or at once if that takes too long."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from types import FrameType
 from typing import Final
 
 GIVE_UP_SECONDS: Final = 10.0
-"""How long a good order may take: someone may have stopped to read what is written.  More than a connection's end does."""
+"""Seconds that an orderly end may take: the output's reader may have stopped.  Closing a connection takes less."""
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """SIGINT, SIGTERM and SIGHUP call `end`, between two instructions of the main thread.  At a second one, and where the process
-    is not over GIVE_UP_SECONDS later, `give_up` is called; a third one ends the process as it stands.
+    """Handlers by which SIGINT, SIGTERM and SIGHUP end the process.
 
-    For as long as the process lives: what comes last is to be ended, too.
+    The first signal calls `end`, between two instructions of the main thread.  A second one calls `give_up`, as does a
+    process that still runs GIVE_UP_SECONDS later; a third one ends the process as it stands.  The handlers stay until
+    the process ends: its last steps must be interruptible, too.
     """
 
     def __init__(self, end: Callable[[], None], give_up: Callable[[], None]) -> None:
         self._asked = False
         self._end = end
         self._give_up = give_up
-        # Not by the event loop's handlers: a write that waits for its reader is not interrupted for those.
+        # Not with the event loop's handlers: they do not interrupt a write that waits for its reader.
         for number in _ENDING:
-            # nohup has a program ignore it.
+            # nohup makes a program ignore SIGHUP.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
         signal.signal(signal.SIGALRM, self._handle)

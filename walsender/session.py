@@ -3,7 +3,7 @@
     inspect the server ► checkpoint ► read the catalogs' files ► scan the WAL from the redo position to now
       ► the catalogs at the redo position ► decode from there, over the consistent point, for as long as is wanted
 
-Follows logical.c (CreateInitDecodingContext, DecodingContextFindStartpoint) in what it is for.
+It has the purpose of logical.c (CreateInitDecodingContext, DecodingContextFindStartpoint).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WORK_MEM = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """What is wanted.  `start`, `end`: LSNs, 0 for none; `options`: the plugin's; `work_mem` in bytes."""
+    """What to decode.  `start`, `end`: LSNs, 0 for none; `options`: the plugin's; `work_mem`: bytes."""
 
     conninfo: str
     plugin: str
@@ -60,7 +60,7 @@ class DecodeRequest:
 
 
 class Session:
-    """Made by `open`; `run` decodes until the end that was asked for, or for ever."""
+    """One decoding, made by `open`; `run` decodes up to the requested end, or for ever."""
 
     def __init__(
         self, request: DecodeRequest, server: Upstream, source: WalSource, reader: WalReader, decoder: Decoder
@@ -79,8 +79,10 @@ class Session:
         on_consistent: Callable[[int], None],
         on_warning: Callable[[PubsubError], None] = lambda _: None,
     ) -> Session:
-        """Everything up to the redo position.  Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before
-        anything is written.  Where the server restarts meanwhile it is begun anew."""
+        """Do everything before decoding from the redo position; begin anew if the server restarts meanwhile.
+
+        Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before anything is written.
+        """
         retry = Retry()
         try:
             connection = await Connection.connect(request.conninfo, application_name="walsender")
@@ -92,7 +94,7 @@ class Session:
                 try:
                     return await cls._open(connection, request, write, on_consistent, on_warning)
                 except (ConnectionFailure, PublisherError) as error:
-                    # Whom the server does not let in is not tried again.
+                    # The session still works: the error is final, such as a replication connection that is refused.
                     if not await is_lost(connection):
                         raise
                     retry.judge(error)
@@ -111,7 +113,7 @@ class Session:
         plugin_options = _parse_options(request, server)
         if request.slot is not None:
             await upstream.check_slot(connection, request.slot)
-        # What is wanted may have begun already: then it takes an older checkpoint.
+        # If the requested start lies in the past, decoding needs an older checkpoint.
         now = await upstream.flushed(connection)
         past = 0 < request.start <= now
         redo = await upstream.checkpoint(connection, may_checkpoint=server.may_checkpoint and not past)
@@ -176,8 +178,10 @@ class Session:
         return cls(request, server, source, reader, decoder)
 
     async def run(self, idle: Callable[[], None] = lambda: None) -> None:
-        """Decode.  Returns at the end that was asked for; else goes on until cancelled.  `idle` is called whenever there is nothing
-        more to read for now.  Raises what ends a decoding."""
+        """Decode up to the requested end, or until cancelled.
+
+        `idle` is called whenever there is nothing more to read for now.  Raises what ends a decoding.
+        """
         end = self._request.end
         reader, decoder = self.reader, self.decoder
         stop = reader.geometry.to_byte_position(end) if end else 0
@@ -203,8 +207,10 @@ class Session:
 async def _scan(
     connection: Connection, server: Upstream, source: WalSource, redo: Lsn, start: int
 ) -> tuple[list[CatalogFile], dict[CatalogName, bytes], dict[int, str | None], WindowScan]:
-    """The catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says.  `start`: where what is
-    wanted begins, 0 if after that."""
+    """Return the catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says.
+
+    `start`: LSN from which decoding was requested; 0 if that lies after this WAL.
+    """
     files = await upstream.catalog_files(connection)
     contents: dict[CatalogName, bytes] = {file.name: await upstream.read_file(connection, file.path) for file in files}
     bootstrap = CatalogBootstrap(files, contents, server)

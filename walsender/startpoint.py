@@ -1,11 +1,12 @@
-"""Where to begin so that all from a position on is decoded whole: a checkpoint before it, found by going back.
+"""Where to begin so that everything from a position on is decoded whole: a checkpoint before it, found by going back.
 
     R' ── list' ───── R ── list ───── start ───►
           A ran            A, B ran   B had ended, A had not
 
-Who begins at a checkpoint's redo position sees whole what began behind the first list of running transactions there.  So the
-newest checkpoint serves of which none on that list runs at `start` still: here R serves no more than A lets it, and R' does
-not; one before A's begin would.  The WAL is read a segment at a time, the last one first.
+A decoder that begins at a checkpoint's redo position sees those transactions whole that begin after the first list of
+running transactions there.  So the newest checkpoint serves whose list names no transaction that still runs at `start`.
+Here A rules out R, and R' as well; a checkpoint before A began would serve.  The WAL is read a segment at a time, the
+last one first.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _BORING_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in ran
 
 
 async def redo_before(source: WalSource, server: Upstream, start: int, last: int, end: int) -> Lsn:
-    """The redo position to begin at.  `last`: that of the server's last checkpoint; `end`: where the WAL ends.
+    """Return the redo position to begin at.
 
-    Where there is none that serves: the newest before `start`; what can not be decoded whole then is told when it comes.
-    Raises WalMissing where there is none at all, WalCorrupted.
+    `last`: the redo position of the server's last checkpoint; `end`: where the WAL ends.  If no checkpoint serves, it
+    is the newest one before `start`: a transaction that cannot be decoded whole is then refused when it comes.  Raises
+    WalMissing if there is no checkpoint at all, WalCorrupted.
     """
     geometry = Geometry(server.segment_size)
     wal_format = format_of_version(server.version)
@@ -40,7 +42,7 @@ async def redo_before(source: WalSource, server: Upstream, start: int, last: int
         search.redos.append(last)
     size = geometry.segment_size
     first = start - start % size
-    # A checkpoint's record lies behind its redo position: it may be found behind the start.
+    # A checkpoint's record lies after its redo position, and so perhaps after the start.
     end = min(end, start + size)
     missing: WalMissing | None = None
     while first >= 0:
@@ -65,23 +67,23 @@ async def redo_before(source: WalSource, server: Upstream, start: int, last: int
 
 
 class _Search:
-    """What was read so far."""
+    """What was found in the WAL read so far."""
 
     def __init__(self, start: int, wal_format: WalFormat) -> None:
         self.redos: list[int] = []
-        """Of checkpoints, up to `start`."""
+        """Redo positions of checkpoints, up to `start`."""
         self._start = start
         self._format = wal_format
         self._lists: list[tuple[int, frozenset[int]]] = []
         self._alive: frozenset[int] | None = None
-        """Who runs at `start`, of those who ran at the last list before; None: that has not been found."""
+        """Transactions on the last list before `start` that still run at `start`; None: the list was not found yet."""
         self._ended: set[int] = set()
-        """Who ended before `start`, in what was read before that list is found."""
+        """The transactions that ended before `start`, in the segments read until that list is found."""
 
     async def read(self, source: WalSource, geometry: Geometry, first: int, end: int) -> None:
-        """The records that begin from `first`, where a segment begins, up to `end`."""
+        """Read the records that begin between `first`, the start of a segment, and `end`."""
         reader = WalReader(geometry, first, find_first=True)
-        # Who ended before the start matters until it is known who ran then.
+        # Ends of transactions matter until it is known which ones run at the start.
         boring = _BORING if self._alive is None else _BORING_LATER
         reader.walk = skim = Skim(boring)
         skim.stop = end
@@ -129,11 +131,11 @@ class _Search:
             ended.update((end.twophase_xid or record.xid, *end.subxids))
 
     def found(self, first: int) -> int | None:
-        """The newest redo position that serves, from `first` on, which all was read from."""
+        """Return the newest redo position from `first` on that serves, or None; all WAL from `first` on was read."""
         for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
             for lsn, xids in self._lists:
                 if lsn >= redo:
-                    # Who is on a list behind the start, and began before this checkpoint, is not known.
+                    # A list after the start does not tell which of its transactions began before this checkpoint.
                     if not xids or (lsn < self._start and self._alive is not None and not xids & self._alive):
                         return redo
                     break

@@ -1,4 +1,4 @@
-"""What may be better soon: a server that restarts, a connection that broke."""
+"""Errors that may pass soon: a server that restarts, a connection that broke."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from pubsub.errors import ConnectionFailure, PublisherError
 from pubsub.publisher.connection import Connection
 
 RETRY_SECONDS: Final = 60.0
-"""How long a server that does not answer is tried again."""
+"""How long to try a server again that does not answer."""
 RETRY_INTERVAL: Final = 0.5
 _STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
 _OBJECT_IN_USE: Final = "55006"
 
 
 class Retry:
-    """The time that is left for it: RETRY_SECONDS since it was made, or since `connected`."""
+    """The time left for trying again: RETRY_SECONDS since this was made, or since `connected`."""
 
     def __init__(self) -> None:
         self.connected()
 
     def connected(self) -> None:
-        """All was well until now."""
+        """Start the time anew: all was well until now."""
         self._deadline = time.monotonic() + RETRY_SECONDS
 
     def judge(self, error: ConnectionFailure | PublisherError, *, slot: bool = False) -> None:
-        """Raises `error` where it is final, or the time is over.  `slot`: a slot may be taken for a while by the connection
-        that was lost."""
+        """Raise `error` if it is final or the time is over.
+
+        `slot`: an error that the slot is in use may pass, since the lost connection can hold it for a while.
+        """
         passes = (
             isinstance(error, ConnectionFailure)
             or error.sqlstate in _STARTING_OR_STOPPING
@@ -38,7 +40,7 @@ class Retry:
             raise error
 
     async def connect(self, conninfo: str) -> Connection:
-        """A connection for SQL, as soon as there is one.  Raises ConnectionFailure, PublisherError."""
+        """Connect for SQL as soon as the server lets us.  Raises ConnectionFailure, PublisherError."""
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
             try:
@@ -48,7 +50,7 @@ class Retry:
 
 
 async def is_lost(connection: Connection) -> bool:
-    """Whether the server is gone, or has ended the session."""
+    """Return whether the server is gone or has ended the session."""
     try:
         await connection.query("SELECT")
     except (ConnectionFailure, PublisherError):

@@ -1,8 +1,8 @@
 """WAL from a directory: an archive, or a server's own pg_wal.
 
-A segment is found under its name, or with an ending: compressed (.zst, .lz4, .gz), not complete (.partial), or both, in either order.
-Which timeline's file is read where several have the position: the newest that belongs to the history that is followed, for
-it begins with a copy of the older one's.
+A segment's file has the segment's name, or an ending: compressed (.zst, .lz4, .gz), incomplete (.partial), or both, in
+either order.  If several timelines have the position, the newest one of the followed history is read: its file begins
+with a copy of the older one's WAL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from walsender.xlog.geometry import Geometry
 
 CHUNK_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 64 << 10
-"""Of a compressed file: where it is cut short the last piece is lost."""
+"""Bytes read at a time from a compressed file: if it is cut short, the last piece is lost."""
 _CODECS: Final = {".zst": "zstd", ".lz4": "lz4", ".gz": "gzip"}
 # pg_receivewal puts .partial last.
 _ENDINGS: Final = (
@@ -37,7 +37,10 @@ _SEGMENT: Final = re.compile(f"[0-9A-F]{{24}}(?:{'|'.join(map(re.escape, _ENDING
 
 
 class SegmentDirectory:
-    """Segments of the cluster `system_identifier`.  Raises PubsubError (58P01, 42501) if `path` is no directory that can be read."""
+    """Segments of the cluster `system_identifier`.
+
+    Raises PubsubError (58P01, 42501) if `path` is no readable directory.
+    """
 
     def __init__(self, path: Path, geometry: Geometry, system_identifier: int) -> None:
         try:
@@ -49,7 +52,7 @@ class SegmentDirectory:
         self._system_identifier = system_identifier
 
     def find(self, lsn: int, history: TimelineHistory) -> tuple[Path, int] | None:
-        """The file that has the WAL at `lsn`, and its timeline; None where there is none."""
+        """Return the file that has the WAL at `lsn`, and its timeline; None if there is none."""
         for timeline in history.timelines_of_segment(lsn, self._geometry.segment_size):
             name = self._geometry.segment_name(timeline, lsn)
             for ending in _ENDINGS:
@@ -59,9 +62,10 @@ class SegmentDirectory:
         return None
 
     def read(self, lsn: int, history: TimelineHistory) -> Iterator[tuple[int, bytes]]:
-        """(LSN, bytes) from `lsn` on, segment after segment, as far as they are there.
+        """Yield (LSN, bytes) from `lsn` on, segment after segment, as far as they are there.
 
-        A file of a timeline that was left counts up to there.  Raises PubsubError (58030), WalCorrupted for another cluster's.
+        A file of a timeline that the history left is read up to that point.  Raises PubsubError (58030), and
+        WalCorrupted for another cluster's file.
         """
         size = self._geometry.segment_size
         while (found := self.find(lsn, history)) is not None:
@@ -85,8 +89,10 @@ class SegmentDirectory:
         return self.find(lsn, history) is not None
 
     def has_written(self, lsn: int, history: TimelineHistory) -> bool:
-        """Whether the segment that begins at `lsn` is there and has been written to: a server keeps files for later, empty
-        ones or with what they held before."""
+        """Return whether the segment that begins at `lsn` is there and has been written to.
+
+        A server keeps files for later use, empty or with their old contents.
+        """
         found = self.find(lsn, history)
         if found is None:
             return False
@@ -96,11 +102,14 @@ class SegmentDirectory:
         return False
 
     def has_after(self, lsn: int) -> bool:
-        """Whether there is any segment behind the one that holds `lsn`."""
+        """Return whether there is any segment after the one that holds `lsn`."""
         return any(start > lsn for start in self._starts())
 
     def _is_ours(self, path: Path, start: int, data: bytes) -> bool:
-        """Whether a segment begins with the header of the page at `start`.  Raises WalCorrupted where another cluster wrote it."""
+        """Return whether a segment begins with the header of the page at `start`.
+
+        Raises WalCorrupted if another cluster wrote it.
+        """
         if len(data) < LONG_HEADER:
             return False
         magic, info, _, address, _ = PAGE_HEADER.unpack_from(data)
@@ -117,7 +126,7 @@ class SegmentDirectory:
         return True
 
     def history(self, timeline: int) -> TimelineHistory:
-        """Out of the timeline's history file, where there is one."""
+        """Return the timeline's history from its file; the timeline alone if there is no file."""
         for ending in ("", *_CODECS):
             path = self._path / f"{timeline:08X}.history{ending}"
             if _is_file(path):
@@ -133,7 +142,7 @@ class SegmentDirectory:
 
 
 def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes), at most `limit` bytes.  A compressed file that is cut short gives what it has."""
+    """Yield (offset, bytes), at most `limit` bytes in all.  A compressed file that is cut short gives what it has."""
     codec = next((_CODECS[suffix] for suffix in path.suffixes if suffix in _CODECS), None)
     position = 0
     try:
@@ -159,7 +168,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _failure(what: str, error: Exception) -> PubsubError:
-    """elog.c: errcode_for_file_access."""
+    """Make the error of a failed file access (elog.c: errcode_for_file_access)."""
     number = error.errno if isinstance(error, OSError) else None
     sqlstate = _STATES.get(number or 0, "58030")
     return PubsubError(f"{what}: {os.strerror(number) if number else error}", sqlstate=sqlstate)

@@ -1,10 +1,10 @@
-"""One WAL out of what there is: a directory, a server, or both; and a reader that is fed with it.
+"""One WAL from a directory, a server, or both, fed to a reader.
 
     ARCHIVE ── nothing more there ──► STREAM ── the server no longer has it ──► ARCHIVE
                                         └── the server's timeline ended, or the connection broke ──► STREAM
 
-Unless the directory ended with a whole segment the reader starts again at the page of the first record not yet read: what
-came from there may have been the torn end of a file that was being written.
+Unless the directory ended with a whole segment, the reader starts again at the page of the first record not yet read:
+the bytes from there may have been the torn end of a file that was being written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from walsender.xlog.reader import WalReader
 
 
 class WalSource:
-    """WAL of `server`; `directory` is asked first.  `slot`: a physical slot.  To be opened before it is used."""
+    """The WAL of `server`; `directory` is read first.  `slot`: a physical slot.  Call `open` before use."""
 
     def __init__(self, conninfo: str, server: Upstream, directory: Path | None = None, slot: str | None = None) -> None:
         self._conninfo = conninfo
@@ -44,10 +44,10 @@ class WalSource:
         self._streamed = False
         self.history = TimelineHistory.only(1)
         self.flushed = 0
-        """What a physical slot may let go: what lies before."""
+        """The LSN before which a physical slot may let WAL go."""
 
     async def open(self) -> None:
-        """Learn of the server's timelines, from the directory or from itself; it must let itself be followed.
+        """Learn the server's timelines, from the directory or the server; it must accept a replication connection.
 
         Raises ConnectionFailure, PublisherError, NotInPrerequisiteState for another server.
         """
@@ -59,10 +59,11 @@ class WalSource:
                 self.history = await timeline_history(connection, timeline)
 
     async def feed(self, reader: WalReader) -> AsyncGenerator[bool, None]:
-        """Feed `reader`; yields False when there may be records to take, True when there is nothing more for now.
+        """Feed `reader`; yield False when there may be records to take, True when there is nothing more for now.
 
-        Whoever asks must take the records each time.  Raises WalMissing, WalCorrupted, ConnectionFailure and what the
-        server reports; NotInPrerequisiteState where the server is another, or went another way.
+        The caller must take the records each time.  Raises WalMissing, WalCorrupted, ConnectionFailure and what the
+        server reports; NotInPrerequisiteState if the server is another one, or its timeline left before the reader's
+        position.
         """
         missed = -1
         deadline = 0.0
@@ -74,14 +75,14 @@ class WalSource:
             reader.final = True
             if reader.torn is not None or reader.received % reader.geometry.segment_size:
                 reader.restart_at(reader.position)
-            # Else the server need not have the segment that the next record begins in.
+            # Otherwise go on from there: the server need not have the segment in which the next record begins.
             try:
                 async for idle in self._stream_to(reader):
                     yield idle
             except WalMissing:
                 if self._directory is None:
                     raise
-                # By now it may be in the directory, or will soon be; not where that has a gap.
+                # The directory may have it by now, or soon, unless it has a gap there.
                 now = time.monotonic()
                 if reader.position > missed:
                     missed, deadline = reader.position, now + RETRY_SECONDS
@@ -91,7 +92,7 @@ class WalSource:
                     await asyncio.sleep(RETRY_INTERVAL)
 
     async def _read_directory(self, directory: SegmentDirectory, reader: WalReader) -> AsyncGenerator[bool, None]:
-        """All that is there.  Raises WalCorrupted where what is no record has WAL behind it."""
+        """Feed all that the directory has.  Raises WalCorrupted if bytes that are no record have WAL after them."""
         size = reader.geometry.segment_size
         suspect = -1
         while True:
@@ -100,20 +101,20 @@ class WalSource:
             for lsn, data in directory.read(reader.received, self.history):
                 reader.feed(lsn, data)
                 yield False
-                # Nothing else waits here: signals are seen in between.
+                # Nothing else waits in this loop: let signals be handled.
                 await asyncio.sleep(0)
                 if reader.torn is not None:
                     break
             torn = reader.torn
             if torn is None or not directory.has_written(torn.lsn - torn.lsn % size + size, self.history):
                 return
-            # Now that the next segment is written to, this one is complete; it need not have been when it was read.
+            # The next segment is written to, so this one is complete now; when it was read it may not have been.
             if torn.lsn == suspect:
                 raise torn
             suspect = torn.lsn
 
     async def _stream_to(self, reader: WalReader) -> AsyncIterator[bool]:
-        """Until the timeline has ended or the connection broke and the server answers again."""
+        """Feed from the server until its timeline ends; reconnect when the connection breaks."""
         retry = Retry()
         while True:
             connected = False
@@ -131,7 +132,8 @@ class WalSource:
                         yield False
                 return  # the timeline has ended
             except (ConnectionFailure, PublisherError) as error:
-                # What shuts down, or starts, will be there again; everything else is final.  A connection may have lasted long.
+                # A server that shuts down or starts will be back; other errors are final.  The connection may have
+                # lasted long, so the time starts anew.
                 if connected:
                     retry.connected()
                 retry.judge(error, slot=self._streamed)
@@ -166,7 +168,10 @@ class WalSource:
         return identity
 
     async def _switch(self, connection: Connection, timeline: int, position: int) -> None:
-        """The server is on a new timeline.  Raises NotInPrerequisiteState where that left this one before `position`."""
+        """Follow the server to a new timeline.
+
+        Raises NotInPrerequisiteState if that left this one before `position`.
+        """
         history = await timeline_history(connection, timeline)
         end = history.end_of(self.history.newest)
         if end is None or end < position:

@@ -25,7 +25,8 @@ _UNDEFINED_FILE: Final = "58P01"
 class WalStream:
     """WAL of one timeline from a server.
 
-    `slot`: a physical slot that keeps the WAL; `flushed` is what it is told of, an LSN up to which nothing is needed again.
+    `slot`: a physical slot that keeps the WAL.  `flushed` is reported to it: an LSN up to which nothing is needed
+    again.
     """
 
     def __init__(self, connection: Connection, slot: str | None = None) -> None:
@@ -37,10 +38,10 @@ class WalStream:
         self.flushed = 0
         self._told = 0
         self.server_end = 0
-        """Where the server's WAL ends, as far as it has said."""
+        """The end of the server's WAL, as it last reported."""
 
     async def start(self, lsn: int, timeline: int) -> None:
-        """Begin at the page that holds `lsn`.  Raises WalMissing where the server no longer has it, PublisherError."""
+        """Begin at the page that holds `lsn`.  Raises WalMissing if the server no longer has it, PublisherError."""
         self._next = page = lsn - lsn % XLOG_BLCKSZ
         try:
             await self._connection.start_copy_both(start_physical_replication(self._slot, page, timeline))
@@ -56,10 +57,10 @@ class WalStream:
         )
 
     async def pieces(self) -> AsyncIterator[tuple[int, bytes] | None]:
-        """(LSN, bytes) in order, and None whenever all that is there has been given.
+        """Yield (LSN, bytes) in order, and None whenever all bytes received were given.
 
-        Ends where the timeline ends.  Raises WalMissing where the server no longer has what comes next (it finds out only when
-        it is to send it), ConnectionFailure, PublisherError, ProtocolViolation.
+        Ends where the timeline ends.  Raises WalMissing if the server no longer has the next bytes (it notices only
+        when it has to send them), ConnectionFailure, PublisherError, ProtocolViolation.
         """
         stream = self._stream
         assert stream is not None
@@ -82,15 +83,17 @@ class WalStream:
                         self.server_end = max(self.server_end, int(message.wal_end))
                         reply |= message.reply_requested
             yield None
-            # What is no longer needed is told of at once: an idle server sends nothing that it could be told of with for long.
+            # Report a new `flushed` at once: an idle server may send nothing for long, and this loop only runs
+            # when it sends.
             if reply or self.flushed != self._told or time.monotonic() - self._sent > STATUS_INTERVAL:
                 await self.send_status()
 
     async def send_status(self) -> None:
-        """Tell the server what has come, and what is no longer needed.  Raises ConnectionFailure.
+        """Report to the server which WAL has come and which is no longer needed.  Raises ConnectionFailure.
 
-        A server that is shut down waits until all is flushed that it has sent, or written where nothing is said of flushing
-        (walsender.c: WalSndDone); a slot moves to what is said to be flushed.  So that is said of a slot once, and taken back.
+        A server that is shut down waits until all that it sent is reported flushed, or written if no flush position is
+        reported (walsender.c: WalSndDone).  A slot moves to the reported flush position.  So with a slot `flushed` is
+        reported once and then taken back.
         """
         self._sent = time.monotonic()
         self._told = self.flushed

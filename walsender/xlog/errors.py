@@ -1,4 +1,4 @@
-"""How the WAL's readers fail: always with the position."""
+"""Errors of the WAL's readers; all of them tell the position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HINT = "The WAL from here on can not be decoded: take it from the server or its
 
 
 class WalCorrupted(DataCorrupted):
-    """Bytes of the WAL that can not be what a server wrote.  `lsn` is the record's, or the page's, start."""
+    """Bytes of the WAL that cannot be what a server wrote.  `lsn`: start of the record or the page."""
 
     def __init__(self, message: str, lsn: int, *, detail: str | None = None, hint: str | None = None) -> None:
         super().__init__(message, detail=detail, hint=hint or _HINT, context=f"WAL position {Lsn(lsn)}")

@@ -1,4 +1,4 @@
-"""What differs between versions in the WAL, as data; and the numbers that all versions from 15 on share.
+"""The numbers of the WAL's formats: those that differ between versions, as data, and those shared from 15 on.
 
 Follows xlog_internal.h (XLOG_PAGE_MAGIC), rmgrlist.h, xlogrecord.h, heapam_xlog.h, xact.h, standbydefs.h, pg_control.h.
 """
@@ -18,7 +18,7 @@ XLOG_BLCKSZ: Final = 8192
 """Bytes of a page of the WAL; servers built otherwise are refused."""
 
 MAX_RECORD_BYTES: Final = 1020 << 20
-"""xlogrecord.h: XLogRecordMaxSize.  15 has no such bound, and can not write longer records either."""
+"""xlogrecord.h: XLogRecordMaxSize.  15 has no such bound, but cannot write longer records either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ FORMATS: Final[Mapping[int, WalFormat]] = MappingProxyType(
 
 
 def format_of_version(server_version: int) -> WalFormat | None:
-    """The format of a server; `server_version` is libpq's number.  None where it is not known."""
+    """Return the format of a server's WAL; `server_version` is libpq's number.  None if the version is not known."""
     major = server_version // 10000
     return next((f for f in FORMATS.values() if f.version == major), None)
 
@@ -57,7 +57,7 @@ def format_of_version(server_version: int) -> WalFormat | None:
 SHORT_HEADER: Final = 24
 LONG_HEADER: Final = 40
 PAGE_HEADER: Final = Struct("<HHIQI")
-"""magic, info, timeline, page address, bytes left of a record begun before."""
+"""magic, info, timeline, page address, bytes left of a record that began on an earlier page."""
 LONG_HEADER_REST: Final = Struct("<QII")
 """system identifier, segment size, WAL page size: at SHORT_HEADER of a segment's first page."""
 XLP_FIRST_IS_CONTRECORD: Final = 0x0001
@@ -95,7 +95,7 @@ RM_MIN_CUSTOM: Final = 128
 
 
 class Rmgr(IntEnum):
-    """Resource managers whose records are looked into; the others' headers are walked."""
+    """Resource managers whose records are parsed; of the others' records only the header is read."""
 
     XLOG = 0
     XACT = 1

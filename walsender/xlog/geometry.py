@@ -1,8 +1,8 @@
 """Where bytes lie in the WAL: segments, pages, and the stream of bytes that is left when page headers are taken out.
 
-That stream is what records are read from: a record that crosses pages is in one piece there.  Its positions are
-"byte positions" (xlog.c: XLogBytePosToRecPtr, XLogRecPtrToBytePos); page headers are multiples of 8 bytes, so alignment
-is the same on both sides.
+Records are read from that stream: a record that crosses pages is in one piece there.  Its positions are "byte
+positions" (xlog.c: XLogBytePosToRecPtr, XLogRecPtrToBytePos).  Page headers are multiples of 8 bytes, so alignment is
+the same in both.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Geometry:
         self._usable_segment = segment_size // XLOG_BLCKSZ * _USABLE - _LONG_EXTRA
 
     def header_bytes(self, page_lsn: int) -> int:
-        """Bytes of the header of the page that starts at `page_lsn`."""
+        """Return the bytes that the header of the page at `page_lsn` takes."""
         return LONG_HEADER if page_lsn % self.segment_size == 0 else SHORT_HEADER
 
     def to_byte_position(self, lsn: int) -> int:
-        """The byte position of what lies at `lsn`; a place inside a page header counts as the first byte after it."""
+        """Return the byte position of `lsn`; a place inside a page header counts as the first byte after it."""
         segment, offset = divmod(lsn, self.segment_size)
         page, in_page = divmod(offset, XLOG_BLCKSZ)
         if page == 0:
@@ -43,13 +43,13 @@ class Geometry:
         return start + max(in_page - SHORT_HEADER, 0)
 
     def segment_name(self, timeline: int, lsn: int) -> str:
-        """The file's name (xlog_internal.h: XLogFileName)."""
+        """Return the name of a segment's file (xlog_internal.h: XLogFileName)."""
         per_id = 0x1_0000_0000 // self.segment_size
         number = lsn // self.segment_size
         return f"{timeline:08X}{number // per_id:08X}{number % per_id:08X}"
 
     def segment_start(self, name: str) -> tuple[int, int]:
-        """A file name's timeline and first LSN.  Raises ValueError."""
+        """Return a file name's timeline and first LSN.  Raises ValueError."""
         if len(name) != 24:
             raise ValueError(f'"{name}" is not the name of a WAL segment')
         timeline, high, low = (int(name[i : i + 8], 16) for i in (0, 8, 16))

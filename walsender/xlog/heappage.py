@@ -31,7 +31,7 @@ PageTuple = tuple[int, int, int, int, bytes]
 
 
 def tuples_of(page: bytes) -> Iterator[PageTuple]:
-    """The tuples of a page, dead ones that are still there included.  Raises DataCorrupted."""
+    """Yield the tuples of a page, including dead ones that are still there.  Raises DataCorrupted."""
     try:
         lower, upper, special = _PAGE.unpack_from(page, 12)
         if upper == 0:
@@ -53,7 +53,7 @@ def tuples_of(page: bytes) -> Iterator[PageTuple]:
 
 
 def tuple_at(page: bytes, number: int) -> PageTuple:
-    """The tuple of offset `number`.  Raises DataCorrupted where there is none."""
+    """Return the tuple with the offset number `number`.  Raises DataCorrupted if there is none."""
     try:
         (item,) = struct.unpack_from("<I", page, _ITEMS + 4 * (number - 1))
         start = item & 0x7FFF

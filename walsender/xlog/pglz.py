@@ -1,6 +1,7 @@
 """PostgreSQL's own compression, the reading half (pg_lzcompress.c: pglz_decompress).
 
-A control byte stands before each eight items: bit set, a tag of 2 or 3 bytes that names earlier output; else a literal.
+A control byte stands before every eight items.  Its bits say what they are: 1, a tag of 2 or 3 bytes that points at
+earlier output; 0, a literal byte.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from pubsub.errors import DataCorrupted
 
 
 def decompress(source: bytes, raw_size: int, *, whole: bool = True) -> bytes:
-    """The `raw_size` bytes that `source` was made from.  Raises DataCorrupted where it does not give exactly these.
+    """Return the `raw_size` bytes that `source` was made from.
 
-    With `whole` false bytes may be left over in `source`.
+    Raises DataCorrupted if it gives another number of bytes.  With `whole` false, bytes may be left over in `source`.
     """
     out = bytearray()
     position = 0

@@ -2,14 +2,14 @@
 
     reader = WalReader(geometry, start)      start: where a record begins
     reader.feed(lsn, data)                   as they come, in order, the first from the page that holds `start`
-    for record in reader.records(): …        (data, position, length, lsn, xid, info, rmgr): what is complete
+    for record in reader.records(): …        (data, position, length, lsn, xid, info, rmgr): the complete ones
 
-Page headers are taken out as bytes come in, so that every record lies in one piece; which LSN a byte had is kept for
-each page.  What is held is the bytes not yet read: at most one incomplete record and the last piece that was fed.
+Page headers are taken out as bytes come in, so that every record lies in one piece; the LSNs of the bytes are kept page
+by page.  The reader holds the bytes not yet read: at most one incomplete record and the last piece that was fed.
 
 A record that was cut off by a crash of the server, and never completed, is skipped: the page after it says so
-(XLP_FIRST_IS_OVERWRITE_CONTRECORD).  Where bytes can not be a record `WalCorrupted` is raised when `final` says that
-they will not change any more (they came from a server); else the reader waits there, `torn` telling why.
+(XLP_FIRST_IS_OVERWRITE_CONTRECORD).  At bytes that cannot be a record the reader raises `WalCorrupted` if `final` says
+that they will not change any more (they came from a server).  Otherwise it waits there, and `torn` says why.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from walsender.xlog.formats import (
 from walsender.xlog.geometry import Geometry
 
 RawRecord = tuple[bytes, int, int, int, int, int, int]
-"""Buffer, offset in it, total length, LSN, xid, info, resource manager.  The buffer is good until the next `feed`."""
+"""Buffer, offset in it, total length, LSN, xid, info, resource manager.  The buffer is valid until the next `feed`."""
 
 _MAX_INT: Final = 1 << 62
 
 
 class WalReader:
-    """Reads records from `start` (exclusive of nothing: a record begins there, or in the page header before it).
+    """Reads records from `start` on, inclusive: a record begins there, or right after a page header that is there.
 
-    `final`: the bytes fed are what a server wrote and will not change.  `find_first`: `start` is a page's start, and the
-    first record is the first that begins on or after it.
+    `final`: the bytes fed are what a server wrote and will not change.  `find_first`: `start` is the start of a page,
+    and the first record is the first one that begins on or after it.
     """
 
     def __init__(self, geometry: Geometry, start: int, *, final: bool = True, find_first: bool = False) -> None:
@@ -64,41 +64,42 @@ class WalReader:
         self.timeline = 0
         self.final = final
         self.torn: WalCorrupted | None = None
-        """Why the reader waits, where bytes that are there are no record."""
+        """Why the reader waits at bytes that are no record."""
         self._find_first = find_first
-        self._found_from = start if find_first else -1  # where the first record is to be found again
+        self._found_from = start if find_first else -1  # where a restart searches for the first record again
         self._start_page = start - start % XLOG_BLCKSZ
         self._buffer = b""
         self._offset = 0  # of the next record in the buffer
-        self._pieces: list[bytes] = []  # come in and not yet in the buffer
+        self._pieces: list[bytes] = []  # received, not yet in the buffer
         self._pieces_bytes = 0
-        self._wanted = 0  # bytes the buffer must have before it is looked at again
-        # The buffer as pages: (offset of the page's first byte in the buffer, LSN of that byte less offset, info, rem_len)
+        self._wanted = 0  # bytes the buffer must have before it is read again
+        # The buffer as pages: (offset of the page's first byte in the buffer, LSN of that byte less offset, info,
+        # rem_len)
         self._pages: list[tuple[int, int, int, int]] = []
         self._page = 0  # the page that holds _offset
         self._raw = self._start_page  # LSN of the next byte to come
-        self._pending = b""  # a page header in parts
+        self._pending = b""  # the first part of a page header
         self._bad_page: WalCorrupted | None = None
-        self._held: list[bytes] = []  # what came after a page that is none, from _held_lsn on
+        self._held: list[bytes] = []  # the bytes of an invalid page and after it, from _held_lsn on
         self._held_lsn = 0
-        self._skip_to = self._start_page  # bytes before are not looked at
+        self._skip_to = self._start_page  # bytes before this LSN are skipped
         self._previous = 0  # LSN of the last record, 0: not known
         self._latest_page = 0  # whose timeline is `timeline`
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
         self.walk: Walk | Skim | None = None
-        """What deals with most records at once: `records` gives those that it leaves."""
+        """Handles most records at once; `records` gives those that it leaves."""
         self.position: int = start
         """LSN of the end of the last record: where the next one is expected (EndRecPtr)."""
 
     @property
     def received(self) -> int:
-        """LSN of the byte after the last one fed: what `feed` goes on from."""
+        """LSN of the byte after the last one fed, from which `feed` goes on."""
         return self._raw + len(self._pending)
 
     def restart_at(self, lsn: int) -> int:
-        """From where to feed after a break: the start of the page that holds the first byte not consumed, as fed before.
+        """Forget everything not yet read; return the LSN to feed from, the start of the page that holds `lsn`.
 
-        Everything not yet read is forgotten; the next record is the one at `position`.
+        `lsn` must be `position`: the next record is the one there.
         """
         self._buffer = b""
         self._offset = 0
@@ -115,9 +116,9 @@ class WalReader:
         return page
 
     def feed(self, lsn: int, data: bytes) -> None:
-        """Bytes that lie at `lsn`; what was fed already is passed over.
+        """Take bytes that lie at `lsn`; skip those that were fed already.
 
-        Raises WalMissing where bytes are left out, FeatureNotSupported for a version that is not known.
+        Raises WalMissing if bytes are left out, FeatureNotSupported if the WAL changes to another version's.
         """
         expected = self._raw + len(self._pending)
         if lsn > expected:
@@ -137,7 +138,7 @@ class WalReader:
                 at += step
                 continue
             if self._bad_page is not None:
-                # Nothing after a page that is none is looked at until the reader knows whether it matters.
+                # The bytes from an invalid page on wait until the reader knows whether they matter.
                 break
             in_page = raw % XLOG_BLCKSZ
             if in_page == 0:
@@ -146,7 +147,7 @@ class WalReader:
                     break
                 self._bad_page = self._page_header(data, at, raw)
                 if self._bad_page is not None:
-                    # What is waited for will not be completed.
+                    # The awaited record will not be completed.
                     self._wanted = 0
                     break
                 at += size
@@ -159,7 +160,7 @@ class WalReader:
             raw += take
         self._raw = raw
         if self._bad_page is not None:
-            # It may lie behind a switch of segments: then what follows is needed.
+            # The page may lie after a switch of segments: then the bytes after it are needed.
             if self.torn is None:
                 if not self._held:
                     self._held_lsn = raw
@@ -169,7 +170,7 @@ class WalReader:
             self._pending = data[at:]
 
     def records(self) -> Iterator[RawRecord]:
-        """The records that are complete, in order.  Raises WalCorrupted; see the module's text."""
+        """Yield the complete records, in order.  Raises WalCorrupted, see the module's docstring."""
         unpack = RECORD_HEADER.unpack_from
         walk = self.walk
         while True:
@@ -228,7 +229,7 @@ class WalReader:
                     self._invalid(lsn, total, previous, rmgr)
                     return
                 if end > next_page:
-                    # Crosses pages: each of them must go on with this record.
+                    # It crosses pages: each of them must continue this record.
                     outcome = self._check_continuation(offset, end, page)
                     if outcome < 0:
                         self._leave(offset, page, skipped)
@@ -269,7 +270,7 @@ class WalReader:
     # Pages
 
     def _page_header(self, data: bytes, at: int, lsn: int) -> WalCorrupted | None:
-        """Take note of the page at `lsn`; the error to raise where it is none."""
+        """Take note of the page at `lsn`; return the error to raise if it is invalid.  Raises FeatureNotSupported."""
         magic, info, timeline, address, remaining = PAGE_HEADER.unpack_from(data, at)
         if self.format is None:
             found = FORMATS.get(magic)
@@ -305,7 +306,7 @@ class WalReader:
             return WalCorrupted(f"out-of-sequence timeline ID {timeline} (after {self.timeline})", lsn)
         self.timeline, self._latest_page = timeline, lsn
         if info & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
-            # The record that is waited for will not be completed.
+            # The awaited record will not be completed.
             self._wanted = 0
         offset = len(self._buffer) + self._pieces_bytes
         size = self.geometry.header_bytes(lsn)
@@ -313,14 +314,14 @@ class WalReader:
         return None
 
     def _join(self) -> None:
-        """Put what came in into the buffer, once there is enough of it, and drop what was read."""
+        """Move received pieces into the buffer once there are enough of them, and drop what was read."""
         if not self._pieces or len(self._buffer) + self._pieces_bytes < self._wanted:
             if self._wanted and len(self._buffer) < self._wanted:
                 return
             self._wanted = 0
             return
         self._wanted = 0
-        # Alignment counts from the buffer's start; the padding behind the last record may not be there yet.
+        # Alignment counts from the buffer's start; the padding after the last record may not be there yet.
         cut = min(self._offset, len(self._buffer)) & ~7
         self._buffer = b"".join((self._buffer[cut:], *self._pieces))
         self._pieces.clear()
@@ -334,7 +335,7 @@ class WalReader:
         self._page = 0
 
     def _skip_to_first(self) -> bool:
-        """Pass over what lies before the first record; False while that is not there yet."""
+        """Skip what lies before the first record; return False while not all of it is there."""
         if not self._pages or self._pages[-1][0] > len(self._buffer):
             self._incomplete(0, 0)
             return False
@@ -357,16 +358,16 @@ class WalReader:
     # Records
 
     def _leave(self, offset: int, page: int, skipped: bool) -> None:
-        """Remember where to go on; `skipped`: the last record was left out, and where it ends is not known yet."""
+        """Remember where to go on.  `skipped`: the walk took the last record, so `position` is still to be set."""
         self._offset, self._page = offset, page
         if skipped:
-            # Pages are passed lazily: the one that the last record ends on may be a few behind, never before.
+            # The last record ended on this page or on one before it, never on a later one.
             while self._page and self._pages[self._page][0] >= offset:
                 self._page -= 1
             self.position = self._position_of(offset, self._page)
 
     def _position_of(self, offset: int, page: int) -> int:
-        """The end LSN of a record that ends at `offset` of the buffer, having begun on `page` or before.
+        """Return the end LSN of a record that ends at `offset` of the buffer and began on `page` or before.
 
         At the end of a page it is the page's end, not the next page's first record.
         """
@@ -376,7 +377,7 @@ class WalReader:
         return offset + pages[page][1]
 
     def _check_continuation(self, offset: int, end: int, page: int) -> int:
-        """0: the pages that are there go on with the record; -1: it was overwritten; 1: they do not."""
+        """Return 0 if the pages that are there continue the record, -1 if it was overwritten, 1 if they do not."""
         pages = self._pages
         for begins, _, info, remaining in pages[page + 1 :]:
             if begins >= end:
@@ -390,7 +391,7 @@ class WalReader:
         return 0
 
     def _overwritten(self) -> bool:
-        """Go on at the page that says that the record before it never was completed."""
+        """Go on at the page that says that the record before it was never completed; return False if there is none."""
         for number in range(self._page + 1, len(self._pages)):
             if self._pages[number][2] & XLP_FIRST_IS_OVERWRITE_CONTRECORD:
                 self._page = number
@@ -400,7 +401,7 @@ class WalReader:
         return False
 
     def _incomplete(self, offset: int, length: int) -> None:
-        """More bytes are needed; or will never come, where the next page is none."""
+        """Wait for more bytes; they will never come if the next page is invalid."""
         self._wanted = offset + length
         if self._bad_page is not None:
             self._no_record(self._bad_page, self._bad_page.lsn)
@@ -423,7 +424,7 @@ class WalReader:
         self._wanted = _MAX_INT
 
     def _switch(self, lsn: int) -> int:
-        """After XLOG_SWITCH the rest of the segment is nothing; returns where the next one starts."""
+        """Skip the rest of the segment after XLOG_SWITCH; return the LSN at which the next one starts."""
         segment_size = self.geometry.segment_size
         target = lsn - lsn % segment_size + segment_size
         kept = [number for number, (offset, delta, _, _) in enumerate(self._pages) if offset + delta > target]

@@ -1,7 +1,7 @@
-"""One WAL record taken apart: its blocks, their images, its main data (xlogreader.c: DecodeXLogRecord).
+"""A WAL record and its parts: blocks, full-page images, main data (xlogreader.c: DecodeXLogRecord).
 
-`parse_record` is for the records whose contents matter beyond the hot path, which has its own, narrower, look at heap
-records (decode/heap.py).  Whatever the bytes are it raises WalCorrupted and nothing else.
+`parse_record` parses any record.  Most records do not come here: the walk reads what it needs of them by itself
+(hot/walk.py).  On broken bytes `parse_record` raises WalCorrupted and nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _U16: Final = Struct("<H")
 _U32: Final = Struct("<I")
 _LOCATOR: Final = Struct("<III")
 _ONE_BLOCK: Final = Struct("<BBHIIIIBB")
-"""A block's id, flags, length of its data, locator and number; id and length of the main data."""
+"""A block's id, flags, data length, locator and number; the main data's id and length."""
 
 RelFileLocator = tuple[int, int, int]
 """Tablespace, database (0: shared), file number."""
@@ -49,7 +49,7 @@ RelFileLocator = tuple[int, int, int]
 
 @dataclass(slots=True)
 class BlockRef:
-    """A block that a record touches.  `data` and `image` are None where the record has none."""
+    """A block that a record touches.  `data` and `image` are None if the record has none."""
 
     number: int
     locator: RelFileLocator
@@ -58,13 +58,13 @@ class BlockRef:
     will_init: bool
     data: bytes | None
     image: bytes | None
-    """As stored, hole cut out, perhaps compressed: `full_page` gives the page."""
+    """As stored, without the hole and perhaps compressed; `full_page` restores the page."""
     hole_offset: int
     hole_length: int
     image_info: int
 
     def full_page(self, lsn: int) -> bytes:
-        """The page of BLCKSZ bytes.  Raises WalCorrupted (xlogreader.c: RestoreBlockImage)."""
+        """Restore the page of BLCKSZ bytes.  Raises WalCorrupted (xlogreader.c: RestoreBlockImage)."""
         image = self.image
         if image is None:
             raise WalCorrupted("a full-page image is missing", lsn)
@@ -87,7 +87,10 @@ class BlockRef:
 
 @dataclass(slots=True)
 class Record:
-    """`lsn` is where the record starts, `end_lsn` the byte after it (XLogReaderState: ReadRecPtr, EndRecPtr)."""
+    """A parsed record.
+
+    `lsn` is where it starts, `end_lsn` the byte after it (XLogReaderState: ReadRecPtr, EndRecPtr).
+    """
 
     lsn: int
     end_lsn: int
@@ -99,16 +102,16 @@ class Record:
     origin: int
     """Replication origin; 0: none."""
     top_xid: int
-    """The transaction that `xid` is a part of, on the first record of a subtransaction; else 0."""
+    """The top-level transaction of `xid`, on the first record of a subtransaction; else 0."""
 
 
 def parse_record(
     data: bytes, start: int, length: int, lsn: int, end_lsn: int, xid: int, info: int, rmgr: int
 ) -> Record:
-    """The record of `length` bytes at `data[start]`.  Raises WalCorrupted."""
+    """Parse the record of `length` bytes at `data[start]`.  Raises WalCorrupted."""
     main = start + RECORD_HEADER_BYTES
     if length > RECORD_HEADER_BYTES + 2 and data[main] == BLOCK_ID_DATA_SHORT and data[main + 1] == length - 26:
-        # Main data alone, as most ends of transactions have.
+        # Main data alone, as in most commits and aborts.
         return Record(lsn, end_lsn, xid, rmgr, info, [], data[main + 2 : start + length], 0, 0)
     if length > _ONE_BLOCK.size + RECORD_HEADER_BYTES:
         block_id, flags, size, space, database, number, block, main_id, main_size = _ONE_BLOCK.unpack_from(data, main)
@@ -120,7 +123,7 @@ def parse_record(
             == (BKPBLOCK_HAS_DATA if size else 0)
             and at + size + main_size == start + length
         ):
-            # One block that has no image, as most others.
+            # One block without an image, and main data, as in most other records.
             ref = BlockRef(
                 0,
                 (space, database, number),
@@ -143,7 +146,7 @@ def parse_record(
 def _parse(data: bytes, start: int, length: int, lsn: int, end_lsn: int, xid: int, info: int, rmgr: int) -> Record:
     position = start + RECORD_HEADER_BYTES
     end = start + length
-    total = 0  # bytes of data that the headers read so far stand for
+    total = 0  # bytes of data that the headers read so far announce
     main_length = 0
     origin = top_xid = 0
     headers: list[tuple[int, int, RelFileLocator, int, int, int, int, int, int]] = []
