@@ -1,1 +1,1 @@
-"""Output plugins: what is sent, and how it looks."""
+"""Output plugins: which changes are sent, and in what form."""

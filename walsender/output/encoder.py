@@ -1,9 +1,11 @@
-"""Rows to pgoutput's tuples in one go: for relations whose rows are sent as they are, in text, and rows without
-values that lie in a TOAST table.  What an encoder can not do it says, and the general way is taken.
+"""The fast path from rows to pgoutput's tuples, in one pass.
 
-Where the hot modules are compiled it is rows.py that does it.  Else an encoder is made of one step for each run of columns:
-runs of fixed length are unpacked together, and integers are written without a `bytes` in between.  Everything here is also in
-layout.py and pgoutput.py, slower; tests hold them against each other.
+It serves relations whose rows are sent as they are, as text, and rows without values that lie in a TOAST table.  An
+encoder says what it cannot do; such a row takes the general path.
+
+If the hot modules are compiled, rows.py does it.  Otherwise an encoder is made of one step for each run of columns:
+runs of fixed length are unpacked together, and integers are written without a `bytes` in between.  layout.py and
+pgoutput.py do the same, slower; tests compare them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from walsender.types.layout import HEAP_HASNULL, HEAP_NATTS_MASK, ROW_HEADER, RO
 from walsender.types.registry import BUILTIN
 
 Encoder = Callable[[bytes, bytes, int], "bytes | None"]
-"""From (head, data, offset of the row, which reaches to the end of the data) to head and tuple; None: take the general way.
+"""Takes (head, data, offset of the row, which reaches to the end of the data); returns head and tuple, or None.
 
-Raises IndexError or struct.error where the row is too short, and what output functions raise.
+None: the row takes the general path.
+Raises IndexError or struct.error if the row is too short, and what output functions raise.
 """
 
 _Variant = Callable[[bytes, bytes, int], "bytes | None"]
@@ -50,7 +53,7 @@ _MAX_VARIANTS: Final = 64
 
 
 def make_encoder(columns: Sequence[Column], count: int) -> Encoder | None:
-    """For rows of all of `columns`, of which `count` are sent; None where there is one that no encoder can pass over."""
+    """Make an encoder for rows of `columns`, of which `count` are sent; None if one is a C string (length -2)."""
     if any(length == -2 for _, length, _, _, _ in columns):
         return None
     columns = [(_quick(oid, out), length, alignment, out, sent) for oid, length, alignment, out, sent in columns]
@@ -58,19 +61,22 @@ def make_encoder(columns: Sequence[Column], count: int) -> Encoder | None:
 
 
 def _quick(oid: int, out: Text) -> int:
-    """The type, where it is written as usual; else, as a timestamp in a session with DateStyle German, none that is known."""
+    """Return the type if it is written as usual; else 0, as for a timestamp in a session with DateStyle German."""
     return oid if oid in BUILTIN and out is BUILTIN[oid][0] else 0
 
 
 def compiled_encoder(columns: Sequence[Column], count: int) -> Encoder:
-    """Quick only where the hot modules are compiled."""
+    """Make an encoder with rows.py; fast only if the hot modules are compiled."""
     return RowEncoder(
         [(oid, length, alignment, out, out is as_is, sent) for oid, length, alignment, out, sent in columns], count
     ).encode
 
 
 def interpreted_encoder(columns: Sequence[Column], count: int) -> Encoder:
-    """Which columns are NULL decides where the others lie: there is one encoder for each such set, made when it is met."""
+    """Make an encoder of steps, one variant per set of NULL columns, on which the places of the others depend.
+
+    A variant is made when its set is first met.
+    """
     natts = len(columns)
     bitmap = (natts + 7) >> 3
     start = ROW_HEADER.size
@@ -98,7 +104,7 @@ def interpreted_encoder(columns: Sequence[Column], count: int) -> Encoder:
 
 
 def _steps(columns: Sequence[Column], nulls: frozenset[int]) -> list[tuple[int, Any, Any]]:
-    """What to do for a row in which the columns `nulls` are NULL."""
+    """Return the steps for a row in which the columns `nulls` are NULL."""
     steps: list[tuple[int, Any, Any]] = []
     layout = "<"
     written: list[tuple[int, Any]] = []
@@ -121,7 +127,7 @@ def _steps(columns: Sequence[Column], nulls: frozenset[int]) -> list[tuple[int, 
                 written.append((unpacked, convert))
             unpacked += 1
         elif length > 0:
-            # Behind a varlena: where it lies depends on the row.
+            # After a varlena the place depends on the row.
             steps.append((_ALIGNED, Struct("<" + code), (alignment - 1, convert, sent)))
         else:
             if offset is not None:
@@ -134,7 +140,7 @@ def _steps(columns: Sequence[Column], nulls: frozenset[int]) -> list[tuple[int, 
 
 
 def _variant(columns: Sequence[Column], nulls: frozenset[int], count: int) -> _Variant:
-    """From (head, data, offset of the first column)."""
+    """Make an encoder of (head, data, offset of the first column) for one set of NULL columns."""
     mark = b"N" + count.to_bytes(2, "big")
     steps = tuple(_steps(columns, nulls))
     short = _SHORT

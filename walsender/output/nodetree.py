@@ -20,13 +20,13 @@ _MAX_DEPTH: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node: `kind` as OPEXPR, fields by name."""
+    """A node: its `kind`, such as OPEXPR, and its fields by name."""
 
     kind: str
     fields: dict[str, Any]
 
     def number(self, name: str) -> int:
-        """An integer or oid; raises DataCorrupted."""
+        """Return an integer or oid.  Raises DataCorrupted."""
         try:
             return int(self.fields[name])
         except (KeyError, TypeError, ValueError) as error:
@@ -38,7 +38,7 @@ class Node:
 
 
 def read_nodes(text: str) -> Any:
-    """The expression.  Raises DataCorrupted."""
+    """Parse an expression.  Raises DataCorrupted."""
     tokens = [match[1] for match in _TOKEN.finditer(text)]
     try:
         value, position = _value(tokens, 0, 0)
@@ -50,7 +50,7 @@ def read_nodes(text: str) -> Any:
 
 
 def walk(value: Any) -> Iterator[Node]:
-    """All nodes in it."""
+    """Yield all nodes in `value`."""
     if isinstance(value, Node):
         yield value
         for field in value.fields.values():
@@ -74,7 +74,7 @@ def _value(tokens: list[str], at: int, depth: int) -> tuple[Any, int]:
                 raise DataCorrupted(f"an expression's {kind} has {name!r} in place of a field")
             value, at = _value(tokens, at + 1, depth + 1)
             if tokens[at] == "[":
-                # A datum: its length came first.
+                # A datum: the value read before was its length.
                 end = tokens.index("]", at)
                 value = bytes(int(byte) & 0xFF for byte in tokens[at + 1 : end])
                 at = end + 1

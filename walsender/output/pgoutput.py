@@ -1,12 +1,15 @@
 """The output plugin pgoutput, protocol 1 to 4 (pgoutput.c, proto.c).
 
-Relation and Type messages are sent before a relation's first change, and again when what they say has changed.  PostgreSQL
-repeats them more often, whenever it has forgotten, and so do two of its walsenders of each other; a subscriber must not
-tell the difference.  What was sent inside a stream counts for the stream's transaction only: a subscriber comes by it when it
-applies the transaction, over what it was told since, and never where its subtransaction is rolled back.  One that applies in
-parallel may also have taken it up at once (worker.c: handle_streamed_transaction), so that what it knows then is uncertain.
+Relation and Type messages are sent before a relation's first change, and again when their contents have changed.
+PostgreSQL resends them more often, whenever its RelationSyncCache was invalidated, and two of its walsenders differ in
+this; a subscriber must not depend on it.
 
-A message behind which another one of the same change follows has no LSN: a walsender must not tell the same one twice
+Messages inside a stream count for the stream's transaction only.  A subscriber processes them when it applies the
+transaction, after messages that were sent since, and never if their subtransaction is rolled back.  A subscriber that
+applies in parallel may also have processed them at once (worker.c: handle_streamed_transaction): what it knows then is
+uncertain.
+
+A message that is followed by another one of the same change has no LSN (0): a walsender must not send an LSN twice
 (walsender.c: WalSndPrepareWrite, last_write).
 """
 
@@ -39,7 +42,7 @@ _UNSIGNED: Final = re.compile(r"(?:[ \t\n\r\f\v]*[+-]?[0-9]+)?")
 _IDENTIFIER: Final = re.compile(
     r'(?:"((?:[^"]|"")*)"|([^", \t\n\r\f\v][^, \t\n\r\f\v]*))[ \t\n\r\f\v]*(?:(,)[ \t\n\r\f\v]*|\Z)'
 )
-"""A name in quotes or a plain one, and the comma behind it."""
+"""A name in quotes or a plain one, and the comma after it."""
 _BEGIN: Final = Struct(">QqI")
 _COMMIT: Final = Struct(">BQQq")
 _PREPARE: Final = Struct(">QQqI")
@@ -62,7 +65,7 @@ class PgoutputOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], server_version: int) -> PgoutputOptions:
-        """Raises PubsubError as a server of `server_version` does, in its words; it takes the options in their order."""
+        """Parse the options, in their order.  Raises PubsubError like a server of `server_version`, in its words."""
         version: int | None = None
         names: tuple[str, ...] | None = None
         flags = {"binary": False, "messages": False, "two_phase": False}
@@ -108,47 +111,47 @@ class PgoutputOptions:
 
 @dataclass(eq=False, slots=True)
 class PgoutputEntry:
-    """A published relation and its definition's messages; with `xid` bytes left out, which only streams have."""
+    """A published relation and its definition's messages, without the xid that they have in streams."""
 
     relation: int
     published: PublishedRelation
     relation_id: bytes
     definitions: tuple[tuple[int, tuple[bytes, ...]], ...]
-    """(oid, Type messages and the Relation message) of the ancestor that it is sent as, and of itself."""
+    """(oid, Type messages and the Relation message) of the ancestor that it is sent as, if any, and of itself."""
     generation: tuple[int, ...]
     encode: Encoder | None
-    """For rows that are sent as they are."""
+    """Encodes rows that are sent as they are; None: they take the general path."""
     insert_head: bytes
     update_head: bytes
-    """What such a row's message begins with, outside of streams."""
+    """How such a row's message begins, outside of streams."""
 
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """What the subscriber was told: each relation's messages, and at which generation a relation's were last looked at."""
+    """What the subscriber was sent: each relation's messages, and its generation when they were last compared."""
 
     generations: dict[int, tuple[int, ...]] = field(default_factory=dict)
     messages: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)
-    """Relations of which it may have been told something else, inside of this stream."""
+    """Relations of which it may have been sent other messages, inside of this stream."""
 
     def is_uncertain(self, oid: int) -> None:
-        """Whatever is sent of the relation next has its messages before it."""
+        """Have the relation's messages sent again before its next change."""
         self.messages.pop(oid, None)
         self.generations.clear()
 
     def rolled_back(self) -> None:
-        """A part of the stream is cut off; it is not known which."""
+        """Note that a part of the stream is rolled back; it is not known which."""
         self.uncertain.update(self.messages)
         self.messages.clear()
         self.generations.clear()
 
 
 class PgoutputPlugin:
-    """See the module's text.  `write` gets each message with its LSN."""
+    """The plugin, see the module's docstring.  `write` gets each message with its LSN."""
 
     path: tuple[str, ...] = ()
-    """Subscribers set an empty one (libpqwalreceiver.c: libpqrcv_connect)."""
+    """Subscribers set an empty search path (libpqwalreceiver.c: libpqrcv_connect)."""
 
     def __init__(self, options: PgoutputOptions, publications: PublicationFilter, write: Write, encoding: str) -> None:
         self.streaming = options.streaming != "off"
@@ -195,7 +198,10 @@ class PgoutputPlugin:
         )
 
     def _definition(self, relation: RelationInfo, columns: Sequence[int]) -> tuple[bytes, ...]:
-        """The Type messages and the Relation message, without the xid of streams (pgoutput.c: send_relation_and_attrs)."""
+        """Make the Type messages and the Relation message, without the xid of streams.
+
+        Follows pgoutput.c: send_relation_and_attrs.
+        """
         messages: list[bytes] = []
         parts = [
             U32.pack(relation.oid),
@@ -225,7 +231,7 @@ class PgoutputPlugin:
         return text.encode(self._encoding) + b"\0"
 
     def _send_definitions(self, txn: SentTransaction, xid: int, entry: PgoutputEntry) -> None:
-        """What the subscriber has not been told yet (pgoutput.c: maybe_send_schema)."""
+        """Send the definitions that the subscriber was not sent yet (pgoutput.c: maybe_send_schema)."""
         known = self._known_in_stream.setdefault(txn.xid, _Known()) if self._in_stream else self._known
         if known.generations.get(entry.relation) == entry.generation:
             return
@@ -255,7 +261,7 @@ class PgoutputPlugin:
     # Rows
 
     def row(self, txn: SentTransaction, entry: PgoutputEntry, lsn: int, kind: str, data: bytes, at: int) -> bool:
-        """Send an insert, or an update without an old row, straight from its bytes; False: `change` is to do it."""
+        """Send an insert, or an update without an old row, from its bytes; return False to have `change` do it."""
         if entry.encode is None or self._in_stream:
             return False
         insert = kind == "insert"
@@ -264,7 +270,7 @@ class PgoutputPlugin:
         try:
             written = entry.encode(entry.insert_head if insert else entry.update_head, data, at)
         except UnsupportedType:
-            return False  # the general way says of which table
+            return False  # the general path names the table
         if written is None:
             return False
         if not txn.private:
@@ -328,7 +334,7 @@ class PgoutputPlugin:
         return b"O" if relation.replica_identity == "f" else b"K"
 
     def _tuple(self, published: PublishedRelation, row: list[Raw]) -> bytes:
-        """proto.c: logicalrep_write_tuple."""
+        """Write a row as a tuple (proto.c: logicalrep_write_tuple)."""
         columns = published.target.columns
         parts = [U16.pack(len(published.columns))]
         binary = self._options.binary
@@ -376,7 +382,7 @@ class PgoutputPlugin:
             return
         if transactional and txn is not None:
             self._begin_sent(txn, lsn)
-        # Of the transaction, not of the subtransaction as with changes (pgoutput.c: pgoutput_message).
+        # The transaction's id, not the subtransaction's as with changes (pgoutput.c: pgoutput_message).
         stream = U32.pack(txn.xid) if self._in_stream and txn is not None else b""
         head = b"M" + stream + (b"\1" if transactional else b"\0")
         body = U64.pack(lsn) + prefix + b"\0" + U32.pack(len(content)) + content
@@ -388,7 +394,7 @@ class PgoutputPlugin:
         return self._options.two_phase
 
     def begin(self, txn: SentTransaction) -> None:
-        txn.private = False  # whether Begin was sent: it is, with the first change
+        txn.private = False  # whether Begin was sent; the first change sends it
 
     def _begin_sent(self, txn: SentTransaction, lsn: int) -> None:
         if txn.private is False:
@@ -396,7 +402,7 @@ class PgoutputPlugin:
             self._send_first(txn, lsn, b"B" + _BEGIN.pack(txn.final_lsn, txn.time, txn.xid), txn.origin_lsn)
 
     def _send_first(self, txn: SentTransaction, lsn: int, message: bytes, origin_lsn: int) -> None:
-        """What a transaction begins with, and where it came from."""
+        """Send a transaction's first message, and its Origin message if it has an origin."""
         self._send(txn, 0 if txn.origin_id else lsn, message)
         if txn.origin_id and txn.origin_name is not None:
             self._send(txn, lsn, b"O" + U64.pack(origin_lsn) + self._string(txn.origin_name))
@@ -456,7 +462,7 @@ class PgoutputPlugin:
         self._applied(txn)
 
     def _applied(self, txn: SentTransaction) -> None:
-        """The subscriber has come by all that the stream said."""
+        """Take over what the stream sent: the subscriber has applied all of it."""
         told = self._known_in_stream.pop(txn.xid, None)
         if told is None:
             return
@@ -480,7 +486,7 @@ def _of_table(relation: RelationInfo, error: UnsupportedType) -> UnsupportedType
 
 
 def _with_old_values(relation: RelationInfo, old: list[Raw], new: list[Raw]) -> list[Raw]:
-    """The new row; its unchanged TOASTed values are those of the old row, where that has them."""
+    """Return the new row, with unchanged TOASTed values from the old row as far as that has them."""
     if not any(isinstance(value, ToastPointer) for value in new):
         return new
     return [
@@ -492,7 +498,7 @@ def _with_old_values(relation: RelationInfo, old: list[Raw], new: list[Raw]) -> 
 
 
 def _number(text: str) -> int:
-    """As strtoul reads it: an empty text is 0, a number with a sign is out of range."""
+    """Parse a number as strtoul does: an empty text is 0, a negative number is out of range."""
     if not _UNSIGNED.fullmatch(text):
         raise PubsubError("invalid proto_version", sqlstate="22023")
     number = int(text or "0")
@@ -502,7 +508,7 @@ def _number(text: str) -> int:
 
 
 def _flag(text: str, name: str, requires: str = "a Boolean value") -> bool:
-    """define.c: defGetBoolean, which knows fewer words than the type does."""
+    """Parse a Boolean option (define.c: defGetBoolean), which knows fewer words than the type does."""
     found = {"true": True, "on": True, "false": False, "off": False}.get(text.lower())
     if found is None:
         raise PubsubError(f"{name} requires {requires}", sqlstate="42601")
@@ -510,7 +516,7 @@ def _flag(text: str, name: str, requires: str = "a Boolean value") -> bool:
 
 
 def _streaming(text: str, server_version: int) -> Streaming:
-    """subscriptioncmds.c: defGetStreamingMode."""
+    """Parse the streaming mode (subscriptioncmds.c: defGetStreamingMode)."""
     if server_version < VERSION_16:
         return "on" if _flag(text, "streaming") else "off"
     if text.lower() == "parallel":
@@ -527,7 +533,7 @@ def _origin(text: str) -> Literal["any", "none"]:
 
 
 def _split_identifiers(names: str) -> list[str]:
-    """varlena.c: SplitIdentifierString."""
+    """Split a list of identifiers (varlena.c: SplitIdentifierString)."""
     found: list[str] = []
     rest = names.lstrip(_SPACES)
     while rest or found:

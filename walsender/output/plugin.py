@@ -1,8 +1,8 @@
-"""What decoding gives to an output plugin, and what a plugin gives back (output_plugin.h).
+"""The interface between decoding and an output plugin (output_plugin.h).
 
 A plugin describes each relation once, in `describe`, when a change of it is read from the WAL: the catalog is known for
-that moment only.  The callbacks come when a transaction is sent; each writes messages with `write(lsn, xid, data)`, the LSN
-being the one that a walsender puts before the message.
+that moment only.  The callbacks come when a transaction is sent.  Each writes messages with `write(lsn, xid, data)`;
+the LSN is the one that a walsender puts before the message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ Write = Callable[[int, int, bytes], None]
 
 @dataclass(slots=True)
 class SentTransaction:
-    """A transaction that is being sent.  LSNs as ReorderBufferTXN has them; times are microseconds since 2000-01-01 UTC."""
+    """A transaction that is being sent.
+
+    LSNs as ReorderBufferTXN has them; times are microseconds since 2000-01-01 UTC.
+    """
 
     xid: int
     first_lsn: int
     final_lsn: int
-    """Where the record of its end starts."""
+    """Start of the record that ends it, or of its PREPARE."""
     end_lsn: int
     time: int
     origin_id: int = 0
@@ -38,44 +41,49 @@ class SentTransaction:
     prepare_time: int = 0
     streamed: bool = False
     private: Any = None
-    """The plugin's own, made at begin or at the first stream."""
+    """The plugin's own data, made at begin or at the first stream."""
 
 
 @dataclass(slots=True)
 class RowChange:
-    """`kind` is "insert", "update" or "delete"; rows are lists of values by column, None where there is no such row."""
+    """A change of a row.
+
+    `kind`: "insert", "update" or "delete"; `old`, `new`: values by column, None without such a row.
+    """
 
     lsn: int
     xid: int
-    """Of the subtransaction that made it."""
+    """The subtransaction that made it."""
     kind: str
     old: list[Raw] | None
     new: list[Raw] | None
 
 
 class OutputPlugin(Protocol[Entry]):
-    """The callbacks.  `streaming`: whether transactions may be sent before they end; `path`: the search path by which names in
-    values are written."""
+    """The callbacks.
+
+    `streaming`: transactions may be sent before they end.  `path`: the search path for names in values.
+    """
 
     streaming: bool
     path: tuple[str, ...]
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> Entry | None:
-        """What is needed to send changes of the relation; None: they are not sent."""
+        """Return what is needed to send the relation's changes; None: they are not sent."""
 
     def refusal(self, relation: RelationInfo, entry: Entry) -> PubsubError | None:
-        """Why changes of the relation can not be sent, where that is known before there are any."""
+        """Return why changes of the relation cannot be sent, if that is known before there are any."""
 
     def skips_origin(self, origin_id: int) -> bool:
-        """Whether changes that came from this origin are left out (filter_by_origin_cb)."""
+        """Return whether changes that came from this origin are left out (filter_by_origin_cb)."""
 
     def prepares(self, gid: bytes) -> bool:
-        """Whether a prepared transaction is sent at its PREPARE, and not at COMMIT PREPARED (filter_prepare_cb)."""
+        """Return whether a prepared transaction is sent at its PREPARE, not at COMMIT PREPARED (filter_prepare_cb)."""
 
     def begin(self, txn: SentTransaction) -> None: ...
     def change(self, txn: SentTransaction, relation: RelationInfo, entry: Entry, change: RowChange) -> None: ...
     def row(self, txn: SentTransaction, entry: Entry, lsn: int, kind: str, data: bytes, at: int) -> bool:
-        """The short way for an insert, or an update without an old row, that lies at data[at:]; False: not for this one."""
+        """Send an insert, or an update without an old row, from its bytes data[at:]; False: `change` has to do it."""
 
     def truncate(
         self,

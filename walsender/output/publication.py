@@ -1,6 +1,6 @@
-"""Which changes of a relation the subscriber's publications send, and as what (pgoutput.c: get_rel_sync_entry).
+"""Which changes of a relation the publications send, and as which relation (pgoutput.c: get_rel_sync_entry).
 
-Evaluated once per relation, against the historic catalog of the change at hand.
+This is evaluated once per relation, against the historic catalog of the change at hand.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ VERSION_18 = 180000
 class PublishedRelation:
     """How a relation's changes are sent.
 
-    `target`: the relation that they are sent as, itself or an ancestor; `source_of`: for each of its columns the index in
-    this relation's rows, None where rows are the same.  `columns`: indexes of the target's columns that are sent.
+    `target`: the relation that they are sent as, itself or an ancestor.  `source_of`: for each of the target's columns
+    the index in this relation's rows; None if rows are the same.  `columns`: indexes of the target's columns that are
+    sent.
     """
 
     target: RelationInfo
     source_of: tuple[int | None, ...] | None
     columns: tuple[int, ...]
     own_columns: tuple[int, ...]
-    """Of the relation itself, whose definition is sent behind its ancestor's."""
+    """The same of the relation itself, whose definition is sent after its ancestor's."""
     insert: bool
     update: bool
     delete: bool
@@ -40,7 +41,7 @@ class PublishedRelation:
     """For inserts, updates and deletes."""
 
     def as_target(self, row: list[Raw] | None) -> list[Raw] | None:
-        """A row in the order of the target's columns (tupconvert.c: execute_attr_map_slot)."""
+        """Return a row in the order of the target's columns (tupconvert.c: execute_attr_map_slot)."""
         if row is None or self.source_of is None:
             return row
         return [None if index is None else row[index] for index in self.source_of]
@@ -58,7 +59,7 @@ class PublicationFilter:
         encoding: str,
         on_warning: Callable[[PubsubError], None] = lambda _: None,
     ) -> None:
-        """`encoding`: as the server names it.  `on_warning` is called once for a publication that is not there and may be."""
+        """`encoding`: as the server names it.  `on_warning` is called once for each missing publication, from 18 on."""
         self._names = {name: encoded(name, encoding) for name in names}
         self._missing: set[str] = set()
         self._on_warning = on_warning
@@ -67,7 +68,11 @@ class PublicationFilter:
         self._version = server_version
 
     def published(self, relation: RelationInfo, resolver: RelationResolver) -> PublishedRelation | None:
-        """None: nothing of it is sent.  Raises UndefinedObject for a publication that is not there."""
+        """Return how the relation's changes are sent; None: nothing of it is sent.
+
+        Raises UndefinedObject for a missing publication (before 18), FeatureNotSupported for publications that
+        contradict each other and for unsupported row filters.
+        """
         if not relation.is_publishable:
             return None
         own = resolver._own
@@ -129,7 +134,7 @@ class PublicationFilter:
         return PublishedRelation(target, source_of, columns, own_columns, insert, update, delete, truncate, filters)
 
     def _skip(self, name: str) -> None:
-        """pgoutput.c: LoadPublications."""
+        """Warn once of a missing publication (pgoutput.c: LoadPublications)."""
         if name not in self._missing:
             self._missing.add(name)
             self._on_warning(
@@ -146,7 +151,10 @@ class PublicationFilter:
         }
 
     def _topmost(self, publication: int, ancestors: tuple[int, ...], resolver: RelationResolver) -> int:
-        """The level (1: the parent) of the topmost ancestor in the publication (GetTopMostAncestorInPublication)."""
+        """Return the level of the topmost ancestor in the publication: 1 is the parent, 0 none.
+
+        Follows pg_publication.c: GetTopMostAncestorInPublication.
+        """
         found = 0
         for level, oid in enumerate(ancestors, 1):
             resolver.depends.add(("pg_publication_rel", oid))
@@ -161,7 +169,7 @@ class PublicationFilter:
         return found
 
     def _membership(self, publication: Row, target: RelationInfo, resolver: RelationResolver) -> Row | None:
-        """The row of pg_publication_rel for the relation that changes are sent as."""
+        """Return the row of pg_publication_rel for the relation that changes are sent as."""
         resolver.depends.add(("pg_publication_rel", target.oid))
         oid = publication.number("oid")
         rows = self._tracker.find("pg_publication_rel", target.oid, resolver._own)
@@ -170,7 +178,7 @@ class PublicationFilter:
     def _filters(
         self, through: list[Row], target: RelationInfo, resolver: RelationResolver
     ) -> tuple[Filter | None, Filter | None, Filter | None]:
-        """pgoutput.c: pgoutput_row_filter_init: the filters of each action, joined by OR."""
+        """Return the filter of each action, the publications' joined by OR (pgoutput.c: pgoutput_row_filter_init)."""
         actions = ("pubinsert", "pubupdate", "pubdelete")
         unfiltered = [False, False, False]
         nodes: list[list[str]] = [[], [], []]
@@ -198,7 +206,7 @@ class PublicationFilter:
     def _column_list(
         self, through: list[Row], target: RelationInfo, resolver: RelationResolver
     ) -> tuple[frozenset[int] | None, bool]:
-        """The numbers of the listed columns, None where all are sent; and whether stored generated ones are too."""
+        """Return the numbers of the listed columns, None if all are sent; and whether stored generated ones are too."""
         generated: bool | None = None
         has_generated = any(column.generated and not column.dropped for column in target.columns)
         chosen: frozenset[int] | None = None
@@ -236,7 +244,7 @@ class PublicationFilter:
         return chosen, bool(generated)
 
     def _sent(self, relation: RelationInfo, listed: frozenset[int] | None, generated: bool) -> tuple[int, ...]:
-        """proto.c: logicalrep_should_publish_column."""
+        """Return the indexes of the columns that are sent (proto.c: logicalrep_should_publish_column)."""
         found = []
         for index, column in enumerate(relation.columns):
             if column.dropped:
@@ -254,12 +262,15 @@ class PublicationFilter:
 
 
 def _attribute_map(source: RelationInfo, target: RelationInfo) -> tuple[int | None, ...] | None:
-    """tupconvert.c: build_attrmap_by_name_if_req."""
+    """Return the source's index of each of the target's columns; None if rows are the same.
+
+    Follows tupconvert.c: build_attrmap_by_name_if_req.
+    """
     by_name = {column.name: index for index, column in enumerate(source.columns) if not column.dropped}
     found = tuple(None if column.dropped else by_name.get(column.name) for column in target.columns)
     return None if found == tuple(range(len(source.columns))) else found
 
 
 def _numbers_in(listed: frozenset[int] | None, target: RelationInfo, relation: RelationInfo) -> frozenset[int] | None:
-    """The list as it is applied to the relation itself: by number, whatever columns these are there."""
+    """Return the list as it applies to the relation itself: by number, whatever columns have these numbers there."""
     return listed

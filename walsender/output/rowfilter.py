@@ -1,7 +1,7 @@
 """Row filters: an expression of the catalog as a function of a row (pgoutput.c: pgoutput_row_filter_exec_expr).
 
-PostgreSQL allows columns, constants, and built-in functions and operators that are immutable.  What is here of these is in
-functions.py; whatever is not is refused when the stream starts, by name, and where a filter is changed later then.
+PostgreSQL allows columns, constants, and built-in functions and operators that are immutable.  Those that are supported
+are in functions/.  Any other is refused by name when the stream starts, or when a filter is changed later.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ _JSONB: Final = 3802
 
 
 class UnsupportedFilter(FeatureNotSupported):
-    """A row filter that PostgreSQL can evaluate, and this can not."""
+    """A row filter that PostgreSQL can evaluate but this module cannot."""
 
 
 class RowFilterCompiler:
-    """`c_collation`: whether the database's default collation compares bytes.  `version`: libpq's number."""
+    """Makes functions of row filters.
+
+    `c_collation`: the database's default collation compares bytes.  `version`: as libpq numbers versions.
+    """
 
     def __init__(self, builtins: Builtins, encoding: str, *, c_collation: bool, version: int) -> None:
         self._version = version
@@ -41,10 +44,10 @@ class RowFilterCompiler:
         self._encoding = encoding
         self._c_collation = c_collation
         self._tested: list[list[Any]] = []
-        """Where the operands of the CASE expressions around are, while one is compiled."""
+        """Where the operands of the enclosing CASE expressions are put, while one is compiled."""
 
     def any_of(self, texts: Sequence[str], relation: RelationInfo) -> Filter:
-        """Whether one of the filters holds.  Raises UnsupportedFilter, DataCorrupted."""
+        """Return a filter that holds if one of the filters `texts` does.  Raises UnsupportedFilter, DataCorrupted."""
         try:
             compiled = [self._compile(read_nodes(text), relation) for text in texts]
         except FeatureNotSupported as error:
@@ -134,7 +137,7 @@ class RowFilterCompiler:
 
     @staticmethod
     def _call(function: FixedFunction, arguments: list[Evaluate]) -> Evaluate:
-        """All built-in functions here are strict."""
+        """Make a function call that is strict, as all built-in functions here are."""
         if len(arguments) == 1:
             (first,) = arguments
 
@@ -191,7 +194,7 @@ class RowFilterCompiler:
         arg = node.fields["arg"]
         if node.fields.get("argisrow") != "true":
             return self._is_null(arg, relation, wanted)
-        # Each of the row's fields is tested (clauses.c: eval_const_expressions_mutator).
+        # Test each of the row's fields (clauses.c: eval_const_expressions_mutator).
         if not isinstance(arg, Node) or arg.kind not in {"ROW", "ROWEXPR"}:
             raise FeatureNotSupported("tests of whole rows are not supported")
         tests = [self._is_null(one, relation, wanted) for one in arg.items("args")]
@@ -200,7 +203,7 @@ class RowFilterCompiler:
     def _is_null(self, arg: Any, relation: RelationInfo, wanted: bool) -> Evaluate:
         inner = self._compile(arg, relation)
         if isinstance(arg, Node) and arg.kind == "VAR":
-            # Needs no value: it may be one that is not in the WAL.
+            # The test needs no value, which may not be in the WAL.
             index = arg.number("varattno") - 1
             return lambda row: (row[index] is None) == wanted
         return lambda row: (inner(row) is None) == wanted
@@ -302,7 +305,7 @@ class RowFilterCompiler:
         return value
 
     def _case_test(self, node: Node, relation: RelationInfo) -> Evaluate:
-        """The operand of the CASE around it."""
+        """Return the operand of the enclosing CASE."""
         if not self._tested:
             raise FeatureNotSupported("an expression of an unknown form")
         place = self._tested[-1]
@@ -319,7 +322,7 @@ class RowFilterCompiler:
         return lambda row: functions.Array([element(row) for element in elements], dims, lower)
 
     def _row_comparison(self, node: Node, relation: RelationInfo) -> Evaluate:
-        """The first pair of fields that differ decides (execExprInterp.c: EEOP_ROWCOMPARE_STEP)."""
+        """Compare rows: the first pair of fields that differs decides (execExprInterp.c: EEOP_ROWCOMPARE_STEP)."""
         lefts, rights = (self._all(node.items(side), relation) for side in ("largs", "rargs"))
         numbers, collations = node.items("opnos"), node.items("inputcollids")
         pairs = []
@@ -369,7 +372,7 @@ _METHODS: Final[dict[str, Callable[[RowFilterCompiler, Node, RelationInfo], Eval
 
 
 def _reader(oid: int, encoding: str) -> Callable[[bytes], Any]:
-    """For values of the type, arrays among them.  Raises FeatureNotSupported."""
+    """Return a reader for values of the type, which may be an array.  Raises FeatureNotSupported."""
     element = functions.ARRAYS.get(oid)
     if _JSONB in {oid, element} and not functions.is_utf8(encoding):
         raise FeatureNotSupported("jsonb in another encoding than UTF8 is not supported there")

@@ -14,7 +14,7 @@ from walsender.output.plugin import RowChange, SentTransaction, Write
 from walsender.types.layout import Raw, ToastPointer
 from walsender.types.registry import UnsupportedType
 
-# Words of the type boolean, which may be cut short (bool.c: parse_bool_with_len).
+# Words of the type boolean and their abbreviations (bool.c: parse_bool_with_len).
 _TRUE: Final = {"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"}
 _FALSE: Final = {"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"}
 _BARE: Final = frozenset({20, 21, 23, 26, 700, 701, 1700})
@@ -35,7 +35,7 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TestDecodingOptions:
-    """test_decoding's own options; `two_phase` is the slot's, which has no name there."""
+    """test_decoding's own options; `two_phase` stands for the slot's property, which is no option there."""
 
     __test__ = False
 
@@ -50,7 +50,7 @@ class TestDecodingOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> TestDecodingOptions:
-        """Raises PubsubError in the server's words."""
+        """Parse the options.  Raises PubsubError in the server's words."""
         values: dict[str, bool] = {}
         for name, text in options.items():
             field = _OPTIONS.get(name)
@@ -65,12 +65,12 @@ class TestDecodingOptions:
 
 @dataclass(eq=False, slots=True)
 class TextEntry:
-    """A relation's name and its columns' heads."""
+    """A relation's name and the texts that stand before its columns' values."""
 
     head: bytes
     name: bytes
     columns: tuple[tuple[int, bytes, ColumnInfo], ...]
-    """Index, " name[type]:", column: those that are written."""
+    """Index, " name[type]:" and column, of the columns that are written."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,10 @@ class _Private:
 
 
 class TestDecodingPlugin:
-    """`write` gets each line without its end.  `keywords`: those that are quoted as identifiers; `styles`, `path`: the session's."""
+    """The plugin.  `write` gets each line without its end.
+
+    `keywords`: those that are quoted as identifiers; `styles`, `path`: the session's.
+    """
 
     __test__ = False
 
@@ -102,7 +105,7 @@ class TestDecodingPlugin:
         self._in_stream = False
         self._keywords = keywords
         self._timestamp = styles.timestamptz_iso
-        # Before 17 a message is no change that a transaction is opened for.
+        # Before 17 a message is no change that opens a transaction.
         self._messages_are_changes = server_version >= 170000
 
     def describe(self, relation: RelationInfo, resolver: RelationResolver) -> TextEntry | None:
@@ -127,7 +130,7 @@ class TestDecodingPlugin:
                 column,
             )
             for index, column in enumerate(relation.columns)
-            if not column.dropped  # a virtual generated one is NULL, as it is stored
+            if not column.dropped  # a virtual generated column is NULL, as stored
         )
         return TextEntry(b"table " + name + b":", name, columns)
 
@@ -191,7 +194,7 @@ class TestDecodingPlugin:
     # Changes
 
     def refusal(self, relation: RelationInfo, entry: TextEntry) -> PubsubError | None:
-        """Every table is sent, and nobody can leave one out: it is refused with its first row that has such a value."""
+        """Return None: every table is sent, since none can be left out; the first row with such a value is refused."""
         return None
 
     def row(self, txn: SentTransaction, entry: TextEntry, lsn: int, kind: str, data: bytes, at: int) -> bool:
@@ -323,6 +326,6 @@ class TestDecodingPlugin:
 
 
 def _literal(text: bytes) -> bytes:
-    """quote.c: quote_literal_cstr."""
+    """Write a text as a literal (quote.c: quote_literal_cstr)."""
     quoted = b"'" + text.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"'"
     return b"E" + quoted if b"\\" in text else quoted

@@ -1,9 +1,9 @@
 """Where a tuple's columns lie: from a row's bytes to the bytes of each column.
 
-A row here is what WAL holds of a tuple: xl_heap_header (infomask2, infomask, hoff: 5 bytes), then what follows a tuple's
-fixed header, null bitmap and padding first.  It is also a tuple on a page from its 18th byte on.
+A row is what WAL holds of a tuple: xl_heap_header (infomask2, infomask, hoff: 5 bytes), then what follows a tuple's
+fixed header, null bitmap and padding first.  The bytes of a tuple on a page from byte 18 on are the same.
 
-A value is None (NULL), the column's bytes without a varlena's header, decompressed, or a `ToastPointer`.
+A value is None (NULL), the column's bytes (without a varlena's header, decompressed), or a `ToastPointer`.
 
 Follows htup_details.h (heap_deform_tuple), tupmacs.h (att_align_pointer, att_addlength_pointer) and varatt.h.
 """
@@ -43,10 +43,10 @@ class ToastPointer:
     """A value that lies in a TOAST table (varatt.h: varatt_external)."""
 
     raw_size: int
-    """Bytes of the value with its header of 4, not compressed."""
+    """Bytes of the uncompressed value with its header of 4."""
     external_size: int
     compression: int
-    """0 pglz, 1 lz4, where external_size < raw_size - 4."""
+    """0 pglz, 1 lz4, if external_size < raw_size - 4."""
     value_id: int
     toast_relid: int
 
@@ -59,7 +59,10 @@ Raw = bytes | ToastPointer | None
 
 
 class ColumnLayout(NamedTuple):
-    """`length`: bytes, -1 a varlena, -2 a C string; `alignment`: bytes.  `missing`: the value of rows older than it."""
+    """A column's `length` in bytes (-1: varlena, -2: C string) and `alignment` in bytes.
+
+    `missing`: the value that rows older than the column have.
+    """
 
     length: int
     alignment: int
@@ -67,7 +70,7 @@ class ColumnLayout(NamedTuple):
 
 
 def alignment_of(attalign: str) -> int:
-    """pg_attribute.attalign in bytes."""
+    """Return pg_attribute.attalign in bytes.  Raises DataCorrupted."""
     alignment = _ALIGNMENT.get(attalign)
     if alignment is None:
         raise DataCorrupted(f'invalid alignment "{attalign}" in a catalog')
@@ -75,7 +78,7 @@ def alignment_of(attalign: str) -> int:
 
 
 def decompress(method: int, data: bytes, raw_size: int) -> bytes:
-    """A compressed value of `raw_size` bytes; `method` 0 is pglz, 1 lz4.  Raises DataCorrupted."""
+    """Decompress a value of `raw_size` bytes; `method` 0 is pglz, 1 lz4.  Raises DataCorrupted."""
     if not 0 <= raw_size <= MAX_VALUE_BYTES:
         raise DataCorrupted(f"a compressed value of {raw_size} bytes can not be")
     if method == 0:
@@ -90,7 +93,10 @@ def decompress(method: int, data: bytes, raw_size: int) -> bytes:
 
 
 def read_varlena(data: bytes, position: int) -> tuple[Raw, int]:
-    """The varlena at `position`, aligned already, and where it ends.  Raises DataCorrupted, IndexError, struct.error."""
+    """Read the varlena at `position`, aligned already; return it and where it ends.
+
+    Raises DataCorrupted, IndexError, struct.error.
+    """
     first = data[position]
     if first == 1:
         if data[position + 1] != VARTAG_ONDISK:
@@ -128,7 +134,7 @@ class RowLayout:
         self._count = len(self.columns)
 
     def deform(self, row: bytes) -> list[Raw]:
-        """Every column's value.  Raises DataCorrupted, whatever the bytes are."""
+        """Return every column's value.  Raises DataCorrupted and nothing else, whatever the bytes are."""
         try:
             return self._deform(row)
         except (IndexError, ValueError, struct.error) as error:
@@ -192,7 +198,7 @@ class RowLayout:
 
 
 def toast_value(pointer: ToastPointer, stored: bytes) -> bytes:
-    """The value of `pointer` from its chunks' bytes, put together.  Raises DataCorrupted."""
+    """Return the value of `pointer` from the joined bytes of its chunks.  Raises DataCorrupted."""
     if len(stored) != pointer.external_size:
         raise DataCorrupted(
             f"a TOASTed value has {len(stored)} bytes where its pointer says {pointer.external_size}",

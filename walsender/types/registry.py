@@ -1,12 +1,12 @@
 """Types: how a value of each is written, as text (typoutput) and in binary (typsend).
 
-Built-in types are known by their oids.  Arrays, composites, domains, enums, ranges and multiranges are put together from
-the historic catalog, as it is for the transaction that is decoded: an enum's label, say, is the one of that moment.
-Types that were made with a built-in type's functions, as citext was, are written as that type is (historic/relation.py).
-Whatever else there is (other types of extensions, those that depend on a locale) is refused: `UnsupportedType` names it.
+Built-in types are known by their oids.  Arrays, composites, domains, enums, ranges and multiranges are put together
+from the historic catalog as the decoded transaction sees it: an enum's label, say, is the one of that moment.  Types
+made with a built-in type's functions, like citext, are written like that type (historic/relation.py).  All other types
+(of further extensions, or dependent on a locale) are refused: `UnsupportedType` names them.
 
-Follows arrayfuncs.c (array_out, array_send), rowtypes.c (record_out, record_send), rangetypes.c, multirangetypes.c, enum.c,
-format_type.c (format_type_extended).
+Follows arrayfuncs.c (array_out, array_send), rowtypes.c (record_out, record_send), rangetypes.c, multirangetypes.c,
+enum.c, format_type.c (format_type_extended).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Output = Callable[[bytes], bytes]
 
 
 class UnsupportedType(FeatureNotSupported):
-    """A type whose values can not be written."""
+    """A type whose values cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """`length`, `alignment` as in ColumnLayout.  `out` and `send` take what layout.py gives."""
+    """A type.  `length`, `alignment`: as in ColumnLayout.  `out` and `send` take what layout.py gives."""
 
     oid: int
     namespace: str
@@ -61,18 +61,18 @@ class TypeInfo:
     send: Output
     base_namespace: str
     base_name: str
-    """Of the type below domains, which is what pgoutput's Type message names."""
+    """The name of the type below domains, which pgoutput's Type message has."""
     kind: str = "b"
     label: str = ""
-    """As format_type_be writes it."""
+    """The name as format_type_be writes it."""
     base_oid: int = 0
     """The type below domains."""
     refusal: UnsupportedType | None = None
-    """Why values of it can not be written: `out` and `send` raise that."""
+    """Why its values cannot be written: `out` and `send` raise it."""
     named: bool = False
-    """Values name what the catalogs have: `out` must be asked while they are as they were when the value was written."""
+    """Its values name catalog objects: call `out` while the catalogs are as they were when the value was written."""
     has_binary: bool = True
-    """Whether there is a binary form; else its text is sent in place of it."""
+    """Whether there is a binary form; otherwise the text is sent."""
 
 
 _n = numbers.reversed_bytes
@@ -148,7 +148,7 @@ EXTENSIONS: Final[dict[tuple[str, str], tuple[Output, Output]]] = {
 """Types of extensions, by the library and the symbol of their output function: output, send."""
 
 INTERNAL_LANGUAGE: Final = 12
-"""pg_language.h: of functions that are those of a built-in type under another name, as citext's are."""
+"""pg_language.h: the language of functions that are a built-in type's under another name, as citext's are."""
 
 SPECIAL_NAMES: Final = {
     16: "boolean",
@@ -172,18 +172,18 @@ SPECIAL_NAMES: Final = {
 """format_type.c: names that are not pg_type's."""
 
 XML: Final = 142
-"""In binary it names the encoding."""
+"""Its binary form names the encoding."""
 MONEY: Final = 790
-"""Written here where the locale is one of `DOLLARS`."""
+"""Supported if lc_monetary is one of `DOLLARS`."""
 DOLLARS: Final = frozenset({"C", "POSIX", "en_US", "en_US.UTF-8", "en_US.utf8"})
-"""Values of lc_monetary."""
+"""Values of lc_monetary under which money is written in dollars."""
 INT2VECTOR: Final = 22
 OIDVECTOR: Final = 30
 ARRAY_OUT: Final = 751
 
 
 def read_element(data: bytes, position: int, length: int, alignment: int, *, nominal: bool) -> tuple[bytes, int]:
-    """A value inside another one, and where it ends.  `nominal`: aligned whatever its first byte is."""
+    """Read a value inside another one; return it and where it ends.  `nominal`: aligned whatever its first byte is."""
     mask = alignment - 1
     if length > 0:
         position = (position + mask) & ~mask
@@ -202,7 +202,7 @@ def read_element(data: bytes, position: int, length: int, alignment: int, *, nom
 
 
 def array_elements(value: bytes, length: int, alignment: int) -> tuple[list[int], list[int], list[bytes | None]]:
-    """Dimensions, lower bounds and elements of an array.  Raises DataCorrupted."""
+    """Return the dimensions, lower bounds and elements of an array.  Raises DataCorrupted."""
     try:
         ndim, offset = struct.unpack_from("<ii", value)
         if not 0 <= ndim <= 6:
@@ -214,7 +214,7 @@ def array_elements(value: bytes, length: int, alignment: int) -> tuple[list[int]
             count *= dim
         if count < 0 or count > len(value) * 8:
             raise DataCorrupted("an array has more elements than it can hold")
-        header = 16 + 8 * ndim  # with the varlena header that is cut
+        header = 16 + 8 * ndim  # including the varlena header, which was cut off
         start = (offset or (header + 7) & ~7) - 4
         bitmap = value[header - 4 :] if offset else b""
         data = value[start:]
@@ -232,7 +232,7 @@ def array_elements(value: bytes, length: int, alignment: int) -> tuple[list[int]
 
 
 def array_type(element: TypeInfo, delimiter: str) -> tuple[Output, Output]:
-    """array_out and array_send for one element type."""
+    """Make array_out and array_send for one element type."""
     length, alignment, out, send = element.length, element.alignment, element.out, element.send
     comma = delimiter.encode()
 
@@ -257,7 +257,7 @@ def array_type(element: TypeInfo, delimiter: str) -> tuple[Output, Output]:
 
 
 def vector_type(element: TypeInfo) -> tuple[Output, Output]:
-    """int2vector and oidvector: text with spaces, binary as an array."""
+    """Make the functions of int2vector or oidvector: text with spaces, binary as an array."""
     _, send = array_type(element, ",")
 
     def vector_out(value: bytes) -> bytes:
@@ -268,10 +268,10 @@ def vector_type(element: TypeInfo) -> tuple[Output, Output]:
 
 
 def composite_type(columns: Sequence[tuple[TypeInfo, bool]], layout: RowLayout) -> tuple[Output, Output]:
-    """record_out and record_send; each column with whether it was dropped."""
+    """Make record_out and record_send; `columns`: each one's type, and whether it was dropped."""
 
     def values(value: bytes) -> list[Raw]:
-        # Behind a header of its own (length of the tuple, type) lies a tuple as on a page.
+        # The value is a tuple as on a page, with the tuple's length and type at its start; the row begins at byte 14.
         return layout.deform(value[14:])
 
     def record_out(value: bytes) -> bytes:
@@ -304,7 +304,7 @@ def _in_place(raw: Raw) -> bytes:
 
 
 class RangeType:
-    """range_out, range_send and their multirange's."""
+    """range_out, range_send and the multirange's functions, for one subtype."""
 
     def __init__(self, subtype: TypeInfo) -> None:
         self._subtype = subtype
@@ -323,7 +323,7 @@ class RangeType:
         return struct.pack(">I", len(ranges)) + b"".join([struct.pack(">I", len(r)) + r for r in ranges])
 
     def _parts(self, value: bytes) -> tuple[int, bytes | None, bytes | None]:
-        # Offsets count from the varlena's start, four bytes before.
+        # Offsets count from the start of the varlena's header, four bytes before.
         return (value[-1], *self._bounds(b"\0\0\0\0" + value[:-1], 8, value[-1]))
 
     def _bounds(self, data: bytes, position: int, flags: int) -> tuple[bytes | None, bytes | None]:
@@ -374,7 +374,7 @@ class RangeType:
 
 
 def enum_type(name: str, labels: dict[int, bytes]) -> Output:
-    """enum_out, which enum_send is too; `labels` by the label's oid."""
+    """Make enum_out, which serves as enum_send, too; `labels`: by the label's oid."""
 
     def enum_out(value: bytes) -> bytes:
         label = labels.get(int.from_bytes(value, "little"))

@@ -1,7 +1,7 @@
 """The built-in functions that row filters may use, by the names and argument types that pg_proc has.
 
-values.py says in what form they take values; the other modules each have a family of functions, as a table from name to
-`Maker`.  What is in none is not supported, and refused by name.
+values.py says in what form they take values.  Each other module has a family of functions, as a table from name to
+`Maker`.  A function in none of them is not supported, and refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FAMILIES: Final[tuple[dict[str, Maker], ...]] = (
 
 
 def find(name: str, types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
-    """The function that pg_proc calls `name` with arguments of `types`; None where it is not here."""
+    """Return the function that pg_proc calls `name` with arguments of `types`; None if it is not supported."""
     found = comparison.find(name, settings) or numbers.integers(name)
     if found is not None:
         return found

@@ -8,7 +8,7 @@ from walsender.output.functions.values import Array, Maker, fixed
 
 
 def _equal(a: Array, b: Array) -> bool:
-    # NULLs are equal to each other there.
+    # Here NULLs are equal to each other.
     return a.dims == b.dims and a.lower == b.lower and list(a) == list(b)
 
 

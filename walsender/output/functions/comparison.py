@@ -1,4 +1,4 @@
-"""Comparing values (int.c, float.c, numeric.c: cmp_numerics, varlena.c, timestamp.c, varbit.c)."""
+"""Comparisons of values (int.c, float.c, numeric.c: cmp_numerics, varlena.c, timestamp.c, varbit.c)."""
 
 from __future__ import annotations
 

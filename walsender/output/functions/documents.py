@@ -67,12 +67,12 @@ def _by_key(value: Any, key: bytes, encoding: str) -> Any:
 
 
 def _by_place(value: Any, place: int, _: str) -> Any:
-    # A scalar that stands alone is kept as an array of one.
+    # A scalar by itself is stored as an array of one element.
     return _element(value if isinstance(value, dict | list) else [value], place)
 
 
 def _exists(value: Any, key: str) -> bool:
-    """A key of an object, a string in an array, or a string that stands alone."""
+    """Return whether `key` is a key of an object, a string in an array, or a string by itself."""
     if isinstance(value, dict):
         return key in value
     if isinstance(value, list):

@@ -25,12 +25,12 @@ _DECODER: Final = json.JSONDecoder(parse_int=Decimal, parse_float=Decimal)
 
 
 def read_document(text: bytes) -> Document:
-    """From jsonb's text, which is UTF-8 here."""
+    """Parse a jsonb's text, which is UTF-8 here."""
     return Document(_DECODER.decode(text.decode()))
 
 
 def same(a: Any, b: Any) -> bool:
-    """compareJsonbContainers, for equality."""
+    """Return whether two values are equal (jsonb_util.c: compareJsonbContainers)."""
     if isinstance(a, dict):
         return (
             isinstance(b, dict)
@@ -43,7 +43,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def contains(a: Any, b: Any, *, outermost: bool = True) -> bool:
-    """jsonb_util.c: JsonbDeepContains."""
+    """Return whether `a` contains `b` (jsonb_util.c: JsonbDeepContains)."""
     if isinstance(a, dict):
         return isinstance(b, dict) and all(
             key in a and (contains(a[key], value, outermost=False) if _is_container(value) else same(a[key], value))
@@ -57,7 +57,7 @@ def contains(a: Any, b: Any, *, outermost: bool = True) -> bool:
                 else any(same(one, wanted) for one in a)
                 for wanted in b
             )
-        # An array may contain a scalar that stands alone.
+        # An array may contain a scalar by itself.
         return outermost and not isinstance(b, dict) and any(same(one, b) for one in a)
     return not _is_container(b) and same(a, b)
 
@@ -67,7 +67,7 @@ def _is_container(value: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """jsonb_out."""
+    """Write a value as jsonb_out does."""
     if isinstance(value, dict):
         return "{" + ", ".join([f"{_quoted(key)}: {written(one)}" for key, one in value.items()]) + "}"
     if isinstance(value, list):
@@ -84,7 +84,7 @@ def _quoted(text: str) -> str:
 
 
 def as_text(value: Any) -> str | None:
-    """What ->> gives: a string itself, null as NULL."""
+    """Return what ->> does: a string itself, NULL for null."""
     if isinstance(value, str):
         return value
     return None if value is None else written(value)

@@ -23,7 +23,7 @@ def _prefix(value: bytes, bits: int) -> int:
 
 
 def _compare(a: bytes, b: bytes) -> int:
-    """network_cmp_internal: first the bits that both networks have, then how many those are, then the address."""
+    """Compare the bits that both networks have, then how many each has, then the addresses (network_cmp_internal)."""
     if a[0] != b[0]:
         return a[0] - b[0]
     bits = min(a[1], b[1])
@@ -38,7 +38,7 @@ def _comparison(holds: Callable[[int, int], bool]) -> Maker:
 
 
 def _within(a: bytes, b: bytes) -> bool:
-    """Whether a's network is b's or lies in it."""
+    """Return whether a's network is b's or lies in it."""
     return a[0] == b[0] and a[1] >= b[1] and _prefix(a, b[1]) == _prefix(b, b[1])
 
 

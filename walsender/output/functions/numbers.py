@@ -49,7 +49,7 @@ def _underflow() -> PubsubError:
 
 
 def in_range(value: int, width: int) -> int:
-    """Raises 22003 where it does not fit."""
+    """Return `value`.  Raises 22003 if it does not fit into `width` bytes."""
     low, high = _RANGES[width]
     if not low <= value <= high:
         raise PubsubError(f"{_INTEGER_NAMES[width]} out of range", sqlstate="22003")
@@ -57,7 +57,7 @@ def in_range(value: int, width: int) -> int:
 
 
 def integers(name: str) -> FixedFunction | None:
-    """int4pl and its like."""
+    """Return a function like int4pl; None if `name` is none."""
     if found := _ARITHMETIC.fullmatch(name):
         return _arithmetic(max(int(w) for w in found[1]), found[2])
     if found := _BITWISE.fullmatch(name):
@@ -66,7 +66,7 @@ def integers(name: str) -> FixedFunction | None:
 
 
 def _truncated(a: int, b: int) -> int:
-    """C's division: towards zero."""
+    """Divide as C does: towards zero."""
     if b == 0:
         raise _zero()
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -85,7 +85,7 @@ def _arithmetic(width: int, what: str) -> FixedFunction:
 
 def _bitwise(width: int, what: str) -> FixedFunction:
     bits = 8 * width
-    # A smaller integer is shifted as one of 32 bits, and a processor takes the count modulo the register's.
+    # Smaller integers are shifted as 32 bits, and a processor takes the count modulo the register's width.
     mask = max(bits, 32) - 1
 
     def shifted(a: int, count: int) -> int:
@@ -123,7 +123,7 @@ def _to_hex(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
     return (lambda value: b"%x" % (value & mask)) if types[0] in _INTEGERS else None
 
 
-# Numeric: exact; what a result's display scale is counts where it is rounded.
+# Numeric: exact; a result's display scale matters where it is rounded.
 
 EXACT: Final = Context(prec=300_000, Emax=10**6, Emin=-(10**6), rounding=ROUND_HALF_UP)
 _MAX_SCALE: Final = 16383
@@ -133,7 +133,7 @@ _NAN: Final[Number] = (2, Decimal(0))
 
 
 def _special(function: Callable[[float, float], float]) -> Callable[[Number, Number], Number]:
-    """Infinities and NaN follow the rules of floats."""
+    """Compute with infinities and NaN by the rules of floats."""
 
     def applied(a: Number, b: Number) -> Number:
         x, y = (math.copysign(bool(n[1]), n[1]) if n[0] == 0 else plain_float(n) for n in (a, b))
@@ -166,7 +166,7 @@ def _rounded(value: Decimal, scale: int, rounding: str = ROUND_HALF_UP) -> Decim
 
 
 def _first_digit(value: Decimal) -> tuple[int, int]:
-    """Weight and value of the first digit to the base 10000."""
+    """Return weight and value of the first digit to the base 10000."""
     if not value:
         return 0, 0
     weight = value.adjusted() // 4
@@ -174,7 +174,7 @@ def _first_digit(value: Decimal) -> tuple[int, int]:
 
 
 def quotient(a: Decimal, b: Decimal) -> Decimal:
-    """numeric.c: select_div_scale, div_var."""
+    """Divide, with the scale that numeric's division has (numeric.c: select_div_scale, div_var)."""
     if not b:
         raise _zero()
     weight1, first1 = _first_digit(a)
@@ -220,7 +220,7 @@ def _remainder(a: Decimal, b: Decimal) -> Decimal:
 
 
 def _one(*, real: Callable[[float], float], exact: FixedFunction | None = None) -> Maker:
-    """`real` of a float, `exact` of a Decimal, and its scale, where there is one; results of the same type."""
+    """Make a function of one number, with a result of its type: `real` of a float; `exact` of a Decimal and any scale."""
 
     def make(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
         if types[0] in _FLOATS:
@@ -245,7 +245,7 @@ def _sign(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
 
 
 def _negative(a: Number) -> Number:
-    # Decimals' own operators round to 28 digits.
+    # The operators of Decimal round to 28 digits.
     return (-a[0] if a[0] in {-1, 1} else a[0]), a[1].copy_negate() if isinstance(a[1], Decimal) else -a[1]
 
 
@@ -285,7 +285,7 @@ def _floats(what: str) -> FixedFunction:
         result = plain(x, y)
         if what == "div" and math.isinf(y):
             return float_number(result)
-        # Of a quotient only the dividend matters, since 0 by something is 0.
+        # In a division only the dividend matters: 0 divided by something is 0.
         underflow = (x,) if what == "div" else (x, y)
         _checked(result, x, y)
         if what in {"mul", "div"}:
@@ -380,7 +380,7 @@ def _to_integer(width: int) -> Maker:
         return in_range(int(_rounded(number[1], 0)), width)
 
     def of_float(number: Number) -> int:
-        # rint: half to even; what is not finite is out of range.
+        # rint rounds half to even; infinity and NaN are out of range.
         return in_range(round(number[1]) if number[0] == 0 else 1 << 64, width)
 
     def make(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
@@ -411,7 +411,7 @@ def _to_numeric(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
 
 
 def _with_precision(number: Number, modifier: int) -> Number:
-    """numeric.c: apply_typmod."""
+    """Apply a type modifier (numeric.c: apply_typmod)."""
     if modifier < 4 or number[0] == 2:
         return number
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4 & 0x7FF) ^ 1024) - 1024

@@ -1,7 +1,7 @@
-"""LIKE, SIMILAR TO and regular expressions (like_match.c, like.c, regexp.c; the regular expressions' manual for their forms).
+"""LIKE, SIMILAR TO and regular expressions (like_match.c, like.c, regexp.c; PostgreSQL's manual for their syntax).
 
-An advanced regular expression becomes one of Python's, for whether it matches: what is matched first or longest does not matter
-for that.  What the two do not share, and what asks a collation, is refused.
+An advanced regular expression becomes one of Python's.  Only whether it matches counts, not what is matched first or
+longest.  Forms that the two do not share, and forms that depend on a collation, are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from walsender.output.functions.values import FixedFunction, Maker, Settings
 
 @functools.lru_cache(256)
 def _like(pattern: str) -> re.Pattern[str]:
-    """like_match.c: MatchText: % and _, the backslash before one taken as it is."""
+    """Translate a pattern of LIKE: % and _, and a backslash before a literal character (like_match.c: MatchText)."""
     parts: list[str] = []
     escaped = False
     for character in pattern:
@@ -43,7 +43,7 @@ def _like_maker(*, wanted: bool, ignore_case: bool = False) -> Maker:
     def make(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
         encoding = settings.encoding
         if ignore_case:
-            # Only ASCII's letters are known; others are bytes.
+            # Only ASCII letters have a case; all else is compared as bytes.
             return None if not settings.bytewise else folded
 
         def matches(text: bytes, pattern: bytes) -> bool:
@@ -59,7 +59,7 @@ def _like_maker(*, wanted: bool, ignore_case: bool = False) -> Maker:
 
 
 def _escape_character(escape: bytes, settings: Settings) -> str:
-    """Of an ESCAPE clause; empty where nothing is escaped."""
+    """Return the character of an ESCAPE clause; empty if nothing is escaped."""
     character = escape.decode(settings.encoding)
     if len(character) > 1:
         raise PubsubError(
@@ -69,7 +69,7 @@ def _escape_character(escape: bytes, settings: Settings) -> str:
 
 
 def _escaped_like(types: tuple[int, ...], settings: Settings) -> FixedFunction:
-    """like_match.c: do_like_escape: LIKE … ESCAPE with a backslash in place of the given character."""
+    """Rewrite a pattern of LIKE … ESCAPE with the backslash as escape character (like_match.c: do_like_escape)."""
 
     def converted(pattern: bytes, escape: bytes) -> bytes:
         text, character = pattern.decode(settings.encoding), _escape_character(escape, settings)
@@ -134,13 +134,13 @@ def _invalid(reason: str) -> PubsubError:
 
 
 class _Translation:
-    """One regular expression on its way into Python's."""
+    """The translation of one regular expression into Python's."""
 
     def __init__(self, text: str, settings: Settings, *, ignore_case: bool) -> None:
         self._text = text
         self._at = 0
         self._open: list[bool] = []
-        """Of the groups around: whether what they match may be repeated."""
+        """The enclosing groups: whether each may be repeated."""
         self._bytewise = settings.bytewise
         self.ignore_case = ignore_case
 
@@ -192,7 +192,7 @@ class _Translation:
         return part
 
     def _atom(self) -> tuple[str, bool]:
-        """What comes next, and whether it may be repeated."""
+        """Translate the next atom; return it and whether it may be repeated."""
         text, at = self._text, self._at
         character = text[at]
         self._at += 1
@@ -245,7 +245,7 @@ class _Translation:
         return self._character(character), True
 
     def _character(self, character: str) -> str:
-        """An escape that stands for a character, in brackets or outside."""
+        """Translate an escape that stands for a character, in brackets or outside."""
         if character in _CONTROLS:
             return _CONTROLS[character]
         if digits := _HEX.get(character):
@@ -267,7 +267,7 @@ class _Translation:
         return re.escape(character)
 
     def _bracket(self) -> str:
-        """A bracket expression; the position is behind its [."""
+        """Translate a bracket expression; the position is after its [."""
         text = self._text
         parts = ["["]
         if text[self._at : self._at + 1] == "^":
@@ -349,7 +349,7 @@ def _regular(*, wanted: bool, ignore_case: bool = False) -> Maker:
 
 
 def _ignores_case(flags: bytes, given: bool) -> bool:
-    """regexp.c: parse_re_flags."""
+    """Return whether `flags` ignore case; `given` if they do not say (regexp.c: parse_re_flags)."""
     for flag in flags.decode("latin-1"):
         if flag not in "ics":
             raise FeatureNotSupported(f'the option "{flag}" of a regular expression is not supported')
@@ -359,7 +359,7 @@ def _ignores_case(flags: bytes, given: bool) -> bool:
 
 
 def _similar(types: tuple[int, ...], settings: Settings) -> FixedFunction:
-    """regexp.c: similar_escape_internal: the pattern of SIMILAR TO as a regular expression."""
+    """Rewrite a pattern of SIMILAR TO as a regular expression (regexp.c: similar_escape_internal)."""
 
     def converted(pattern: bytes, escape: bytes = b"\\") -> bytes:
         text, character = pattern.decode(settings.encoding), _escape_character(escape, settings)

@@ -1,4 +1,4 @@
-"""Functions of texts and bytea that do not ask a collation, or ask one that compares bytes (varlena.c, oracle_compat.c)."""
+"""Functions of texts and bytea that need no collation, or one that compares bytes (varlena.c, oracle_compat.c)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOWER: Final = bytes.maketrans(bytes(range(65, 91)), bytes(range(97, 123)))
 
 
 def _characters(function: Callable[..., Any]) -> Maker:
-    """A function of str; bytes are decoded before it and strings encoded behind it."""
+    """Wrap a function of str: decode bytes before it, encode strings after it."""
 
     def make(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
         if types[0] not in _TEXTS:
@@ -38,7 +38,7 @@ def _characters(function: Callable[..., Any]) -> Maker:
 
 
 def _in_bytes(function: FixedFunction) -> Maker:
-    """A function that knows no letters but ASCII's."""
+    """Wrap a function that knows only ASCII letters."""
     return lambda types, settings: function if types[0] in _TEXTS and settings.bytewise else None
 
 
@@ -59,7 +59,7 @@ def _octets(factor: int) -> Maker:
 
 def _substring(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
     if types[1:2] != (23,):
-        return None  # by a pattern
+        return None  # substring by a pattern
 
     def part(value: Any, start: int, length: int | None = None) -> Any:
         if length is not None and length < 0:
@@ -79,7 +79,7 @@ def _replace(text: str, old: str, new: str) -> str:
 
 
 def _translate(text: str, old: str, new: str) -> str:
-    # The first of equal characters counts.
+    # The first of several equal characters counts.
     table = {ord(one): new[place : place + 1] for place, one in reversed(list(enumerate(old)))}
     return text.translate(table)
 
@@ -161,7 +161,7 @@ def _encode(value: bytes, form: bytes) -> bytes:
 
 
 def _to_varchar(types: tuple[int, ...], settings: Settings) -> FixedFunction | None:
-    """The length coercion of varchar and bpchar."""
+    """Make the length coercion of varchar and bpchar."""
     if len(types) != 3:
         return None
 

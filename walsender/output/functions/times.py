@@ -32,7 +32,7 @@ _I4: Final = (-(2**31), 2**31 - 1)
 _I8: Final = (-(2**63), 2**63 - 1)
 _FIRST_DAY: Final = -2451545
 _END_DAY: Final = 2145031949 - 1
-"""Of dates; timestamps end sooner."""
+"""The end of dates, exclusive; timestamps end sooner."""
 _FIRST_TIMESTAMP: Final = -211813488000000000
 _END_TIMESTAMP: Final = 9223371331200000000
 _EPOCH_JULIAN: Final = 2451545
@@ -50,7 +50,7 @@ def _out_of_range(what: str) -> PubsubError:
 
 
 def _julian_days(year: int, month: int, day: int) -> int:
-    """datetime.c: date2j, as days since 2000-01-01."""
+    """Return the days from 2000-01-01 to a date (datetime.c: date2j)."""
     if month > 2:
         month, year = month + 1, year + 4800
     else:
@@ -104,7 +104,7 @@ def _is_infinite(span: Interval) -> bool:
 
 
 def _plus_interval(timestamp: int, span: Interval) -> int:
-    """timestamp_pl_interval: months first, the last of a month where it has not so many days; then days; then time."""
+    """Add months, ending on the last day of a month that is too short; then days; then time (timestamp_pl_interval)."""
     if timestamp in _I8:
         return timestamp
     if _is_infinite(span):
@@ -129,7 +129,7 @@ def _minus_interval(timestamp: int, span: Interval) -> int:
 
 
 def _timestamp_minus(types: tuple[int, ...], settings: Settings) -> FixedFunction:
-    """timestamp_mi: days and time; since 17 of infinite ones, too."""
+    """Make the difference of timestamps, in days and time; of infinite ones, too, since 17 (timestamp_mi)."""
 
     def difference(a: int, b: int) -> Interval:
         if a in _I8 or b in _I8:
@@ -198,7 +198,7 @@ _UNITS: Final = {
 }
 _OF_TIME: Final = frozenset({"microseconds", "milliseconds", "second", "minute", "hour"})
 _FOREVER: Final = frozenset({"epoch", "year", "decade", "century", "millennium", "julian", "isoyear"})
-"""Units of which an infinite date has an infinite value, and no NULL."""
+"""Units of which an infinite date has an infinite value instead of NULL."""
 
 
 def _unit(text: bytes) -> str:
@@ -249,14 +249,14 @@ def _truncated(unit: bytes, timestamp: int) -> int:
 
 
 def _iso_week(days: int) -> tuple[int, int]:
-    """The ISO year and week: those of the week's Thursday."""
+    """Return the ISO year and week: those of the week's Thursday."""
     thursday = days - (days + 5) % 7 + 3
     year, _, _ = calendar_date(thursday)
     return year, (thursday - _julian_days(year, 1, 1)) // 7 + 1
 
 
 def _part_of_day(unit: str, microseconds: int) -> Decimal | None:
-    """A field of a time of the day."""
+    """Return a field of a time of day."""
     if unit == "hour":
         return Decimal(microseconds // _HOUR)
     if unit == "minute":
@@ -393,11 +393,11 @@ def _date_part(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
     return applied
 
 
-# What goes by which name
+# Functions by name
 
 
 def _for(kind: int, function: FixedFunction) -> Maker:
-    """Where the first argument is of type `kind`."""
+    """Make a function of one argument, of type `kind`."""
     return lambda types, _: function if types[0] == kind and len(types) == 1 else None
 
 
@@ -411,7 +411,7 @@ def _truncating(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
 
 
 def _crossed(holds: Callable[[Any, Any], bool]) -> tuple[FixedFunction, FixedFunction]:
-    """A date with a timestamp, and the other way round; a date may lie past all timestamps."""
+    """Compare a date with a timestamp, and a timestamp with a date; a date may lie past all timestamps."""
 
     def wide(day: int) -> int:
         return _I8[day > 0] if day in _I4 else day * _DAY

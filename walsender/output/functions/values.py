@@ -33,7 +33,11 @@ FixedFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`bytewise`: the collation compares bytes, and knows no letters but ASCII's.  `version`: the server's, libpq's number."""
+    """What functions depend on besides their arguments.
+
+    `bytewise`: the collation compares bytes and knows only ASCII letters.  `version`: the server's, as libpq numbers
+    it.
+    """
 
     encoding: str
     bytewise: bool
@@ -45,21 +49,22 @@ class Settings:
 
 
 def is_utf8(encoding: str) -> bool:
-    """Whether Python's name of an encoding is one of UTF-8's."""
+    """Return whether Python's name of an encoding is one of UTF-8's."""
     return codecs.lookup(encoding).name == "utf-8"
 
 
 Maker = Callable[[tuple[int, ...], Settings], FixedFunction | None]
-"""For arguments of these types; None: not for these."""
+"""Makes the function for arguments of these types; None: there is none."""
 
 
 def fixed(function: FixedFunction) -> Maker:
-    """The same function whatever the arguments' types are."""
+    """Make a Maker that returns `function` for any types."""
     return lambda types, settings: function
 
 
 Number = tuple[int, Any]
-"""Class (-1: -infinity, 0: finite, 1: infinity, 2: NaN) and value, a Decimal or a float: compares as numeric and floats do."""
+"""Class (-1: -infinity, 0: finite, 1: infinity, 2: NaN) and value, a Decimal or a float; compares as numeric and floats
+do."""
 
 _F4: Final = Struct("<f")
 _F8: Final = Struct("<d")
@@ -93,7 +98,7 @@ class Interval:
 
 
 class Array(list[Any]):
-    """An array's elements in order; `dims` and `lower` as array_dims tells of them."""
+    """An array's elements in order; `dims` and `lower`: lengths and lower bounds, as array_dims shows them."""
 
     def __init__(self, elements: Sequence[Any], dims: Sequence[int], lower: Sequence[int]) -> None:
         super().__init__(elements)
@@ -176,7 +181,7 @@ READERS: Final[dict[int, Callable[[bytes], Any]]] = {
     3802: _jsonb,
     5069: _unsigned,
 }
-"""From a value's bytes, by type."""
+"""By type oid: makes a value from its bytes."""
 
 ARRAYS: Final = {
     199: 114,
@@ -234,11 +239,11 @@ STORAGE: Final = {
     3220: (8, 8),
     3802: (-1, 4),
 }
-"""Length and alignment of an array's elements."""
+"""By type of an array's elements: their length and alignment."""
 
 
 def reader(oid: int) -> Callable[[bytes], Any]:
-    """For values that are no arrays.  Raises FeatureNotSupported."""
+    """Return the reader of values that are no arrays.  Raises FeatureNotSupported."""
     read = READERS.get(oid)
     if read is None:
         raise FeatureNotSupported(f"values of type {oid} are not supported there")
