@@ -3,7 +3,7 @@
     inspect the server ► checkpoint ► read the catalogs' files ► scan the WAL from the redo position to now
       ► the catalogs at the redo position ► decode from there, over the consistent point, for as long as is wanted
 
-It has the purpose of logical.c (CreateInitDecodingContext, DecodingContextFindStartpoint).
+Serves the purpose of logical.c (CreateInitDecodingContext, DecodingContextFindStartpoint).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Session:
         on_consistent: Callable[[int], None],
         on_warning: Callable[[PubsubError], None] = lambda _: None,
     ) -> Session:
-        """Do everything before decoding from the redo position; begin anew if the server restarts meanwhile.
+        """Prepare a session up to the redo position; begin anew if the server restarts meanwhile.
 
         Raises NotInPrerequisiteState, InsufficientPrivilege and so on, before anything is written.
         """
@@ -207,7 +207,7 @@ class Session:
 async def _scan(
     connection: Connection, server: Upstream, source: WalSource, redo: Lsn, start: int
 ) -> tuple[list[CatalogFile], dict[CatalogName, bytes], dict[int, str | None], WindowScan]:
-    """Return the catalogs' files, the transactions' fates, and what the WAL from `redo` to the moment after says.
+    """Read the catalogs' files, the transactions' fates, and the WAL from `redo` to the moment after that.
 
     `start`: LSN from which decoding was requested; 0 if that lies after this WAL.
     """

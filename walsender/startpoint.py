@@ -3,10 +3,10 @@
     R' ── list' ───── R ── list ───── start ───►
           A ran            A, B ran   B had ended, A had not
 
-A decoder that begins at a checkpoint's redo position sees those transactions whole that begin after the first list of
-running transactions there.  So the newest checkpoint serves whose list names no transaction that still runs at `start`.
-Here A rules out R, and R' as well; a checkpoint before A began would serve.  The WAL is read a segment at a time, the
-last one first.
+A decoder that begins at a checkpoint's redo position sees every transaction whole that begins after the first list of
+running transactions there.  So the checkpoint to use is the newest one whose list names no transaction that still runs
+at `start`.  Here A rules out R, and R' as well; a checkpoint before A began would serve.  The WAL is read a segment at
+a time, the last one first.
 """
 
 from __future__ import annotations

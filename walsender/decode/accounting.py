@@ -65,7 +65,7 @@ class Account:
 class MemoryAccounting:
     """The memory of all transactions.
 
-    `may_stream()`: whether a stream may begin here in the WAL; `stream` sends one.
+    `may_stream()`: whether streaming may begin at this point of the WAL; `stream` sends a transaction.
     """
 
     def __init__(

@@ -304,7 +304,7 @@ class Decoder:
         self._announce()
 
     def _refuse_missed(self, xid: int, txn: Txn | None, lsn: int) -> None:
-        """Raise NotInPrerequisiteState for a requested transaction that cannot be sent: never leave it out silently.
+        """Raise NotInPrerequisiteState for a requested transaction that cannot be sent, instead of leaving it out.
 
         Do nothing if it has no changes and cannot have made any before decoding began.
         """
@@ -317,7 +317,7 @@ class Decoder:
             )
 
     def _skips(self, record: Record, database: int) -> bool:
-        """Return whether no transaction is sent at this record, a PREPARE or an end (decode.c: DecodeTXNNeedSkip)."""
+        """Return whether a transaction is not sent at this record, its PREPARE or end (decode.c: DecodeTXNNeedSkip)."""
         return (
             self.builder.needs_skip(record.lsn)
             or (database != 0 and database != self._database)

@@ -87,7 +87,7 @@ class HeapDecoder:
         if self._plugin.skips_origin(record.origin):
             return
         found = self._find(txn, locator[2])
-        # Rewriting a catalog puts rows that are not logged into a file that no relation has yet, or has any more.
+        # While a catalog is rewritten, rows that are not logged go into a file that no relation has yet, or any more.
         unlogged = isinstance(found, Unknown) and found.no_relation and not logs_rows(record)
         if found is not IGNORED and not unlogged and self._usable(txn, found, record.xid, record.lsn):
             frame = heap_frame(record, found.number, is_toast=found.is_toast)

@@ -1,8 +1,8 @@
 """The order in which a server sends the changes of a transaction and its subtransactions.
 
-Each one's own changes stay in order.  Between them it is the order of the WAL, except for changes of different
-subtransactions with the same LSN: a logical message bears the LSN of its record's end, which is where the next change
-begins.  Which of the two comes first depends on their places in the server's heap; the same heap decides here.
+It is the order of the WAL, except for changes of different subtransactions with the same LSN: a logical message has the
+LSN of its record's end, which is where the next change begins.  Which of the two comes first depends on their places in
+the server's heap; the same heap decides here.  The changes of one subtransaction always stay in order.
 
 Follows reorderbuffer.c (ReorderBufferIterTXNInit, ReorderBufferIterTXNNext), binaryheap.c.
 """

@@ -143,10 +143,10 @@ class WindowScan:
     def _level(self, record: Record) -> None:
         """Find out whether the WAL so far was written with wal_level = logical.
 
-        Raises NotInPrerequisiteState if it was not, since rows would silently be missing.  wal_level is logical now,
-        but may have been lower at R: up to 16 no record there says.  It changes only with a restart, which is logged,
-        as one that changes another setting is.  Changes before that restart leave marks (rows, command ids,
-        invalidations) only in WAL for logical decoding.
+        wal_level is logical now but may have been lower at R: up to 16 no record there says.  It changes only with a
+        restart, which is logged, as is one that changes another setting.  What was changed before that restart shows
+        which level it was: only WAL for logical decoding has rows, command ids and invalidations.  Raises
+        NotInPrerequisiteState if WAL that was requested has none: its rows would silently be missing.
         """
         kind = record.info & f.XLOG_HEAP_OPMASK
         if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE:

@@ -47,9 +47,9 @@ def python_encoding(server_encoding: str) -> str:
 
 
 def encoded(name: str, server_encoding: str) -> bytes | None:
-    """Encode a name that was given to this process as in the catalogs; None if no name there can be it.
+    """Encode a name that was given to this process as the catalogs have it; None if no name there can be it.
 
-    In SQL_ASCII these are the bytes that were given.
+    In SQL_ASCII the result is the bytes that were given.
     """
     if server_encoding == "SQL_ASCII":
         return name.encode("utf-8", "surrogateescape")

@@ -25,7 +25,7 @@ _PG_CATALOG: Final = 11
 _RIGHTS: Final = "arwdDxtXUCTcsAm"
 """acl.h: ACL_ALL_RIGHTS_STR, by bit."""
 _ACLITEM: Final = {12: (Struct("<III"), 16), 16: (Struct("<IIQ"), 32)}
-"""By length, which 16 changed: grantee, grantor, privileges; the bit of these at which the grant options begin."""
+"""By length, which 16 changed: the layout (grantee, grantor, privileges), and the first bit of the grant options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +261,4 @@ TYPES: Final[dict[int, tuple[bytes, Callable[[Names, int], str | None]]]] = {
     4096: (b"-", Names.role),
     4191: (b"-", Names.collation),
 }
-"""By type oid: what is written for 0, and the method that names an object; it returns None to have the number
-written."""
+"""By type oid: the text for 0, and the method that names an object; if it returns None, the number is written."""

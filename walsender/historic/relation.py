@@ -62,7 +62,7 @@ class RelationInfo:
     """The partitioned tables above it, the nearest first."""
     row: RowLayout
     generation: tuple[int, ...] = ()
-    """If it is another one than before, definitions of the relation that were sent may be wrong."""
+    """Changes whenever definitions of the relation that were sent may have become wrong."""
 
     @property
     def qualified_name(self) -> str:
@@ -75,7 +75,7 @@ class RelationInfo:
 
     @property
     def is_publishable(self) -> bool:
-        """Whether it can be published (pg_publication.c: is_publishable_class), as a transient relation cannot."""
+        """Whether it can be published (pg_publication.c: is_publishable_class); a transient relation cannot."""
         return self.kind in "rp" and self.persistence == "p" and self.oid >= FIRST_NORMAL_OID and not self.rewrites
 
 
@@ -345,7 +345,10 @@ class RelationResolver:
         return quote(name) if found else f"{quote(namespace)}.{quote(name)}"
 
     def _other(self, row: Row) -> tuple[registry.Output, registry.Output] | None:
-        """Return the functions that write a known extension's type or one with a built-in type's functions; or None."""
+        """Return the functions that write a type of a known extension, or one with built-in types' functions.
+
+        None for any other type.
+        """
         function = self._function(row, "typoutput")
         if function is not None and function.number("prolang") != registry.INTERNAL_LANGUAGE:
             library = function.text("probin").rpartition("/")[2]
@@ -357,7 +360,10 @@ class RelationResolver:
         return text, _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
 
     def _of_built_in(self, row: Row, column: str) -> int | None:
-        """Return the built-in type with the same function, which its source identifies if it is internal (fmgr.c)."""
+        """Return the built-in type with the same function, or None.
+
+        A function in the language `internal` is identified by its source (fmgr.c); others are no built-in type's.
+        """
         function = self._function(row, column)
         if function is None or function.number("prolang") != registry.INTERNAL_LANGUAGE:
             return None

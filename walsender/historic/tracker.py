@@ -120,7 +120,7 @@ class CatalogTracker:
         return self._active[name]
 
     def generation(self, oid: int, own: Set[int]) -> tuple[int, ...]:
-        """Return the relation's generation: another one once PostgreSQL would have invalidated its cache entry.
+        """Return the relation's generation, which changes whenever PostgreSQL would invalidate its cache entry.
 
         A transaction that has changed the relation itself has another generation than everyone else.
         """

@@ -84,14 +84,12 @@ _ZONE_MOMENTS: Final = f"SELECT {_ZONE_AT} FROM unnest($1::bigint[]) WITH ORDINA
 _ZONE_FIRST: Final = -4_417_977_600
 """1830 in seconds since 1970: every place still had its own local time."""
 _ZONE_END: Final = 16_725_225_600
-"""2500 in seconds since 1970: the 400 years before it repeat for ever, whatever is set for single years of this
-century."""
+"""2500 in seconds since 1970: later years repeat the 400 before it, whatever is set for years of this century."""
 _ZONE_LONE: Final = 4 * 366 * 86_400
 """Four years in seconds.  The first change ever was in 1844: a zone that changes within four years of 1830 is a POSIX
 rule, which holds at all times."""
 _ZONE_STEP: Final = 345_600
-"""Four days in seconds: less than ever lay between two changes of a zone (least: Fernando de Noronha's week in
-2000)."""
+"""Four days in seconds: less than the least between two changes of a zone (Fernando de Noronha's week in 2000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +286,7 @@ async def builtins(connection: Connection) -> Builtins:
 class SessionTexts:
     """The settings that texts depend on, as a session of this connection string has them.
 
-    They come from the configuration of server, database and role, from `options`, and from libpq's environment
-    variables.
+    They come from the configuration of server, database and role, from `options`, and from libpq's environment.
     """
 
     styles: Styles

@@ -217,7 +217,7 @@ class CatalogTable:
         return keys
 
     def takes(self, row: bytes) -> bool:
-        """Return whether the row can be inserted unseen: long enough, not unusual, no name as a key, no rewrite."""
+        """Return whether the row needs no closer look: long enough, not unusual, no name as a key, no rewrite."""
         size: i64 = len(row)
         if size < _ROW_HEADER or self._has_names or self.stands_in:
             return False

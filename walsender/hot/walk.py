@@ -373,7 +373,7 @@ class Skim:
         """Both as in Walk."""
 
     def run(self, buffer: bytes, begin: int, end: int, delta: int) -> int:
-        """Skip records as Walk.run handles them."""
+        """Skip records from `begin` on; arguments and result as for Walk.run."""
         offset: i64 = begin
         limit: i64 = end
         shift: i64 = delta

@@ -40,7 +40,7 @@ class Retry:
             raise error
 
     async def connect(self, conninfo: str) -> Connection:
-        """Connect for SQL as soon as the server lets us.  Raises ConnectionFailure, PublisherError."""
+        """Connect for SQL, trying again as long as `judge` allows.  Raises ConnectionFailure, PublisherError."""
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
             try:

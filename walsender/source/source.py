@@ -1,7 +1,9 @@
 """One WAL from a directory, a server, or both, fed to a reader.
 
-    ARCHIVE ── nothing more there ──► STREAM ── the server no longer has it ──► ARCHIVE
-                                        └── the server's timeline ended, or the connection broke ──► STREAM
+    ARCHIVE ── nothing more there ──► STREAM ── the server no longer has it, or its timeline ended ──► ARCHIVE
+                                        └── the connection broke ──► STREAM
+
+Without a directory there is only STREAM, and WAL that the server no longer has is an error.
 
 Unless the directory ended with a whole segment, the reader starts again at the page of the first record not yet read:
 the bytes from there may have been the torn end of a file that was being written.
@@ -62,8 +64,8 @@ class WalSource:
         """Feed `reader`; yield False when there may be records to take, True when there is nothing more for now.
 
         The caller must take the records each time.  Raises WalMissing, WalCorrupted, ConnectionFailure and what the
-        server reports; NotInPrerequisiteState if the server is another one, or its timeline left before the reader's
-        position.
+        server reports; NotInPrerequisiteState if the server is another one, or on a timeline that left this one before
+        the reader's position.
         """
         missed = -1
         deadline = 0.0

@@ -73,8 +73,7 @@ class WalReader:
         self._pieces: list[bytes] = []  # received, not yet in the buffer
         self._pieces_bytes = 0
         self._wanted = 0  # bytes the buffer must have before it is read again
-        # The buffer as pages: (offset of the page's first byte in the buffer, LSN of that byte less offset, info,
-        # rem_len)
+        # The buffer as pages: (offset of the page's first byte in the buffer, its LSN less that offset, info, rem_len)
         self._pages: list[tuple[int, int, int, int]] = []
         self._page = 0  # the page that holds _offset
         self._raw = self._start_page  # LSN of the next byte to come
@@ -84,7 +83,7 @@ class WalReader:
         self._held_lsn = 0
         self._skip_to = self._start_page  # bytes before this LSN are skipped
         self._previous = 0  # LSN of the last record, 0: not known
-        self._latest_page = 0  # whose timeline is `timeline`
+        self._latest_page = 0  # LSN of the page that `timeline` is from
         self._skip_in_page = geometry.to_byte_position(start) - geometry.to_byte_position(self._start_page)
         self.walk: Walk | Skim | None = None
         """Handles most records at once; `records` gives those that it leaves."""

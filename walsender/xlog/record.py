@@ -89,7 +89,8 @@ class BlockRef:
 class Record:
     """A parsed record.
 
-    `lsn` is where it starts, `end_lsn` the byte after it (XLogReaderState: ReadRecPtr, EndRecPtr).
+    `lsn` is where it starts, `end_lsn` the byte after it (XLogReaderState: ReadRecPtr, EndRecPtr), or `lsn` if the
+    caller does not need it.
     """
 
     lsn: int

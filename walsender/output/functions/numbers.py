@@ -220,7 +220,7 @@ def _remainder(a: Decimal, b: Decimal) -> Decimal:
 
 
 def _one(*, real: Callable[[float], float], exact: FixedFunction | None = None) -> Maker:
-    """Make a function of one number, with a result of its type: `real` of a float; `exact` of a Decimal and any scale."""
+    """Make a function of one number, with a result of its type: `real` of a float, `exact` of a Decimal and a scale."""
 
     def make(types: tuple[int, ...], _: Settings) -> FixedFunction | None:
         if types[0] in _FLOATS:

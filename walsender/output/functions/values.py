@@ -35,8 +35,7 @@ FixedFunction = Callable[..., Any]
 class Settings:
     """What functions depend on besides their arguments.
 
-    `bytewise`: the collation compares bytes and knows only ASCII letters.  `version`: the server's, as libpq numbers
-    it.
+    `bytewise`: the collation compares bytes and knows only ASCII letters.  `version`: the server's, libpq's number.
     """
 
     encoding: str
@@ -63,8 +62,7 @@ def fixed(function: FixedFunction) -> Maker:
 
 
 Number = tuple[int, Any]
-"""Class (-1: -infinity, 0: finite, 1: infinity, 2: NaN) and value, a Decimal or a float; compares as numeric and floats
-do."""
+"""Class (-1: -infinity, 0: finite, 1: infinity, 2: NaN) and value (Decimal or float); compares as PostgreSQL does."""
 
 _F4: Final = Struct("<f")
 _F8: Final = Struct("<d")
