@@ -97,7 +97,7 @@ class Registry(Generic[Entry]):
     def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
         """Return the relation with file `number`.
 
-        `own`: the transaction's ids; `cache`: its own, if it changed the catalog.
+        `own`: the transaction's ids; `cache`: its own relations, if it has changed the catalog.
         """
         resolver = self._resolver(own, shared=cache is None)
         oid = resolver.oid_of_file(number)

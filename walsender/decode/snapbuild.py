@@ -35,7 +35,7 @@ STEPS: Final = {
 
 
 class SnapshotBuilder:
-    """The state of one decoding.
+    """The state and the consistent point of one decoding.
 
     `start`: transactions whose commit record lies before this LSN are not sent; 0: those before the consistent point.
     """

@@ -212,7 +212,7 @@ class CatalogBootstrap:
     ) -> tuple[dict[int, CatalogTable], dict[int, list[tuple[CatalogTable, int, bool]]]]:
         """Return the tables by file number, and what each transaction in progress at R had done to them.
 
-        `status`: the fates that the server told.  Raises DataCorrupted, NotInPrerequisiteState.
+        `status`: the fates as the server reported them.  Raises DataCorrupted, NotInPrerequisiteState.
         """
         tables: dict[int, CatalogTable] = {}
         pending: dict[int, list[tuple[CatalogTable, int, bool]]] = {}

@@ -48,7 +48,7 @@ class SentTransaction:
 class RowChange:
     """A change of a row.
 
-    `kind`: "insert", "update" or "delete"; `old`, `new`: values by column, None without such a row.
+    `kind`: "insert", "update" or "delete"; `old`, `new`: values by column, or None if there is no such row.
     """
 
     lsn: int
