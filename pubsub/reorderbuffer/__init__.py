@@ -3,12 +3,12 @@
     log          FrameLog: frames of transactions that arrive whole
     block        changes in byte buffers
     files        the file layer and its errors
-    directories  who holds a directory that is spilled into, and what becomes of those that nobody holds
+    directories  the directories that changes spill into: locked by one process, removed once its lock is gone
     segments     changes on disk: Arrow streams with a checksum for each batch
     changes      one log: disk, then memory
     transaction  a top-level transaction and its subtransactions; how it is read
     buffer       ReorderBuffer: all transactions, the limit, statistics
     durable      a whole transaction in one durable file (two-phase)
 
-Begin with `buffer`.
+Start reading at `buffer`.
 """

@@ -1,11 +1,12 @@
-"""Changes in byte buffers: an OpenBlock grows, a ChangeBlock does not change any more.
+"""Blocks of changes in byte buffers: an OpenBlock grows, a ChangeBlock is immutable.
 
-A change is a frame: any bytes.  A block has the frames one after the other, the length of each, and who made them as runs:
-neighbours of one (sub)transaction that arrived in one go.  There is no Python object for a change.
+A change is a frame of arbitrary bytes.  A block holds the concatenated frames, the length of each, and their (sub)transactions
+as runs: a run is consecutive frames of one (sub)transaction, with none of another log received between them.  There is no
+Python object per change.
 
-The frames of a streamed transaction carry the id of their (sub)transaction behind the type byte (proto.c).  It is read, and
-the type byte moved over its last byte, when a block is sealed: for a whole block at once.  From there on a streamed message
-is what it would be outside a stream, with a header that is four bytes longer.
+The frames of a streamed transaction carry the id of their (sub)transaction after the type byte (proto.c).  Sealing a block
+reads all its ids at once and moves each type byte to the last byte of the id.  A streamed message then looks as it would
+outside a stream, with a header four bytes longer.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ Arrivals = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeBlock:
-    """Frames in order of arrival: `data` one after the other, `lengths` the bytes of each.
+    """Frames in order of arrival: `data` holds them concatenated, `lengths` the bytes of each.
 
-    Run i begins with frame `run_starts[i]` (the first with 0) and was made by `run_xids[i]`; `run_arrivals`, which never falls,
-    orders it among the runs of other logs.  `header` is the number of bytes before the message in each frame.  `memory` is
-    what the block's buffers take, in bytes, unused ends included; 0 where it is a view of another's.
+    Run i begins with frame `run_starts[i]` (the first run with 0) and belongs to (sub)transaction `run_xids[i]`.  `run_arrivals`
+    never decreases and orders runs among those of other logs.  `header` is the number of bytes before the message in each frame.
+    `memory` is the bytes that the block's buffers take, unused capacity included; 0 if it is a view of another block's.
     """
 
     data: Bytes
@@ -64,18 +65,18 @@ class ChangeBlock:
         return self.data.size
 
     def run_lengths(self) -> Positions:
-        """The number of frames in each run."""
+        """Return the number of frames in each run."""
         return np.diff(self.run_starts, append=self.count)
 
     def xids(self) -> Xids:
-        """The (sub)transaction of each frame."""
+        """Return the (sub)transaction of each frame."""
         return np.repeat(self.run_xids, self.run_lengths())
 
     def arrivals(self) -> Arrivals:
         return np.repeat(self.run_arrivals, self.run_lengths())
 
     def message_types(self) -> npt.NDArray[np.uint8]:
-        """The type byte of each frame's message; 0 where the frame ends before it."""
+        """Return the type byte of each frame's message; 0 if the frame ends before it."""
         if not self.data.size:
             return np.zeros(self.count, np.uint8)
         lengths = self.lengths.astype(np.int64)
@@ -84,14 +85,14 @@ class ChangeBlock:
         return types
 
     def frames(self) -> Iterator[bytes]:
-        """One object for each frame: for what is rare, and for tests."""
+        """Yield each frame as a `bytes` object: for rare messages and for tests."""
         start = 0
         for length in self.lengths.tolist():
             yield self.data[start : start + length].tobytes()
             start += length
 
     def others(self, types: bytes = b"IUD") -> Iterator[tuple[int, bytes]]:
-        """The messages whose type is none of `types`, each with the number of its frame: Relation, Type, Truncate, …"""
+        """Yield the messages whose type is not in `types` (Relation, Type, Truncate, …), each with its frame's number."""
         wanted = ~np.isin(self.message_types(), np.frombuffer(types, np.uint8))
         ends = np.cumsum(self.lengths.astype(np.int64))
         for number in np.flatnonzero(wanted).tolist():
@@ -99,7 +100,7 @@ class ChangeBlock:
             yield number, self.data[end - int(self.lengths[number]) : end].tobytes()[self.header :]
 
     def by_xid(self) -> Iterator[tuple[int, int, int]]:
-        """Each (sub)transaction with the number and the bytes of its frames."""
+        """Yield each (sub)transaction with the number and the bytes of its frames."""
         if not self.count:
             return
         if len(self.run_xids) == 1:
@@ -112,7 +113,7 @@ class ChangeBlock:
         yield from zip(xids.tolist(), counts.tolist(), nbytes.tolist(), strict=True)
 
     def without(self, xids: Xids) -> ChangeBlock:
-        """The frames that none of `xids` made: the block itself where that is all of them."""
+        """Return a block without the frames of `xids`; the block itself if it has none."""
         unwanted = np.isin(self.run_xids, xids)
         if not unwanted.any():
             return self
@@ -131,7 +132,7 @@ class ChangeBlock:
         )
 
     def cut(self, bounds: Sequence[int]) -> Iterator[ChangeBlock]:
-        """Views of the frames between neighbouring `bounds`, which rise from 0 to `count`."""
+        """Yield views of the frames between consecutive `bounds`, which rise from 0 to `count`."""
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths.astype(np.int64))])
         for first, end in itertools.pairwise(bounds):
             start_run = int(np.searchsorted(self.run_starts, first, side="right")) - 1
@@ -146,22 +147,25 @@ class ChangeBlock:
             )
 
     def runs(self) -> Iterator[tuple[int, ChangeBlock]]:
-        """Views of single runs, each with its arrival."""
+        """Yield a view of each run, with its arrival number."""
         bounds = [*self.run_starts.tolist(), self.count]
         yield from zip(self.run_arrivals.tolist(), self.cut(bounds), strict=True)
 
     def to_arrow(self) -> Any:
-        """A RecordBatch of SCHEMA; the frames are not copied.  Raises ProgramLimitExceeded past MAX_BYTES of frames."""
+        """Return a RecordBatch with the columns of `schema`, without copying the frames.
+
+        Raises ProgramLimitExceeded for more than MAX_BYTES of frames.
+        """
         if self.nbytes > MAX_BYTES:
             raise ProgramLimitExceeded(f"a block of {self.nbytes} bytes", detail=f"The limit is {MAX_BYTES} bytes.")
-        # Neither pa.array nor to_numpy: they import pandas.
+        # Not pa.array or to_numpy: they import pandas.
         xids = pa.Array.from_buffers(pa.uint32(), self.count, [None, pa.py_buffer(self.xids())])
         arrivals = pa.Array.from_buffers(pa.int64(), self.count, [None, pa.py_buffer(self.arrivals())])
         return pa.record_batch([xids, arrivals, self._frames()], schema=schema(self.header))
 
     @classmethod
     def from_arrow(cls, batch: Any, header: int) -> Self:
-        """The block that `to_arrow` made `batch` of; a view of it."""
+        """Return the block that `to_arrow` turned into `batch`, as a view of `batch`."""
         xids = np.frombuffer(batch.column(0).buffers()[1], np.uint32, batch.num_rows)
         arrivals = np.frombuffer(batch.column(1).buffers()[1], np.int64, batch.num_rows)
         data, offsets = contents(batch.column(2))
@@ -170,14 +174,14 @@ class ChangeBlock:
         return cls(data, np.diff(offsets).astype(np.uint32), starts, xids[starts], arrivals[starts], header)
 
     def _frames(self) -> Any:
-        """The frames as a binary array over `data`."""
+        """Return the frames as an Arrow binary array over `data`."""
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(self.lengths, out=offsets[1:])
         return pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
 
 
 def schema(header: int) -> Any:
-    """The columns of changes on disk; the header's length is in the metadata."""
+    """Return the Arrow schema of changes on disk; its metadata holds the header's length."""
     return pa.schema(
         [
             pa.field("xid", pa.uint32(), nullable=False),
@@ -189,9 +193,9 @@ def schema(header: int) -> Any:
 
 
 class OpenBlock:
-    """A block that grows.  `tagged` frames name their (sub)transaction, for others `add` does.
+    """A block that grows.  `tagged` frames name their own (sub)transaction; for others the argument of `add` does.
 
-    `memory` is the bytes held, what the buffers keep for growing included.
+    `memory` is the bytes allocated, the buffers' spare capacity included.
     """
 
     __slots__ = (
@@ -222,7 +226,7 @@ class OpenBlock:
         return len(self._data)
 
     def add(self, data: bytes, frames: Sequence[bytes], xid: int, arrival: int) -> None:
-        """Append `frames`, at least one; `data` are the same bytes, joined."""
+        """Append `frames` (at least one); `data` is the same frames joined."""
         if self._xid != xid or self._arrival != arrival:
             self._xid, self._arrival = xid, arrival
             self._starts.append(len(self._lengths))
@@ -237,9 +241,9 @@ class OpenBlock:
         self.memory = getsizeof(self._data) + getsizeof(self._lengths) + self._run_memory
 
     def seal(self, header: int) -> ChangeBlock:
-        """The block as it is; nothing can be added any more.
+        """Return the finished block; nothing may be added afterwards.
 
-        Raises ProtocolViolation for a tagged frame that is not an XLogData which names its transaction.
+        Raises ProtocolViolation for a tagged frame that is not an XLogData with a transaction id.
         """
         data, lengths = np.frombuffer(self._data, np.uint8), np.frombuffer(self._lengths, np.uint32)
         starts, xids = np.frombuffer(self._starts, np.int64), np.frombuffer(self._xids, np.uint32)
@@ -250,7 +254,7 @@ class OpenBlock:
 
 
 def _take_xids(data: Bytes, lengths: Lengths, starts: Positions, arrivals: Arrivals, memory: int) -> ChangeBlock:
-    """Read each frame's xid and move its type byte over the xid's last; changes `data`."""
+    """Read each frame's xid and move its type byte to the xid's last byte, in place in `data`."""
     frames = np.cumsum(lengths.astype(np.int64)) - lengths
     if (lengths <= STREAM_HEADER).any() or (data[frames] != _XLOG_DATA).any():
         raise ProtocolViolation("a frame in a stream is too short to name its transaction")
@@ -269,7 +273,10 @@ def _take_xids(data: Bytes, lengths: Lengths, starts: Positions, arrivals: Arriv
 
 
 def reblocked(blocks: Iterable[ChangeBlock], bound: int = BLOCK_BYTES) -> Iterator[ChangeBlock]:
-    """The same frames in blocks of at most `bound` bytes, or of one frame; small neighbours are joined, empty ones left out."""
+    """Yield the same frames in blocks of at most `bound` bytes; only a block of a single frame may be larger.
+
+    Small consecutive blocks are joined, empty ones dropped.
+    """
     pending: list[ChangeBlock] = []
     size = 0
     for whole in blocks:

@@ -2,9 +2,9 @@
 
     append ─► one log for each top-level transaction ─► commit, prepare, take ─► Transaction: read in chunks, then released
 
-Nothing here waits: `append` only ever uses memory.  When `exceeded`, the owner calls `spill`, which writes files and may run in a
-thread, or streams the `largest` out with `take`.  One method at a time; what a Transaction that was given out is read for
-may go on in other threads meanwhile.
+`append` never blocks: it only uses memory.  When `exceeded`, the owner calls `spill`, which writes files and may run in a
+thread, or streams the `largest` transaction with `take`.  Call one method at a time; other threads may meanwhile read the
+Transactions that were returned.
 
     buffer.append_tagged(700, frames)            # between Stream Start and Stop, as they came
     if buffer.exceeded:
@@ -36,13 +36,13 @@ SUFFIX: Final = ".spill.arrows"
 
 @dataclass(slots=True)
 class Statistics:
-    """Counters since the buffer was made, as pg_stat_replication_slots has them.  Bytes are those of frames.
+    """Counters since the buffer was created, as in pg_stat_replication_slots.  Bytes are those of frames.
 
-    spill_*    transactions that were moved to disk, how often, and how much
-    stream_*   transactions that were taken while in progress, in how many pieces, and how much
-    total_*    transactions given out (committed, prepared or taken), and how much; a streamed one once
+    spill_*    transactions moved to disk, number of moves, bytes
+    stream_*   transactions taken while in progress, number of parts, bytes
+    total_*    transactions returned (committed, prepared or taken) and their bytes; a streamed one counts once
 
-    A transaction counts as one, whatever the number of its subtransactions.
+    A transaction counts once, with all its subtransactions.
     """
 
     spill_txns: int = 0
@@ -56,11 +56,11 @@ class Statistics:
 
 
 class ReorderBuffer:
-    """Transactions in progress, and those given out that are not released yet.
+    """Transactions in progress, and those returned but not yet released.
 
-    `directory` is this buffer's own: spilled changes that an earlier process left there are removed now.  `work_mem` is
-    logical_decoding_work_mem in bytes; it may be changed.  `header`: bytes before the message in frames that are not tagged.
-    `memory` is the bytes that all changes hold.  Raises FileFailure.
+    `directory` belongs to this buffer alone; the constructor removes spill files that an earlier process left there, and raises
+    FileFailure.  `work_mem` is logical_decoding_work_mem in bytes; it may be changed at any time.  `header`: bytes before the
+    message in frames that are not tagged.  `memory`: bytes that all changes hold in memory.
     """
 
     def __init__(self, directory: Path, work_mem: int, *, header: int = XLOG_HEADER) -> None:
@@ -71,9 +71,9 @@ class ReorderBuffer:
         self._header = header
         self._by_xid: dict[int, Transaction] = {}
         self._prepared: dict[str, Transaction] = {}
-        # Everything that holds changes, oldest first.
+        # All transactions not yet released, oldest first.
         self._held: dict[Transaction, None] = {}
-        # A log's changes that arrived with none of another log between them share an arrival.
+        # Consecutive changes of one log share an arrival number; a change of another log ends the run.
         self._last: Transaction | None = None
         self._arrival = 0
         self._spilling = threading.Lock()
@@ -83,7 +83,7 @@ class ReorderBuffer:
     # Assembling.
 
     def begin(self, xid: int, lsn: Lsn = INVALID_LSN) -> Transaction:
-        """The transaction that `xid` is or belongs to; a new one, which began at `lsn`, where there is none."""
+        """Return the transaction that `xid` is or belongs to; if there is none, a new one that began at `lsn`."""
         transaction = self._by_xid.get(xid)
         if transaction is None:
             transaction = self._by_xid[xid] = Transaction(xid, self._header, self._account, self._drop)
@@ -93,9 +93,10 @@ class ReorderBuffer:
         return transaction
 
     def append(self, xid: int, frames: Sequence[bytes], *, top: int | None = None, lsn: Lsn = INVALID_LSN) -> None:
-        """Changes that (sub)transaction `xid` made, in order; `top` is the transaction it is in where that may be new.
+        """Append the changes of (sub)transaction `xid`, in order.
 
-        Raises ProgramLimitExceeded for a frame past 2 GB.
+        `top` is its top-level transaction, needed where this buffer may not know it yet.  Raises ProgramLimitExceeded for a frame
+        over 2 GB.
         """
         if top is not None and top != xid:
             known = self._by_xid.get(xid)
@@ -104,17 +105,17 @@ class ReorderBuffer:
         self._append(self.begin(xid, lsn), frames, xid, tagged=False)
 
     def append_tagged(self, top: int, frames: Sequence[bytes], *, lsn: Lsn = INVALID_LSN) -> None:
-        """Messages R, Y, I, U, D, T and M as they came between Stream Start and Stop: each names its (sub)transaction.
+        """Append messages R, Y, I, U, D, T and M as received between Stream Start and Stop; each names its (sub)transaction.
 
-        That is read only later: then, at the latest in `spill` or `commit`, ProtocolViolation is raised for a frame that does
-        not.  Raises ProgramLimitExceeded as `append`.
+        The ids are read only when a block is sealed, at the latest in `spill` or `commit`: a frame without one raises
+        ProtocolViolation there.  Raises ProgramLimitExceeded like `append`.
         """
         self._append(self.begin(top, lsn), frames, top, tagged=True)
 
     def assign(self, xid: int, parent: int) -> None:
-        """`xid` is a subtransaction of `parent`, which may be one itself.  It may be said again, and late.
+        """Record `xid` as a subtransaction of `parent`, which may itself be a subtransaction.
 
-        Raises ValueError if it contradicts what was said before.
+        May be repeated, and may come after changes of `xid`.  Raises ValueError if it contradicts an earlier assignment.
         """
         transaction = self.begin(parent)
         known = self._by_xid.get(xid)
@@ -130,9 +131,9 @@ class ReorderBuffer:
         self._by_xid[xid] = transaction
 
     def abort(self, xid: int, *, top: int | None = None) -> None:
-        """`xid` is rolled back with all that is in it: a subtransaction, or the whole.  Nothing happens for an unknown one.
+        """Roll back the (sub)transaction `xid` with all the subtransactions in it; do nothing for an unknown one.
 
-        `top` is its top-level transaction where that may be new.  Raises FileFailure.
+        `top` is its top-level transaction, needed where this buffer may not know it yet.  Raises FileFailure.
         """
         transaction = self._by_xid.get(xid if top is None else top)
         if transaction is None:
@@ -145,8 +146,10 @@ class ReorderBuffer:
             transaction.abort(xid)
 
     def abort_older(self, xid: int) -> None:
-        """Transactions that began before `xid`, the oldest that still runs, are rolled back: a crash left no record of them
-        (ReorderBufferAbortOld)."""
+        """Roll back the transactions older than `xid`, the oldest one still running (ReorderBufferAbortOld).
+
+        A crash ended them without an abort record.
+        """
         for transaction in self.in_progress():
             if (transaction.xid - xid) & 0xFFFFFFFF >= 1 << 31:
                 self.abort(transaction.xid)
@@ -154,9 +157,9 @@ class ReorderBuffer:
     # Giving out.
 
     def commit(self, xid: int) -> Transaction | None:
-        """The transaction `xid` has committed: what it changed; None if nothing is known of it.
+        """Commit the transaction `xid` and return it; None if it is unknown.
 
-        Until it is released, or read, it may still move to disk.  Raises ValueError if `xid` is a subtransaction.
+        `spill` may still move its changes to disk, except while they are read.  Raises ValueError if `xid` is a subtransaction.
         """
         transaction = self._ended(xid)
         if transaction is not None:
@@ -165,9 +168,10 @@ class ReorderBuffer:
         return transaction
 
     def prepare(self, xid: int, gid: str) -> Transaction:
-        """The transaction `xid`, which may have no changes, is prepared as `gid`.
+        """Prepare the transaction `xid`, which may be without changes, as `gid` and return it.
 
-        It may be read, and released, before its outcome.  Raises DuplicateObject, and ValueError if `xid` is a subtransaction.
+        It can be read and released before its outcome.  Raises DuplicateObject if `gid` is in use, and ValueError if `xid` is a
+        subtransaction.
         """
         if gid in self._prepared:
             raise DuplicateObject(f'transaction identifier "{gid}" is already in use')
@@ -180,14 +184,14 @@ class ReorderBuffer:
         return transaction
 
     def commit_prepared(self, gid: str) -> Transaction | None:
-        """The transaction that was prepared as `gid`, committed; None if this buffer knows of none."""
+        """Commit the transaction prepared as `gid` and return it; None if this buffer has none."""
         transaction = self._prepared.pop(gid, None)
         if transaction is not None:
             transaction.enter(State.COMMITTED)
         return transaction
 
     def rollback_prepared(self, gid: str) -> bool:
-        """Forget the transaction that was prepared as `gid`; False if this buffer knows of none.  Raises FileFailure."""
+        """Roll back the transaction prepared as `gid`; return False if this buffer has none.  Raises FileFailure."""
         transaction = self._prepared.pop(gid, None)
         if transaction is not None:
             transaction.enter(State.ABORTED)
@@ -195,10 +199,10 @@ class ReorderBuffer:
         return transaction is not None
 
     def take(self, xid: int) -> Transaction:
-        """What the transaction `xid` has changed so far; it goes on without that (ReorderBufferStreamTXN).
+        """Return the changes of transaction `xid` so far; it continues without them (ReorderBufferStreamTXN).
 
-        Subtransactions aborted so far are left out; those aborted later are the owner's to take back: see `Transaction.xids`.
-        Raises KeyError if nothing is known of it, ValueError if `xid` is a subtransaction.
+        Subtransactions aborted so far are left out.  The caller must undo those aborted later: see `Transaction.xids`.  Raises
+        KeyError for an unknown transaction, ValueError if `xid` is a subtransaction.
         """
         transaction = self._top(xid)
         if transaction is None:
@@ -213,19 +217,19 @@ class ReorderBuffer:
 
     @property
     def exceeded(self) -> bool:
-        """The changes in memory have reached `work_mem`."""
+        """Whether the changes in memory have reached `work_mem`."""
         return self.memory >= self.work_mem
 
     def largest(self, wanted: Callable[[Transaction], bool] = lambda _: True) -> Transaction | None:
-        """The transaction in progress, among those `wanted`, that holds the most memory."""
+        """Return the transaction in progress that holds the most memory, of those that `wanted` accepts."""
         candidates = (one for one in self.in_progress() if one.memory and wanted(one))
         return max(candidates, key=_memory, default=None)
 
     def spill(self) -> None:
         """If `work_mem` is reached, move the largest transactions to disk until an eighth of it is free.
 
-        What is being read stays.  (PostgreSQL moves one; with many small ones the search for it would cost more than the move.)
-        Raises DiskFull and FileFailure; nothing is lost then, and it may be called again.
+        Transactions that are being read stay in memory.  PostgreSQL moves one at a time; with many small ones the search for the
+        largest would cost more than the move.  Raises DiskFull and FileFailure; nothing is lost then, and it may be called again.
         """
         if not self.exceeded:
             return
@@ -238,7 +242,7 @@ class ReorderBuffer:
                         return
 
     def _spill(self, transaction: Transaction) -> None:
-        """ReorderBufferSerializeTXN."""
+        """Move one transaction to disk and count it (ReorderBufferSerializeTXN)."""
         written = _written(transaction)
         try:
             transaction.spill(self._new_file)
@@ -253,25 +257,25 @@ class ReorderBuffer:
     # What there is.
 
     def in_progress(self) -> list[Transaction]:
-        """Top-level transactions that have not ended, oldest first."""
+        """Return the top-level transactions that have not ended, oldest first."""
         return [one for one in self._held if one.state is State.IN_PROGRESS]
 
     def get(self, xid: int) -> Transaction | None:
-        """The transaction in progress that `xid` is or belongs to."""
+        """Return the transaction in progress that `xid` is or belongs to."""
         return self._by_xid.get(xid)
 
     def prepared(self) -> Iterator[tuple[str, Transaction]]:
-        """Prepared transactions without an outcome, by gid."""
+        """Yield the prepared transactions without an outcome, each with its gid."""
         yield from self._prepared.items()
 
     def oldest_lsn(self) -> Lsn:
-        """Where the oldest transaction in progress began; 0 if there is none (ReorderBufferGetOldestTXN)."""
+        """Return the LSN where the oldest transaction in progress began; 0 if there is none (ReorderBufferGetOldestTXN)."""
         return min((one.first_lsn for one in self.in_progress() if one.first_lsn), default=INVALID_LSN)
 
     def close(self) -> None:
-        """Forget everything and remove the files.  Raises FileFailure.
+        """Forget all transactions and remove the files.  Raises FileFailure.
 
-        Waits until a `spill` in another thread has ended: whoever waited for that one may have been cancelled.
+        Waits for a `spill` in another thread to end: the task that awaited it may have been cancelled.
         """
         with self._spilling:
             self._by_xid.clear()
@@ -292,7 +296,7 @@ class ReorderBuffer:
         self.memory += change
 
     def _drop(self, transaction: Transaction) -> None:
-        """Its changes are given back."""
+        """Stop tracking a transaction whose changes are released."""
         del self._held[transaction]
 
     def _top(self, xid: int) -> Transaction | None:
@@ -309,7 +313,7 @@ class ReorderBuffer:
         return transaction
 
     def _forget(self, transaction: Transaction) -> None:
-        """Its xids may come again."""
+        """Forget the transaction's xids, which may be used again."""
         for xid in (transaction.xid, *transaction.parents):
             self._by_xid.pop(xid, None)
 

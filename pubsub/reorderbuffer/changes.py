@@ -1,8 +1,8 @@
-"""One log: changes in order of arrival, the older ones on disk, the newer ones in memory.
+"""A log of changes in order of arrival: the older ones on disk, the newer ones in memory.
 
     SegmentFile  |  sealed blocks  |  the open block
 
-A log only grows, moves its memory to disk, is read from its start, and is cleared.
+A log supports four operations: append, move what is in memory to disk, read from the start, clear.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Counted = Callable[[ChangeBlock], None]
 
 
 class ChangeLog:
-    """Frames with a header of `header` bytes before the message; `tagged` ones are XLogData that name their transaction.
+    """A log of frames, each with `header` bytes before its message.
 
-    `memory` is what the log holds of it, in bytes; `account` is told of each change of it.  `counted` is told of each block
-    once, when it is sealed.
+    The frames of a `tagged` log are XLogData whose messages name their (sub)transaction.  `memory` is the memory that the log
+    holds, in bytes; the log calls `account` with each change of it.  It calls `counted` once for each block, on sealing it.
     """
 
     __slots__ = ("_account", "_blocks", "_counted", "_header", "_open", "_sealed_memory", "file", "memory", "tagged")
@@ -49,10 +49,10 @@ class ChangeLog:
         return not self._blocks and self._open is None and self.file is None
 
     def append(self, frames: Sequence[bytes], xid: int, arrival: int, *, tagged: bool) -> None:
-        """Add `frames`, at least one, that (sub)transaction `xid` made; where they are `tagged` it is not looked at.
+        """Append the `frames` (at least one) of (sub)transaction `xid`.
 
-        Raises ProgramLimitExceeded for a frame longer than MAX_BYTES, ProtocolViolation as OpenBlock.seal, and ValueError
-        if the frames that there are, are not of the same kind.
+        `tagged` frames name their own, and sealing ignores `xid`.  Raises ProgramLimitExceeded for a frame longer than MAX_BYTES,
+        ProtocolViolation like OpenBlock.seal, and ValueError if the log already holds frames of the other kind.
         """
         if tagged != self.tagged:
             if not self.empty:
@@ -80,7 +80,7 @@ class ChangeLog:
             self._account(change)
 
     def seal(self) -> None:
-        """Close the open block.  Raises ProtocolViolation as OpenBlock.seal; the block stays open then."""
+        """Close the open block.  Raises ProtocolViolation like OpenBlock.seal, and leaves the block open then."""
         if self._open is not None:
             block = self._open.seal(self.header)
             self._open = None
@@ -90,10 +90,10 @@ class ChangeLog:
             self._counted(block)
 
     def spill(self, new_file: Callable[[int], SegmentFile], aborted: Xids) -> None:
-        """Move what is in memory to disk, without the changes of `aborted`.
+        """Move the changes in memory to disk; drop those of the (sub)transactions `aborted`.
 
-        `new_file` makes the log's file, for frames with a header of so many bytes.  After an error what was not written is
-        still in memory.
+        `new_file` is called with the header's length in bytes and makes the log's file.  After an error, the changes not yet
+        written are still in memory.
         """
         self.seal()
         while self._blocks:
@@ -108,13 +108,13 @@ class ChangeLog:
             self._weigh()
 
     def read(self) -> Iterator[ChangeBlock]:
-        """All sealed blocks, those on disk first.  Raises what SegmentFile.read raises."""
+        """Yield all sealed blocks, those on disk first.  Raises like SegmentFile.read."""
         if self.file is not None:
             yield from self.file.read()
         yield from self._blocks
 
     def clear(self) -> None:
-        """Forget everything and remove the file.  Raises FileFailure; only the file is left then."""
+        """Forget all changes and remove the file.  Raises FileFailure; only the file remains then."""
         self._blocks.clear()
         self._open = None
         self._sealed_memory = 0

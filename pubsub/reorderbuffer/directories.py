@@ -1,7 +1,7 @@
-"""Directories for what a process moves out of its memory: of no use once the process has ended, however it did.
+"""Directories for data that a process spills from memory; the data is useless once the process has ended.
 
-A process holds its directory by a lock on it (flock), which the system takes back when the process is gone.  Whoever finds one
-that nobody holds may remove what is in it.
+A process locks its directory with flock; the system releases the lock when the process ends, in whatever way.  Any process may
+remove the contents of an unlocked directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pubsub.reorderbuffer import files
 
 
 class SpillDirectory:
-    """Made by `at` or `within`; held until `release`, or the end of the process."""
+    """A directory locked by this process, until `release` or the process's end.  `at` and `within` make one."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class SpillDirectory:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """The directory `path`, empty.  Raises ObjectInUse where another process holds it, and FileFailure."""
+        """Make, lock and empty the directory `path`.  Raises ObjectInUse if another process has it locked, and FileFailure."""
         while True:
             files.make_directory(path)
             descriptor = _lock(path)
@@ -42,9 +42,9 @@ class SpillDirectory:
 
     @classmethod
     def within(cls, parent: Path, prefix: str) -> Self:
-        """A new one, after those of this user in `parent`, with names that begin with `prefix`, that nobody holds were removed.
+        """Make and lock a new directory in `parent` whose name begins with `prefix`.
 
-        Raises FileFailure.
+        First remove this user's unlocked directories of that prefix in `parent`.  Raises FileFailure.
         """
         _remove_abandoned(parent, prefix)
         while True:
@@ -52,17 +52,17 @@ class SpillDirectory:
                 path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             descriptor = _lock(path)
             if descriptor is None:
-                continue  # another process was quicker, and takes it for an abandoned one
+                continue  # another process locked it first: it takes the directory for an abandoned one
             if _is_at(descriptor, path):
                 return cls(path, descriptor)
             os.close(descriptor)
 
     def release(self) -> None:
-        """Remove it, and let it go.  Raises FileFailure."""
+        """Remove the directory and release its lock.  Raises FileFailure."""
         try:
             _remove(self.path)
         finally:
-            # Not by closing alone: a child that is about to become another program still has the descriptor.
+            # Closing alone would not unlock it: a forked child holds the descriptor until its exec.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
 
@@ -76,7 +76,7 @@ class SpillDirectory:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the directory; None where another process does, or there is none."""
+    """Lock the directory and return its descriptor; None if another process has it locked or it does not exist."""
     with files.doing("open", path):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -91,7 +91,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the directory still has its name: it may have been removed before it was held."""
+    """Whether `path` still names the locked directory: it may have been removed before the lock was taken."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -127,8 +127,11 @@ def _empty(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory with what is in it.  A child that outlived its process may be at work there: what it has removed itself
-    is no error, and what it adds is left for the next time."""
+    """Remove a directory and its contents.
+
+    A child that outlived its process may still be using it: files that the child has removed already are no error, and files that
+    it adds meanwhile remain until the next removal.
+    """
 
     def failed(_function: object, path: str, info: tuple[type[BaseException], BaseException, TracebackType]) -> None:
         error = info[1]

@@ -1,10 +1,10 @@
-"""A whole transaction in one durable file, for as long as it waits: prepared transactions.
+"""A whole transaction in one durable file: a prepared transaction that waits for its outcome.
 
     Arrow IPC stream | its end mark | trailer (JSON) | length and CRC-32 of the trailer, magic
 
-The trailer has the owner's metadata and where each segment lies, with its checksum.  What follows the end mark no reader of
-Arrow streams looks at, so that the changes can be read by any.  The file is written under another name, flushed, renamed, and its
-directory flushed: it is there whole, or not at all.
+The trailer holds the caller's metadata and each segment's place and checksum.  Readers of Arrow streams stop at the end mark, so
+any of them can read the changes.  The file is written under a temporary name, flushed and renamed, and then its directory is
+flushed: the file exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pubsub.reorderbuffer.segments import Segment, SegmentFile
 from pubsub.reorderbuffer.transaction import State, Transaction
 
 TEMPORARY: Final = ".tmp"
-"""Ends the name of a file that is being written; what a killed process left is removed with `files.remove_all`."""
+"""The suffix of a file that is being written.  `files.remove_all` removes those that a killed process left."""
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAGIC: Final = b"pubsubTX"
@@ -37,17 +37,20 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A transaction read back, committed: `release` it does nothing to the file.  `metadata` is what it was persisted with."""
+    """A transaction read back, in state COMMITTED.  `metadata` is what `persist` was given.
+
+    `transaction.release` leaves the file alone.
+    """
 
     transaction: Transaction
     metadata: Mapping[str, Any]
 
 
 def persist(transaction: Transaction, path: Path, metadata: Mapping[str, Any]) -> None:
-    """Keep `transaction`, without its aborted subtransactions, in the file `path`; durable when this returns.
+    """Write `transaction`, without its aborted subtransactions, to the file `path`; it is durable on return.
 
-    `metadata` is kept with it: values that JSON has.  A file of that name is replaced.  Memory is bounded by a few blocks.
-    Raises DiskFull, FileFailure (nothing is left then), and what Transaction.blocks raises.
+    `metadata` is stored with it and must be JSON values.  An existing file of that name is replaced.  Needs memory for a few
+    blocks.  Raises DiskFull and FileFailure (and leaves no temporary file), and what Transaction.blocks raises.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     files.make_directory(path.parent)
@@ -78,9 +81,9 @@ def persist(transaction: Transaction, path: Path, metadata: Mapping[str, Any]) -
 
 
 def load(path: Path) -> Stored:
-    """The transaction that is kept in `path`.  Its changes are read, and their checksums tested, only by its `chunks`.
+    """Open the transaction stored in `path`.  Only its `chunks` read the changes and check their checksums.
 
-    Raises FileFailure (58P01 where it is missing) and DataCorrupted.
+    Raises FileFailure (58P01 if the file is missing) and DataCorrupted.
     """
     with files.opened(path) as file:
         with files.doing("read", path):
@@ -108,7 +111,7 @@ def load(path: Path) -> Stored:
 
 
 def remove(path: Path) -> None:
-    """The transaction in `path` has its outcome: remove it, durably.  It may be gone already.  Raises FileFailure."""
+    """Remove the file `path` durably, once its transaction has its outcome.  It may be gone already.  Raises FileFailure."""
     files.remove(path)
     files.sync_directory(path.parent)
 
@@ -118,4 +121,4 @@ def _corrupted(path: Path, why: str) -> DataCorrupted:
 
 
 def _nothing(_: object) -> None:
-    """No buffer accounts for it."""
+    """Ignore accounts and the release: the transaction belongs to no buffer."""

@@ -1,6 +1,6 @@
-"""The file layer: directories that only the node's user can read, writes at a given place, and what an OSError means.
+"""The file layer: directories that only the node's user can read, writes at an offset, SQLSTATEs for an OSError.
 
-Everything that touches a disk for the reorder buffer goes through here; nothing here knows what the bytes are.
+All the reorder buffer's disk access goes through this module, which knows nothing of what the bytes mean.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ DIRECTORY_MODE: Final = 0o700
 
 
 class FileFailure(PubsubError):
-    """A file could not be made, written, read or removed.  SQLSTATEs as elog.c: errcode_for_file_access gives them."""
+    """A file could not be made, written, read or removed.  The SQLSTATEs are those of elog.c: errcode_for_file_access."""
 
     default_sqlstate = "58030"
 
 
 class DiskFull(FileFailure):
-    """There is no room.  What was to be written is still held: it can be tried again."""
+    """The disk is full.  The data is still in memory, and the write can be tried again."""
 
     default_sqlstate = "53100"
 
@@ -44,7 +44,7 @@ _STATES: Final = {
 
 @contextmanager
 def doing(what: str, path: Path) -> Iterator[None]:
-    """An OSError inside becomes a FileFailure: could not `what` file "`path`"."""
+    """Turn an OSError inside into a FileFailure: could not `what` file "`path`"."""
     try:
         yield
     except OSError as error:
@@ -55,7 +55,7 @@ def doing(what: str, path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory `path`, and those of its parents that are missing, for this user alone."""
+    """Make the directory `path` and its missing parents, accessible to this user alone."""
     with doing("create", path):
         for directory in (*reversed(path.parents), path):
             if not directory.exists():
@@ -64,7 +64,7 @@ def make_directory(path: Path) -> None:
 
 
 def remove_all(directory: Path, suffix: str) -> None:
-    """Remove the files in `directory` whose names end with `suffix`; nothing where there is no directory."""
+    """Remove the files in `directory` whose names end with `suffix`; do nothing if there is no directory."""
     with doing("remove", directory):
         try:
             found = [entry.path for entry in os.scandir(directory) if entry.name.endswith(suffix)]
@@ -75,9 +75,9 @@ def remove_all(directory: Path, suffix: str) -> None:
 
 
 def write_at(path: Path, offset: int, pieces: Sequence[memoryview], *, create: bool = False) -> None:
-    """Write `pieces`, one behind the other, at `offset`; the file must exist, or with `create` must not.
+    """Write `pieces` one after the other at `offset`.  The file must exist; with `create` it must not.
 
-    Where that fails what was written of it is taken off again, and the error raised.
+    On an error, remove what was written (with `create`, the file) before raising it.
     """
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
     with doing("write", path):
@@ -105,7 +105,7 @@ def _write(file: int, offset: int, pieces: Sequence[memoryview]) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A file descriptor for reading; closed at the end."""
+    """Open a file for reading, give its descriptor, and close it at the end."""
     with doing("open", path):
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -115,7 +115,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_at(file: int, path: Path, offset: int, length: int) -> bytes:
-    """Exactly `length` bytes from `offset`.  Raises DataCorrupted where the file ends before."""
+    """Read exactly `length` bytes from `offset`.  Raises DataCorrupted if the file ends before that."""
     pieces = []
     with doing("read", path):
         while length:
@@ -131,13 +131,13 @@ def read_at(file: int, path: Path, offset: int, length: int) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file that may be gone already."""
+    """Remove a file, which may be gone already."""
     with doing("remove", path):
         path.unlink(missing_ok=True)
 
 
 def make_durable(temporary: Path, path: Path) -> None:
-    """Flush `temporary` to the disk and give it its name, which another file may have had (fd.c: durable_rename)."""
+    """Flush `temporary` to disk and rename it to `path`, replacing a file of that name (fd.c: durable_rename)."""
     with doing("fsync", temporary):
         file = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -151,7 +151,7 @@ def make_durable(temporary: Path, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names that were given or removed in `directory` durable."""
+    """Make names added to or removed from `directory` durable."""
     with doing("fsync", directory):
         file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,8 +1,8 @@
-"""Frames as they came, in blocks.
+"""Frames as received, in blocks.
 
 A frame is the payload of one copy-both message: XLogData's 25-byte header and one pgoutput message.  A block is some
-megabytes of frames, one after the other, and their lengths: what decoding by columns (rows.py) reads, and what is written
-when changes move to disk.  A `bytes` object for each frame lives only until its block is closed.
+megabytes of concatenated frames and their lengths, the form that column decoding (rows.py) reads.  A frame's `bytes` object
+lives only until its block is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pubsub.protocol.copyboth import XLOG_HEADER
 
 BLOCK_BYTES: Final = 2 << 20
-"""Where a block closes.  Of the order of a core's cache: decoding walks a block once for each column."""
+"""The size at which a block is closed.  It is of the order of a core's cache: decoding walks a block once per column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class FrameBlock:
         return len(self.data) + self.lengths.nbytes
 
     def message_types(self) -> npt.NDArray[np.uint8]:
-        """The type byte of each frame's pgoutput message; 0 where the frame is no XLogData or holds no message."""
+        """Return the type byte of each frame's pgoutput message; 0 if the frame is no XLogData or holds no message."""
         lengths = self.lengths.astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         data = np.frombuffer(self.data, np.uint8)
@@ -57,7 +57,7 @@ class FrameBlock:
 
 
 class FrameLog:
-    """A growing sequence of frames.  `nbytes` and `count` are of all frames appended."""
+    """A growing sequence of frames.  `nbytes` and `count` are those of all frames appended."""
 
     __slots__ = ("_block_bytes", "_blocks", "_open", "_open_bytes", "count", "nbytes")
 
@@ -70,7 +70,10 @@ class FrameLog:
         self.count = 0
 
     def append(self, frames: Sequence[bytes]) -> None:
-        """Add frames in order.  A block may pass its bound by the frames of one call: bounded by the receiver's reads."""
+        """Append frames in order.
+
+        A block may exceed its bound by the frames of one call, which the size of the receiver's reads bounds.
+        """
         size = sum(map(len, frames))
         self._open.extend(frames)
         self._open_bytes += size
@@ -80,7 +83,7 @@ class FrameLog:
             self._close_block()
 
     def extend(self, blocks: Iterable[FrameBlock]) -> None:
-        """Add whole blocks after what is there."""
+        """Append whole blocks."""
         self._close_block()
         for block in blocks:
             self._blocks.append(block)
@@ -88,7 +91,7 @@ class FrameLog:
             self.count += block.count
 
     def blocks(self) -> list[FrameBlock]:
-        """All frames so far."""
+        """Return all frames so far, as blocks."""
         self._close_block()
         return list(self._blocks)
 

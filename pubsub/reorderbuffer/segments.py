@@ -1,10 +1,10 @@
-"""Changes on disk: a file is an Arrow IPC stream, each record batch a segment with a checksum.
+"""Changes on disk: a file is an Arrow IPC stream, and each of its record batches is a segment with a checksum.
 
     schema | segment | segment | …            xid uint32, arrival int64, frame binary; metadata: header
 
-Segments are written once, one after the other, and read back in that order.  Where each lies, and the CRC-32 of its bytes, is
-kept by who wrote it: a file that was changed, cut, exchanged or left by another process does not pass.  Anything that
-reads Arrow streams reads the file with no help from here; it must leave out the aborted subtransactions itself.
+Segments are written once, one after the other, and read back in that order.  Their offsets and CRC-32 checksums stay with the
+writer, not in the file: a file that was changed, cut, exchanged or left by another process fails the check.  Any reader of Arrow
+streams can read the file; it must leave out aborted subtransactions itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pubsub.reorderbuffer.block import ChangeBlock, schema
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`length` bytes of the file from `offset`, a record batch of `count` changes with the CRC-32 `checksum`."""
+    """A record batch of `count` changes: `length` bytes of the file from `offset`, with the CRC-32 `checksum`."""
 
     offset: int
     length: int
@@ -33,14 +33,14 @@ class Segment:
 
 
 class SegmentFile:
-    """The changes of one log that are on disk.  `end` is the file's length, `nbytes` that of the frames in it, in bytes."""
+    """The part of a log that is on disk.  `end` is the file's length, `nbytes` the length of the frames in it, in bytes."""
 
     __slots__ = ("_durable", "end", "header", "nbytes", "path", "segments")
 
     def __init__(
         self, path: Path, header: int, segments: Iterable[Segment] = (), end: int = 0, *, durable: bool = False
     ) -> None:
-        """`segments` are those that the file has; a `durable` file is not removed."""
+        """`segments` are those already in the file; `remove` keeps a `durable` file."""
         self._durable = durable
         self.path = path
         self.header = header
@@ -49,10 +49,10 @@ class SegmentFile:
         self.nbytes = 0
 
     def append(self, block: ChangeBlock) -> None:
-        """Write `block` behind what is there.  After an error (FileFailure, DiskFull) the file is as it was before."""
+        """Append `block` to the file.  After an error (FileFailure, DiskFull) the file is as it was before."""
         pieces = [memoryview(block.to_arrow().serialize()).cast("B")]
         if not self.segments:
-            # With the first segment: there never is a file without one.
+            # The schema is written with the first segment: no file exists without a segment.
             pieces.insert(0, memoryview(schema(self.header).serialize()).cast("B"))
         files.write_at(self.path, self.end, pieces, create=not self.segments)
         self.end += sum(map(len, pieces))
@@ -61,9 +61,9 @@ class SegmentFile:
         self.nbytes += block.nbytes
 
     def read(self) -> Iterator[ChangeBlock]:
-        """A block for each segment, in order; one is in memory at a time.
+        """Yield a block for each segment, in order; one is in memory at a time.
 
-        Raises FileFailure, and DataCorrupted where the bytes are not those that were written.
+        Raises FileFailure, and DataCorrupted if the bytes are not those that were written.
         """
         if not self.segments:
             return
@@ -84,7 +84,7 @@ class SegmentFile:
                 yield ChangeBlock.from_arrow(batch, self.header)
 
     def remove(self) -> None:
-        """Remove the file, if it was ever made."""
+        """Remove the file, if it was ever written and is not `durable`."""
         if self.segments and not self._durable:
             files.remove(self.path)
             self.segments.clear()

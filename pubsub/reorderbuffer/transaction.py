@@ -1,12 +1,13 @@
 """A top-level transaction: its log, its subtransactions, and which of them were aborted.
 
-    IN_PROGRESS ─┬────────────────► COMMITTED       commit; take gives the part so far as a committed one, the rest goes on
+    IN_PROGRESS ─┬────────────────► COMMITTED       commit; take returns the changes so far as a COMMITTED transaction,
+                 │                                  and this one continues without them
                  ├──► PREPARED ──┬► COMMITTED       commit_prepared
                  │               └► ABORTED         rollback_prepared
                  └────────────────► ABORTED         abort
 
-While it is IN_PROGRESS a transaction belongs to the ReorderBuffer.  From then on its changes are read with `chunks`, as often
-as wanted, and given back with `release` by whoever got it; those of a PREPARED one also before its outcome.
+The ReorderBuffer owns a transaction that is IN_PROGRESS.  After that the receiver owns it: it may read the changes with
+`chunks` any number of times, and must `release` them.  A PREPARED transaction can be read and released before its outcome.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ STEPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring changes of a transaction: the first is number `first`, counted from 0 without aborted subtransactions."""
+    """Consecutive changes of a transaction.
+
+    The first has the number `first`; numbers start at 0 and leave out aborted subtransactions.
+    """
 
     first: int
     blocks: tuple[ChangeBlock, ...]
@@ -63,10 +67,11 @@ class Chunk:
 
 
 class Transaction:
-    """The changes of a top-level transaction, `xid`, its subtransactions' included.
+    """The changes of the top-level transaction `xid` and of its subtransactions.
 
-    `first_lsn` is where the first was made, if that is known.  `streamed`: changes were taken before these; `spilled`: some
-    were on disk.  `header` and `account` as in ChangeLog; `released` is called once, when the changes are given back.
+    `first_lsn` is where the transaction began, 0 if that is unknown.  `streamed`: earlier changes were taken already;
+    `spilled`: some changes have been on disk.  `header` and `account` are those of ChangeLog.  `released` is called once, by the
+    first `release`.
     """
 
     def __init__(
@@ -90,11 +95,11 @@ class Transaction:
         self._released: Callable[[Transaction], None] | None = released
         self._aborted: set[int] = set()
         self._gone: frozenset[int] | None = frozenset()
-        # By (sub)transaction: changes, and their bytes.
+        # Number of changes and bytes of their frames, by (sub)transaction.
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._bytes: defaultdict[int, int] = defaultdict(int)
         self._logs = [ChangeLog(header, account, self._count, file)]
-        # Between readers and a move to disk, which may be in different threads.
+        # Keeps a reader and a move to disk apart: they may run in different threads.
         self._lock = threading.Lock()
         self._readers = 0
 
@@ -105,7 +110,7 @@ class Transaction:
 
     @property
     def memory(self) -> int:
-        """Bytes that the buffers of its changes hold, what they keep for growing included."""
+        """Bytes allocated for its changes, the buffers' spare capacity included."""
         return sum(log.memory for log in self._logs)
 
     @property
@@ -114,28 +119,28 @@ class Transaction:
 
     @property
     def count(self) -> int:
-        """Changes, without those of aborted subtransactions."""
+        """The number of changes, without those of aborted subtransactions."""
         return sum(self._counts[xid] for xid in self.xids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the frames of those changes."""
+        """Bytes of the frames of the changes in `count`."""
         return sum(self._bytes[xid] for xid in self.xids)
 
     @property
     def xids(self) -> frozenset[int]:
-        """The (sub)transactions, not aborted, that made changes."""
+        """The (sub)transactions that made changes and were not aborted."""
         self.seal()
         return frozenset(self._counts) - self.aborted
 
     def size_of(self, xid: int) -> tuple[int, int]:
-        """The changes that (sub)transaction `xid` made itself, and the bytes of their frames."""
+        """Return how many changes (sub)transaction `xid` made itself, and the bytes of their frames."""
         self.seal()
         return self._counts.get(xid, 0), self._bytes.get(xid, 0)
 
     @property
     def aborted(self) -> frozenset[int]:
-        """The subtransactions that were aborted, themselves or with one that they are in."""
+        """The subtransactions that were aborted, directly or with one that contains them."""
         if self._gone is None:
             gone: dict[int, bool] = {}
             for xid in self.parents:
@@ -150,21 +155,22 @@ class Transaction:
 
     @property
     def files(self) -> list[SegmentFile]:
-        """What is on disk; the changes of `aborted` may be among it."""
+        """The files that hold changes on disk; changes of `aborted` may be among them."""
         return [log.file for log in self._logs if log.file is not None and log.file.segments]
 
     @property
     def paths(self) -> list[Path]:
-        """The Arrow streams of `files`, for engines that read them themselves."""
+        """The paths of `files`, for engines that read Arrow streams themselves."""
         return [file.path for file in self.files]
 
     # How it is read.
 
     def blocks(self, bound: int = BLOCK_BYTES) -> Generator[ChangeBlock]:
-        """The changes in order of arrival, without those of aborted subtransactions, in blocks of at most `bound` bytes.
+        """Yield the changes in order of arrival, without those of aborted subtransactions, in blocks of at most `bound` bytes.
 
-        A block has more bytes only if it is one frame.  Of what is on disk a few blocks are in memory at a time.  May run in
-        another thread than the buffer.  Raises FileFailure, and DataCorrupted where a file is not what was written.
+        Only a block of a single frame may be larger.  A few blocks from disk are in memory at a time.  May run in another thread
+        than the buffer.  Raises ValueError in a state that cannot be read or after `release`, FileFailure, and DataCorrupted if a
+        file is not as it was written.
         """
         with self._lock:
             if self._released is None or self.state not in (State.COMMITTED, State.PREPARED):
@@ -177,7 +183,7 @@ class Transaction:
                 self._readers -= 1
 
     def chunks(self, max_bytes: int) -> Generator[Chunk]:
-        """What `blocks` gives, as many together as have at most `max_bytes`."""
+        """Yield the blocks of `blocks` grouped into chunks of at most `max_bytes`; only a single frame may be larger."""
         first = size = 0
         pending: list[ChangeBlock] = []
         for block in self.blocks(min(max_bytes, BLOCK_BYTES)):
@@ -192,7 +198,10 @@ class Transaction:
             yield Chunk(first, tuple(pending))
 
     def release(self) -> None:
-        """Give the changes back: free their memory, remove their files.  May be called again.  Raises FileFailure."""
+        """Free the changes' memory and remove their files.  May be called again.
+
+        Raises FileFailure, and ValueError while the changes are being read.
+        """
         with self._lock:
             if self._readers:
                 raise ValueError(f"{self!r} is being read")
@@ -213,13 +222,13 @@ class Transaction:
     # For the buffer.
 
     def enter(self, state: State) -> None:
-        """Take a step; raises ValueError for one that there is not."""
+        """Change to `state`.  Raises ValueError for a step that STEPS lacks."""
         if state not in STEPS[self.state]:
             raise ValueError(f"{self!r} can not become {state.value}")
         self.state = state
 
     def own_log(self) -> ChangeLog:
-        """Where new changes go."""
+        """Return the log that new changes are appended to."""
         return self._logs[0]
 
     def seal(self) -> None:
@@ -227,9 +236,10 @@ class Transaction:
             log.seal()
 
     def assign(self, xid: int, parent: int) -> None:
-        """`xid` is a subtransaction of `parent`, which is this transaction or one in it.
+        """Record `xid` as a subtransaction of `parent`, which is this transaction or one of its subtransactions.
 
-        Said again the nearer parent holds: one that `xid` is in already is no news.  Raises ValueError for a circle.
+        Of several parents recorded for `xid` the innermost counts: one that already contains `xid` is ignored.  Raises ValueError
+        for a cycle.
         """
         if xid == self.xid or xid in self._above(parent):
             raise ValueError(f"{xid} can not be a subtransaction of {parent}")
@@ -239,19 +249,22 @@ class Transaction:
         self._gone = None
 
     def _above(self, xid: int) -> list[int]:
-        """`xid`, its parent, and so on."""
+        """Return `xid`, its parent, and so on up to the top."""
         path = [xid]
         while path[-1] in self.parents:
             path.append(self.parents[path[-1]])
         return path
 
     def abort(self, xid: int) -> None:
-        """The subtransaction `xid`, and what is in it, is no more."""
+        """Record that the subtransaction `xid` was aborted, with all the subtransactions in it."""
         self._aborted.add(xid)
         self._gone = None
 
     def absorb(self, other: Transaction, parent: int) -> None:
-        """`other`, thought to be top-level so far, is a subtransaction of `parent`, in this one."""
+        """Merge `other`, so far taken for top-level, into this transaction as a subtransaction of `parent`.
+
+        Raises ValueError if `other` is tagged, or if this one is and `other` has changes.
+        """
         other.seal()
         theirs, own = other.own_log(), self.own_log()
         if theirs.tagged or (own.tagged and not theirs.empty):
@@ -268,12 +281,12 @@ class Transaction:
             self.first_lsn = Lsn(min(self.first_lsn or other.first_lsn, other.first_lsn))
 
     def set_sizes(self, sizes: Iterable[tuple[int, int, int]]) -> None:
-        """What `size_of` says, xids first: for a transaction whose changes came as a file."""
+        """Set the results of `size_of` from (xid, count, bytes), for a transaction whose changes came as a file."""
         for xid, count, nbytes in sizes:
             self._counts[xid], self._bytes[xid] = count, nbytes
 
     def split(self, released: Callable[[Transaction], None]) -> Transaction:
-        """A committed transaction with the changes so far; this one goes on without them."""
+        """Move the changes so far into a new COMMITTED transaction and return it; this one continues without them."""
         self.seal()
         part = Transaction(self.xid, self._header, self._account, released, state=State.COMMITTED)
         part.first_lsn, part.streamed, part.spilled = self.first_lsn, self.streamed, self.spilled
@@ -286,7 +299,7 @@ class Transaction:
         return part
 
     def spill(self, new_file: Callable[[int], SegmentFile]) -> None:
-        """Move what is in memory to disk; nothing while it is read.  Raises FileFailure: nothing is lost then."""
+        """Move the changes in memory to disk; do nothing while they are being read.  Raises FileFailure and loses nothing."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -309,7 +322,10 @@ class Transaction:
             yield block.without(aborted) if len(aborted) else block
 
     def _merged(self) -> Iterator[ChangeBlock]:
-        """The runs of all logs in order of arrival: only where a subtransaction was known too late."""
+        """Yield the runs of all logs in order of arrival.
+
+        There is more than one log only if a subtransaction was taken for a top-level transaction at first.
+        """
         logs = [(run for block in log.read() for run in block.runs()) for log in self._logs]
         for _, block in heapq.merge(*logs, key=itemgetter(0)):
             yield block
