@@ -1,4 +1,4 @@
-"""Arrow arrays of variable length as numpy sees them: bytes and positions, with no Python value per element."""
+"""Variable-length Arrow arrays as numpy arrays of bytes and offsets, with no Python value per element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pubsub.errors import ProgramLimitExceeded
 
 MAX_BYTES: Final = (1 << 31) - 1
-"""Bytes that one array's 32-bit offsets reach."""
+"""The most bytes that one array's 32-bit offsets can address."""
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -26,11 +26,11 @@ def slices(
     *,
     valid: Mask | None = None,
 ) -> Any:
-    """The binary array of data[starts[i]:ends[i]]; `target` is binary or string.  The slices do not overlap and are in order.
+    """Return the array of data[starts[i]:ends[i]], of type `target` (binary or string).
 
-    The gaps are made elements of their own, so that the offsets s0, e0, s1, e1, … describe one array over `data` as it is;
-    taking each second element copies each value once.  Where not `valid` the slice must be empty.  Raises
-    ProgramLimitExceeded past MAX_BYTES.
+    The slices must be in order and not overlap; where `valid` is False the slice must be empty.  The offsets s0, e0, s1, e1, …
+    make the gaps elements of their own, so that they describe one array over `data` as it is; taking every second element copies
+    each value once.  Raises ProgramLimitExceeded for more than MAX_BYTES.
     """
     if data.size > MAX_BYTES:
         raise ProgramLimitExceeded(
@@ -48,7 +48,7 @@ def slices(
 
 
 def contents(values: Any) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """The bytes of a binary or string array one after the other, and where each value begins (one more than values)."""
+    """Return a binary or string array's concatenated bytes and its offsets (one more than values, from 0)."""
     _, offset_buffer, data_buffer = values.buffers()
     if len(values) == 0 or offset_buffer is None:
         return np.empty(0, np.uint8), np.zeros(1, np.int32)
@@ -60,7 +60,7 @@ def contents(values: Any) -> tuple[Bytes, npt.NDArray[np.int32]]:
 
 
 def validity(values: Any) -> Mask | None:
-    """Which values are not NULL; None if all are."""
+    """Return which values are not NULL; None if none is NULL."""
     if values.null_count == 0:
         return None
     mask: Mask = values.is_valid().to_numpy(zero_copy_only=False)
@@ -68,5 +68,5 @@ def validity(values: Any) -> Mask | None:
 
 
 def bitmap(mask: Mask | None) -> Any:
-    """Arrow's bitmap (pyarrow.Buffer) of a mask, None for None."""
+    """Return a mask as Arrow's validity bitmap (pyarrow.Buffer); None for None."""
     return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))

@@ -1,11 +1,11 @@
-"""Replication commands: what a client of a walsender sends instead of SQL, and the options of pgoutput.
+"""Replication commands, which a walsender's client sends instead of SQL, and the options of pgoutput.
 
-They have a grammar and a quoting of their own (repl_gram.y, repl_scanner.l): identifiers in double quotes, strings in
-single quotes, the quote itself doubled, and nothing else special: no backslash escapes, no E'', no dollar quotes.
-libpq's PQescapeLiteral is wrong here, for it makes an E'' string of what holds a backslash.
+They have their own grammar and quoting (repl_gram.y, repl_scanner.l): identifiers in double quotes, strings in single
+quotes, a quote within doubled.  Nothing else is special: no backslash escapes, no E'', no dollar quotes.  libpq's
+PQescapeLiteral is therefore wrong here: it writes an E'' string for text with a backslash.
 
-This module builds; repl_gram.py parses.  Follows libpqwalreceiver.c (libpqrcv_startstreaming, libpqrcv_create_slot,
-libpqrcv_alter_slot), tablesync.c (ReplicationSlotDropAtPubNode) and worker.c (set_stream_options).
+This module builds commands; repl_gram.py parses them.  Follows libpqwalreceiver.c (libpqrcv_startstreaming,
+libpqrcv_create_slot, libpqrcv_alter_slot), tablesync.c (ReplicationSlotDropAtPubNode) and worker.c (set_stream_options).
 
 `server_version` is libpq's number: 150004 is 15.4.
 """
@@ -38,26 +38,26 @@ _PLAIN_IDENTIFIER: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 def quote_identifier(name: str) -> str:
-    """`name` in double quotes.  Raises InvalidValue for a NUL, which no command can carry.
+    """Return `name` in double quotes.  Raises InvalidValue for a NUL, which no command can carry.
 
-    Servers up to 18 do not know the doubled quote in a command's own identifiers (they do in publication_names): a name
-    that holds one is a syntax error there, as two identifiers in a row, and no slot can have such a name anyway.
+    Servers up to 18 accept doubled quotes in publication_names but not in a command's own identifiers: a name with a quote
+    reads as two identifiers in a row, a syntax error.  No slot can have such a name anyway.
     """
     return _quote(name, '"')
 
 
 def quote_string(text: str) -> str:
-    """`text` in single quotes.  Raises InvalidValue for a NUL."""
+    """Return `text` in single quotes.  Raises InvalidValue for a NUL."""
     return _quote(text, "'")
 
 
 def join_identifiers(names: Sequence[str]) -> str:
-    """A list as pgoutput's publication_names takes it: quoted, comma between (SplitIdentifierString reads it)."""
+    """Return a list in the form of pgoutput's publication_names: quoted, comma-separated (SplitIdentifierString reads it)."""
     return ",".join(quote_identifier(name) for name in names)
 
 
 def identify_system() -> str:
-    """Answered by one row: systemid, timeline, xlogpos, dbname."""
+    """Build IDENTIFY_SYSTEM; the answer is one row: systemid, timeline, xlogpos, dbname."""
     return "IDENTIFY_SYSTEM"
 
 
@@ -71,9 +71,9 @@ def create_replication_slot(
     failover: bool = False,
     server_version: int,
 ) -> str:
-    """A logical slot; answered by one row: slot_name, consistent_point, snapshot_name, output_plugin.
+    """Build the command for a logical slot; the answer is one row: slot_name, consistent_point, snapshot_name, output_plugin.
 
-    Raises FeatureNotSupported for what the server does not know: two_phase before 15, failover before 17.
+    Raises FeatureNotSupported for an option that the server is too old for: two_phase before 15, failover before 17.
     """
     if two_phase and server_version < 150000:
         raise FeatureNotSupported("the publisher does not support two-phase replication slots before version 15")
@@ -88,7 +88,10 @@ def create_replication_slot(
 
 
 def alter_replication_slot(name: str, *, failover: bool | None = None, two_phase: bool | None = None) -> str:
-    """Change what is not None: failover on servers from 17, two_phase from 18.  Raises ValueError if nothing is."""
+    """Build the command that sets the options that are not None.  Raises ValueError if all are.
+
+    Servers take `failover` from 17 on, `two_phase` from 18 on.
+    """
     values = {"FAILOVER": failover, "TWO_PHASE": two_phase}
     options = [f"{option} {'true' if value else 'false'}" for option, value in values.items() if value is not None]
     if not options:
@@ -97,32 +100,32 @@ def alter_replication_slot(name: str, *, failover: bool | None = None, two_phase
 
 
 def drop_replication_slot(name: str, *, wait: bool) -> str:
-    """`wait`: until the slot is no longer in use, else an error if it is (55006)."""
+    """Build the command that drops a slot.  If the slot is in use, `wait` waits; otherwise the server reports error 55006."""
     return f"DROP_REPLICATION_SLOT {quote_identifier(name)}{' WAIT' if wait else ''}"
 
 
 def start_replication(slot: str, lsn: int, options: Mapping[str, str]) -> str:
-    """Start to stream from a logical slot, with `options` in their order.
+    """Build the command that streams from a logical slot, with `options` in their order.
 
-    The server goes on from the later of `lsn` and the slot's confirmed_flush_lsn; 0 leaves it to the slot.
+    The server starts at the later of `lsn` and the slot's confirmed_flush_lsn; with 0 the slot decides.
     """
     given = ", ".join(f"{_name(option)} {quote_string(value)}" for option, value in options.items())
     return f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {Lsn(lsn)}{f' ({given})' if given else ''}"
 
 
 def start_physical_replication(slot: str | None, lsn: int, timeline: int) -> str:
-    """Start to stream WAL itself from `lsn` on, of `timeline`; a physical `slot` keeps what has not been acknowledged."""
+    """Build the command that streams the WAL of `timeline` from `lsn` on; a physical `slot` retains unacknowledged WAL."""
     given = f"SLOT {quote_identifier(slot)} " if slot is not None else ""
     return f"START_REPLICATION {given}PHYSICAL {Lsn(lsn)} TIMELINE {timeline}"
 
 
 def timeline_history(timeline: int) -> str:
-    """Answered by one row: the name and the content of a timeline's history file."""
+    """Build TIMELINE_HISTORY; the answer is one row: the name and content of the timeline's history file."""
     return f"TIMELINE_HISTORY {timeline}"
 
 
 def protocol_version(server_version: int) -> int:
-    """The version of pgoutput's protocol that a stock subscriber asks of such a server, whatever it streams."""
+    """Return the pgoutput protocol version that a stock subscriber requests of such a server, whatever its options."""
     if server_version >= 160000:
         return PROTOCOL_PARALLEL
     if server_version >= 150000:
@@ -140,9 +143,9 @@ def pgoutput_options(
     two_phase: bool = False,
     messages: bool = False,
 ) -> dict[str, str]:
-    """START_REPLICATION's options in a stock subscriber's order; what the server is too old for is left out.
+    """Return START_REPLICATION's options in a stock subscriber's order, without those that the server is too old for.
 
-    Streaming 'parallel' becomes 'on' before 16: then a StreamAbort carries no LSN (`streams_in_parallel`).
+    Before 16, streaming 'parallel' becomes 'on': a StreamAbort then carries no LSN (`streams_in_parallel`).
     Raises ValueError without publications.
     """
     if not publications:
@@ -163,7 +166,7 @@ def pgoutput_options(
 
 
 def streams_in_parallel(options: Mapping[str, str]) -> bool:
-    """Whether a stream asked for with `options` is to be read with `parallel` (pgoutput.read_message)."""
+    """Whether a stream started with `options` must be read with `parallel` (pgoutput.read_message)."""
     return options.get("streaming") == "parallel"
 
 
@@ -174,5 +177,5 @@ def _quote(text: str, mark: str) -> str:
 
 
 def _name(name: str) -> str:
-    """An identifier in quotes only where it needs them: the grammar's keywords are all in upper case."""
+    """Quote an identifier only if it needs quotes.  A lower-case name never does: the grammar's keywords are upper case."""
     return name if _PLAIN_IDENTIFIER.fullmatch(name) else quote_identifier(name)

@@ -1,12 +1,11 @@
-"""The type contract as data: what each of PostgreSQL's types becomes in Delta, why, and what is refused.
+"""The type contract as data: each PostgreSQL type's type in Delta, the reason, and the values it refuses.
 
-`pubsub.protocol.types` turns values into what is written here; docs/types.md is made from it (`make docs`).  A type of Delta
-that holds every value, or all but some that can be told, is the natural one; where there is none, or PostgreSQL's text says more
-than it (a scale, a lower bound, the order of keys), the column is a string with PostgreSQL's own text, which reads back to
-exactly the same value.
+`pubsub.protocol.types` converts values by this contract; `make docs` writes docs/types.md from it.  A type's natural type is a
+Delta type that holds all its values, or all but a few that are listed.  If there is none, or PostgreSQL's text says more (a
+scale, a lower bound, the order of keys), the column is a string with PostgreSQL's own text, which reads back to exactly the
+same value.
 
-Arrays, composites, domains, enums, ranges of users and types of extensions have no oid that is known here: KINDS says what
-becomes of them.
+Arrays, composites, domains, enums, user-defined ranges and extension types have no fixed oids: KINDS covers them.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 Binary = Literal["columns", "values", "text", "refused"]
-"""How binary transfer is read: by columns; value by value, in Python; the server has no binary form and sends text; not at all."""
+"""How binary transfer is read: columns: a column at a time; values: value by value, in Python; text: the server has no binary
+form and sends text; refused: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRule:
-    """A built-in type: pg_type's name and oid, the name that SQL prints, and what becomes of it.
+    """A built-in type: its name and oid in pg_type, the name that SQL prints, and its conversion.
 
-    `natural` is the Arrow type of the natural choice, None where the type is kept as text.  `refused` are values that stop the
-    table in the natural type; `{}`-free prose.  `since` is the server's version that brought it, 0 for all.
+    `natural` is the Arrow type of the natural choice; None if the type is kept as text.  `refused` names the values that stop the
+    table if the type is natural, as prose without `{}`.  `since` is the server version that introduced the type, 0 for all.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TypeRule:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What the subscription option `types` may ask for."""
+        """The choices that the subscription option `types` offers."""
         if self.oid == JSONB:
             return ("text", "variant")
         return ("natural", "text") if self.natural is not None else ("text",)
@@ -47,7 +47,7 @@ class TypeRule:
 
 @dataclass(frozen=True, slots=True)
 class KindRule:
-    """A family of types that have no fixed oids."""
+    """A family of types without fixed oids."""
 
     name: str
     delta: str
@@ -57,19 +57,19 @@ class KindRule:
 
 ARRAYS: Final = "arrays"
 COMPOSITES: Final = "composites"
-"""What the option `types` calls them all."""
+"""The option `types` uses this name for all composites, and `arrays` for all arrays."""
 
 JSONB: Final = 3802
 
 VARIANT: Final = pa.struct(
     [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
 )
-"""What a VARIANT is in Arrow and in data files."""
+"""A VARIANT's type in Arrow and in data files."""
 
 
 @dataclass(frozen=True, slots=True)
 class NestedRule:
-    """What the option `types` can make of types that are text without it: `choice` is the word for it."""
+    """A conversion that the option `types` selects, with the word `choice`, for types that are text by default."""
 
     name: str
     choice: str
@@ -114,7 +114,7 @@ _OUT_OF_YEARS: Final = "infinity, -infinity, BC, years past 9999"
 _SAME: Final = "its text is its value"
 
 _NUMERIC: Final = pa.decimal128(38, 0)
-"""Stands for numeric(p,s): the column's own precision and scale are what counts."""
+"""Stands for numeric(p,s); the column's own precision and scale replace these."""
 
 RULES: Final = (
     # Natural
@@ -248,7 +248,7 @@ RULES: Final = (
         )
     ),
 )
-"""Every type of pg_catalog that a column can have, of 15 to 18."""
+"""Every type in pg_catalog that a column can have, in versions 15 to 18."""
 
 KINDS: Final = (
     KindRule(

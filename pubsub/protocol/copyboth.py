@@ -1,14 +1,14 @@
-"""The messages inside copy-both mode: what the walsender and its client say to each other once START_REPLICATION is on.
+"""The messages of copy-both mode, which a walsender and its client exchange after START_REPLICATION.
 
     server → client   w XLogData     header of 25 bytes, then WAL or one message of the output plugin
-                      k Keepalive    where the server is; may ask for an answer
-    client → server   r StatusUpdate how far the client has come; may ask for an answer
+                      k Keepalive    the server's position; may request a reply
+    client → server   r StatusUpdate the client's progress; may request a reply
                       h HotStandbyFeedback
 
-A receiver of many rows does not build an XLogData for each: the payload of a frame starts at XLOG_HEADER.
+A receiver of many rows does not build an XLogData for each: a frame's payload starts at byte XLOG_HEADER.
 
-Times are microseconds since 2000-01-01 UTC (timestamp.h: TimestampTz), signed.  The LSNs of a StatusUpdate are
-exclusive: the first byte that has not been written, flushed, applied.
+Times are signed microseconds since 2000-01-01 UTC (timestamp.h: TimestampTz).  The LSNs of a StatusUpdate are
+exclusive: the first byte not yet written, flushed, applied.
 
 Follows walsender.c (WalSndPrepareWrite, WalSndKeepalive, ProcessStandbyReplyMessage,
 ProcessStandbyHSFeedbackMessage) and worker.c (LogicalRepApplyLoop, send_feedback).
@@ -44,7 +44,7 @@ _HOT_STANDBY_FEEDBACK: Final = Struct(">qIIII")
 
 @dataclass(frozen=True, slots=True)
 class XLogData:
-    """WAL, or one message of the output plugin, that starts at `start_lsn`; `wal_end` is the server's end of WAL.
+    """WAL, or one message of the output plugin, from `start_lsn`; `wal_end` is the server's end of WAL.
 
     Under logical decoding both are the change's own LSN, or 0.
     """
@@ -57,7 +57,7 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """Everything before `wal_end` was sent or is of no interest to this client."""
+    """The server has sent everything before `wal_end` that concerns this client."""
 
     wal_end: Lsn
     send_time: int
@@ -66,7 +66,7 @@ class Keepalive:
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """The client's progress; the server may forget what lies before `flushed`."""
+    """The client's progress; the server may discard WAL before `flushed`."""
 
     written: Lsn
     flushed: Lsn
@@ -77,7 +77,7 @@ class StatusUpdate:
 
 @dataclass(frozen=True, slots=True)
 class HotStandbyFeedback:
-    """The oldest transactions that a standby's queries still see, in tables and in catalogs; 0: none."""
+    """The oldest transactions that a standby's queries can still see, in tables and in catalogs; 0 for none."""
 
     time: int
     xmin: Xid
@@ -91,7 +91,7 @@ ClientMessage = StatusUpdate | HotStandbyFeedback
 
 
 def read_server_message(data: bytes) -> ServerMessage:
-    """One copy-data payload from a walsender.  Raises ProtocolViolation."""
+    """Read one copy-data payload from a walsender.  Raises ProtocolViolation."""
     kind = data[:1]
     if kind == b"w":
         reader = Reader(data, 1, "XLogData")
@@ -107,7 +107,7 @@ def read_server_message(data: bytes) -> ServerMessage:
 
 
 def read_client_message(data: bytes) -> ClientMessage:
-    """One copy-data payload from a walsender's client.  Raises ProtocolViolation."""
+    """Read one copy-data payload from a walsender's client.  Raises ProtocolViolation."""
     kind = data[:1]
     message: ClientMessage
     if kind == b"r":
@@ -125,7 +125,7 @@ def read_client_message(data: bytes) -> ClientMessage:
 
 
 def write_server_message(message: ServerMessage) -> bytes:
-    """The bytes of `message`.  Raises ValueError for a field out of its range."""
+    """Return the bytes of `message`.  Raises ValueError for a field out of range."""
     try:
         match message:
             case XLogData():
@@ -144,7 +144,7 @@ def write_server_message(message: ServerMessage) -> bytes:
 
 
 def write_client_message(message: ClientMessage) -> bytes:
-    """The bytes of `message`.  Raises ValueError for a field out of its range."""
+    """Return the bytes of `message`.  Raises ValueError for a field out of range."""
     try:
         match message:
             case StatusUpdate():
@@ -161,22 +161,28 @@ def write_client_message(message: ClientMessage) -> bytes:
 
 
 def pg_now() -> int:
-    """PostgreSQL's time now, for callers to hand to a message; nothing else in this module reads a clock."""
+    """Return the current time as PostgreSQL's, for callers to put into a message.
+
+    Nothing else in this module reads a clock.
+    """
     return pg_time_from_unix_ns(time.time_ns())
 
 
 def pg_time_from_unix_ns(nanoseconds: int) -> int:
-    """PostgreSQL's time for a Unix time in nanoseconds (time.time_ns()); rounded down to a microsecond."""
+    """Convert a Unix time in nanoseconds (time.time_ns()) to PostgreSQL's, rounded down to a microsecond."""
     return nanoseconds // 1000 - PG_EPOCH_UNIX_SECONDS * 1_000_000
 
 
 def pg_time_from_datetime(moment: datetime) -> int:
-    """PostgreSQL's time for an aware datetime.  Raises TypeError for a naive one."""
+    """Convert an aware datetime to PostgreSQL's time.  Raises TypeError for a naive one."""
     return (moment - PG_EPOCH) // _MICROSECOND
 
 
 def pg_time_to_datetime(microseconds: int) -> datetime:
-    """The moment in UTC.  Raises ProtocolViolation where a datetime can not hold it: the number came from the wire."""
+    """Convert PostgreSQL's time to a datetime in UTC.
+
+    Raises ProtocolViolation if a datetime cannot hold it: the number came from the wire.
+    """
     try:
         return PG_EPOCH + timedelta(microseconds=microseconds)
     except OverflowError as error:

@@ -1,7 +1,7 @@
-"""Rows of `COPY … TO STDOUT (FORMAT csv)` by columns: the same values as the stream's (types.py: from_text reads both).
+"""Rows of `COPY … TO STDOUT (FORMAT csv)` as columns, with the same values as the stream's (types.py: from_text reads both).
 
-In PostgreSQL's CSV an unquoted empty value is NULL and a quoted one is the empty string; a value that holds a quote, a comma, a
-line end, or would look like NULL is quoted, and a quote in it doubled (copyto.c: CopyAttributeOutCSV).
+In PostgreSQL's CSV an unquoted empty value is NULL and a quoted one is the empty string.  A value is quoted if it contains a
+quote, a comma or a line end, or would look like NULL; a quote in it is doubled (copyto.c: CopyAttributeOutCSV).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
 from pubsub.protocol.types import InvalidText, from_text, printable
 
 MAX_COPY_BYTES: Final = (1 << 31) - 2
-"""Bytes that can be parsed at once."""
+"""The most bytes that can be parsed at once."""
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class InvalidCopiedField(InvalidValue):
-    """A copied value that its target column can not hold: `row` is its row in the chunk, from 0; `column` the name.
+    """A copied value that its target column cannot hold.
 
-    `key` names the row: (a, b)=(1, x), of the columns that may not be NULL.
+    `row` is its row in the chunk, from 0; `column` is the column's name.  `key` identifies the row by its NOT NULL columns:
+    (a, b)=(1, x).
     """
 
     def __init__(self, column: str, row: int, key: str, cause: InvalidText) -> None:
@@ -35,10 +36,10 @@ class InvalidCopiedField(InvalidValue):
 
 
 def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: Any) -> Any:
-    """Whole rows of a copy's output as a pyarrow.RecordBatch with the schema `fields`, whose columns the copy has in order.
+    """Parse whole rows of a copy's output into a pyarrow.RecordBatch with the schema `fields`.
 
-    Raises ProtocolViolation for what is not such output, InvalidCopiedField for a value that its column can not hold,
-    ProgramLimitExceeded past MAX_COPY_BYTES.  A table has at least one column.
+    The copy has the same columns in the same order, at least one.  Raises ProtocolViolation for malformed output,
+    InvalidCopiedField for a value that its column cannot hold, ProgramLimitExceeded for more than MAX_COPY_BYTES.
     """
     text = data if isinstance(data, bytes) else b"".join(data)
     if not text:
@@ -48,8 +49,8 @@ def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: Any) -> Any:
     if not text.endswith(b"\n"):
         raise ProtocolViolation("the copy's output ends within a row")
     if text.startswith(_BYTE_ORDER_MARK):
-        text = _BYTE_ORDER_MARK + text  # Arrow drops one, which here is a value's first character
-    positions = [str(position) for position in range(len(fields))]  # names could repeat or be taken for something else
+        text = _BYTE_ORDER_MARK + text  # Arrow drops one mark, and here it is a value's first character
+    positions = [str(position) for position in range(len(fields))]  # not the names: they may repeat
     try:
         table = csv.read_csv(
             pa.BufferReader(text),

@@ -1,6 +1,6 @@
-"""The protocol's identifiers: integers that must not be mixed up.
+"""The protocol's identifiers: integer types that must not be confused.
 
-Both are unsigned 32-bit; 0 is PostgreSQL's "none" (InvalidOid, InvalidTransactionId).
+Both are unsigned 32-bit; 0 means "none" in PostgreSQL (InvalidOid, InvalidTransactionId).
 """
 
 from __future__ import annotations

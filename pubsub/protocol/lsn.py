@@ -1,7 +1,7 @@
 """Positions in the write-ahead log.
 
-An `Lsn` is a 64-bit byte position; it prints as PostgreSQL prints it (pg_lsn.c: pg_lsn_out), `0` being "no position"
-(InvalidXLogRecPtr).  It is an int, so that comparison and arithmetic are plain; the hot path uses bare ints.
+An `Lsn` is a 64-bit byte position that prints as in PostgreSQL (pg_lsn.c: pg_lsn_out); 0 means "no position"
+(InvalidXLogRecPtr).  It is an int, so comparison and arithmetic just work; the hot path uses bare ints.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAX_HALF: Final = 0xFFFFFFFF
 
 
 class Lsn(int):
-    """A position in the WAL, in bytes from its beginning."""
+    """A position in the WAL, in bytes from its start."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read "16/B374D848".  Raises PubsubError (22P02) as pg_lsn_in does."""
+        """Parse "16/B374D848".  Raises PubsubError (22P02) like pg_lsn_in."""
         high, slash, low = text.strip().partition("/")
         digits = "0123456789abcdefABCDEF"
         if not slash or not all(1 <= len(half) <= 8 and all(c in digits for c in half) for half in (high, low)):

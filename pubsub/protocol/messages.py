@@ -1,8 +1,8 @@
-"""pgoutput's messages as records, one class a message; pgoutput.py reads and writes them.
+"""pgoutput's messages as records, one class per message; pgoutput.py reads and writes them.
 
-Times are microseconds since 2000-01-01 UTC (copyboth.py has the conversions).  An `…end_lsn` is the position after a
-WAL record, any other LSN where the record starts.  `flags` is 0 in every version so far.  On messages that may lie in a
-stream block `xid` is the id of the (sub)transaction that made the change; None outside of one.
+Times are microseconds since 2000-01-01 UTC (copyboth.py converts them).  An `…end_lsn` is the position after a WAL
+record, any other LSN the record's start.  `flags` is 0 in every version so far.  In messages that can occur in a
+stream block, `xid` is the id of the (sub)transaction that made the change, and None outside a block.
 
 Follows logicalproto.h.
 """
@@ -17,16 +17,16 @@ from pubsub.protocol.ids import Oid, Xid
 from pubsub.protocol.lsn import Lsn
 
 MAX_COLUMNS: Final = 1600
-"""Columns of a table (htup_details.h: MaxHeapAttributeNumber)."""
+"""The most columns of a table (htup_details.h: MaxHeapAttributeNumber)."""
 MAX_GID_BYTES: Final = 199
-"""Bytes of a prepared transaction's name (xact.h: GIDSIZE, less its NUL)."""
+"""The most bytes of a prepared transaction's name (xact.h: GIDSIZE, less its NUL)."""
 
 COLUMN_IN_REPLICA_IDENTITY: Final = 1
 REPLICA_IDENTITIES: Final = frozenset("dnfi")
 
 
 class Unchanged(Enum):
-    """The mark of a TOASTed value that an UPDATE left alone and the publisher did not send."""
+    """Marks a TOASTed value that an UPDATE did not change and the publisher did not send."""
 
     UNCHANGED = "u"
 
@@ -48,14 +48,14 @@ Value = bytes | Binary | Unchanged | None
 """A column's value: text as bytes, Binary, UNCHANGED, or None for NULL."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""What an old tuple holds: 'K' the replica identity's columns and NULLs; 'O' the row (REPLICA IDENTITY FULL)."""
+"""An old tuple's contents: 'K': the replica identity's columns, NULL in the others; 'O': the row (REPLICA IDENTITY FULL)."""
 ReplicaIdentity = Literal["d", "n", "f", "i"]
 """Default, nothing, full, index (pg_class.relreplident)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """`final_lsn` is the LSN of the commit record: the finish LSN that SKIP takes."""
+    """`final_lsn` is the commit record's LSN: the finish LSN that ALTER SUBSCRIPTION … SKIP takes."""
 
     final_lsn: Lsn
     commit_time: int
@@ -64,7 +64,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`end_lsn` is the commit record's end, exclusive: where replication goes on."""
+    """`end_lsn` is the commit record's end, exclusive: where replication continues."""
 
     flags: int
     commit_lsn: Lsn
@@ -74,7 +74,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The transaction came to the publisher from elsewhere, where it was committed at `commit_lsn`."""
+    """The publisher itself received the transaction from the origin `name`, where it committed at `commit_lsn`."""
 
     commit_lsn: Lsn
     name: str
@@ -94,7 +94,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table's definition: the published columns in the order that tuples have them."""
+    """A table's definition: its published columns in the order of the tuples."""
 
     oid: Oid
     namespace: str
@@ -121,7 +121,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`old` and `old_kind` are there together: when the key changed, or under REPLICA IDENTITY FULL."""
+    """`old` and `old_kind` are set together: if the key changed, or under REPLICA IDENTITY FULL."""
 
     relation: Oid
     old_kind: OldKind | None
@@ -148,7 +148,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """pg_logical_emit_message; sent only where the subscriber asked for messages."""
+    """A message of pg_logical_emit_message, sent only if the subscriber requested messages."""
 
     transactional: bool
     lsn: Lsn
@@ -179,7 +179,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """`subxid` equals `xid` when the whole transaction aborted; LSN and time are there together, under 'parallel'."""
+    """`subxid` equals `xid` if the whole transaction aborted.  LSN and time are set together, under streaming 'parallel'."""
 
     xid: Xid
     subxid: Xid
@@ -228,7 +228,7 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """`prepare_end_lsn` and `prepare_time` tell whether the PREPARE had reached the subscriber."""
+    """`prepare_end_lsn` and `prepare_time` tell whether the subscriber has received the PREPARE."""
 
     flags: int
     prepare_end_lsn: Lsn

@@ -1,10 +1,10 @@
-"""The texts of arrays and composites taken apart, all rows at once: where their elements and attributes lie, and what these say.
+"""Split the texts of arrays and composites into their elements and attributes, for all rows at once.
 
     {1,NULL,"a \\"b"}      (1,"a ""b",)
 
-A text is a run of bytes; a comma or a brace that is not within quotes divides.  Quotes toggle: what is within is found by counting
-them, over all rows together, since each row has an even number.  Then what escapes others is left out.  (arrayfuncs.c: array_out;
-rowtypes.c: record_out.)
+Commas and braces outside quotes are separators.  A byte is inside quotes if an odd number of quotes precedes it.  Each row has
+an even number of quotes, so they can be counted over all rows together.  At the end the escape characters are removed.
+(arrayfuncs.c: array_out; rowtypes.c: record_out.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Places = npt.NDArray[np.int64]
 
 
 class OtherShape(Exception):
-    """A text that the target has no place for: `index` is its row."""
+    """A value of a shape that the target cannot hold; `index` is its row."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -33,16 +33,16 @@ class OtherShape(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """The bytes of all rows' elements, one after the other (a binary array), and where each row's begin: one more than rows."""
+    """The elements of all rows as one binary array, and the offset of each row's first element (one more than rows)."""
 
     texts: Any
     offsets: npt.NDArray[np.int32]
 
 
 def array_parts(values: Any) -> Parts:
-    """Taken apart: texts of arrays that are empty or have one dimension with lower bound 1 (a NULL one has no elements).
+    """Split the texts of arrays that are empty or have one dimension with lower bound 1; a NULL array has no elements.
 
-    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for others, and for what is no array's text.
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for any other array, and for text that is no array's.
     """
     data, there, starts, ends = _between(values, "{", "}")
     escapes = _escapes(data)
@@ -66,10 +66,10 @@ def array_parts(values: Any) -> Parts:
 
 
 def record_parts(values: Any, width: int) -> list[Any]:
-    """The texts of the attributes of composites, a binary array for each of `width`; all are NULL where the composite is.
+    """Split the texts of composites into `width` binary arrays, one per attribute; all are NULL if the composite is.
 
-    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for one with another number of attributes, and for what is
-    no composite's text.
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for a composite with another number of attributes, and for
+    text that is no composite's.
     """
     data, there, starts, ends = _between(values, "(", ")")
     quotes = _quotes(data, there, starts, ends, None)
@@ -82,7 +82,7 @@ def record_parts(values: Any, width: int) -> list[Any]:
     if len(quotes):
         begins, stops = _unquoted(data, begins, stops)
         escapes = _doubles(data, begins, stops)
-    # In the order of the rows, so that all slices are in order: then every width-th is an attribute's.
+    # Row after row, since slices must be in order; every width-th text then belongs to one attribute.
     texts = _texts(data, begins, stops, is_null, escapes)
     found = []
     for place in range(width):
@@ -94,7 +94,10 @@ def record_parts(values: Any, width: int) -> list[Any]:
 
 
 def _between(values: Any, first: str, last: str) -> tuple[Bytes, Places, Places, Places]:
-    """The bytes of all texts, the rows that are not NULL, and where the text of each begins and ends, with these characters."""
+    """Return the bytes of all texts, the rows that are not NULL, and where each one's text begins and ends.
+
+    Raises OtherShape for a text that does not begin with `first` and end with `last`.
+    """
     data, offsets = contents(values)
     there = _present(values)
     starts, ends = offsets[:-1].astype(np.int64)[there], offsets[1:].astype(np.int64)[there]
@@ -104,7 +107,7 @@ def _between(values: Any, first: str, last: str) -> tuple[Bytes, Places, Places,
 
 
 def _present(values: Any) -> Places:
-    """The rows that are not NULL."""
+    """Return the rows that are not NULL."""
     valid = validity(values)
     return np.arange(len(values)) if valid is None else np.flatnonzero(valid)
 
@@ -120,7 +123,7 @@ def _require_some(rows: Places, of_elements: Places, good: Mask) -> None:
 
 
 def _escapes(data: Bytes) -> Mask | None:
-    """Which backslashes escape what follows: of a run each second one is escaped itself.  None: there is none."""
+    """Return which backslashes escape the next byte, None if there are none.  Every second one in a run is itself escaped."""
     found = data == _BACKSLASH
     if not found.any():
         return None
@@ -134,7 +137,7 @@ def _escapes(data: Bytes) -> Mask | None:
 
 
 def _quotes(data: Bytes, rows: Places, starts: Places, ends: Places, escapes: Mask | None) -> Places:
-    """Where the quotes are that begin or end something."""
+    """Return the places of the quotes that open or close a value: those that are not escaped."""
     quotes = data == _QUOTE
     if escapes is not None:
         quotes[1:] &= ~escapes[:-1]
@@ -145,17 +148,17 @@ def _quotes(data: Bytes, rows: Places, starts: Places, ends: Places, escapes: Ma
 
 
 def _outside(places: Places, quotes: Places) -> Places:
-    """Those with an even number of quotes before them."""
+    """Return the `places` outside quotes: those with an even number of quotes before them."""
     return places[np.searchsorted(quotes, places) % 2 == 0] if len(quotes) else places
 
 
 def _counts(places: Places, starts: Places, ends: Places) -> Places:
-    """How many lie in each row."""
+    """Return how many of the `places` lie in each row."""
     return np.searchsorted(places, ends) - np.searchsorted(places, starts)
 
 
 def _bounds(starts: Places, ends: Places, counts: Places, commas: Places) -> tuple[Places, Places]:
-    """Where each element begins and ends, row after row, of rows with `counts` elements, which `commas` divide."""
+    """Return where each element begins and ends, row after row; a row has `counts` elements, separated by `commas`."""
     total = int(counts.sum())
     lasts = np.cumsum(counts) - 1
     begins, stops = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -168,13 +171,16 @@ def _bounds(starts: Places, ends: Places, counts: Places, commas: Places) -> tup
 
 
 def _unquoted(data: Bytes, begins: Places, stops: Places) -> tuple[Places, Places]:
-    """Without the quotes around a value."""
+    """Narrow the bounds of quoted values to the inside of their quotes."""
     around = (stops > begins) & (data.take(begins, mode="clip") == _QUOTE)
     return begins + around, stops - around
 
 
 def _doubles(data: Bytes, begins: Places, stops: Places) -> Mask | None:
-    """Of the quotes and backslashes within these values, which all come in pairs, the second ones."""
+    """Return the second of each pair of quotes or backslashes within these values, None if there are none.
+
+    A composite's text doubles both, so they come in pairs.
+    """
     found: Mask | None = None
     for sign in (_QUOTE, _BACKSLASH):
         places = np.flatnonzero(data == sign)
@@ -187,7 +193,7 @@ def _doubles(data: Bytes, begins: Places, stops: Places) -> Mask | None:
 
 
 def _texts(data: Bytes, begins: Places, stops: Places, is_null: Mask, leave_out: Mask | None) -> Any:
-    """The values' bytes without those that are to be left out."""
+    """Return the values' bytes as a binary array, without the bytes in `leave_out`."""
     if leave_out is not None:
         gone = np.flatnonzero(leave_out)
         data = data[~leave_out]

@@ -1,6 +1,6 @@
-"""pgoutput's messages, protocol versions 1 to 4: reading and writing, no I/O.
+"""Reading and writing pgoutput's messages, protocol versions 1 to 4, without I/O.
 
-A transaction arrives in one of three shapes:
+A transaction arrives in one of these forms:
 
     B Begin         … changes …  C Commit                              version 1
     S StreamStart   … changes …  E StreamStop   (again and again)      version 2: sent while it is still open
@@ -8,16 +8,17 @@ A transaction arrives in one of three shapes:
     b BeginPrepare  … changes …  P Prepare,  later K CommitPrepared | r RollbackPrepared          version 3
     S … E           …            p StreamPrepare, later K | r                                     version 3
 
-Changes are I, U, D, T.  R Relation precedes a table's first change, and the first after its definition changed; Y Type
-precedes a Relation with a column of a type that is not built in; O Origin follows Begin or StreamStart; M comes from
-pg_logical_emit_message, also outside of any transaction.
+Changes are I, U, D, T.  R Relation precedes a table's first change, and the first one after its definition changed;
+Y Type precedes a Relation with a column of a type that is not built in; O Origin follows Begin or StreamStart; M comes
+from pg_logical_emit_message, also outside any transaction.
 
-Two things about the bytes are not in the bytes.  Between StreamStart and StreamStop the messages R, Y, I, U, D, T and M
-carry the id of their (sub)transaction after the type byte: `streaming`.  A StreamAbort carries its LSN and time only
-when the subscriber asked for streaming 'parallel' (version 4): `parallel`.  On writing both follow from the message.
+The bytes alone do not tell two things, so the caller of `read_message` must.  `streaming`: between StreamStart and
+StreamStop the messages R, Y, I, U, D, T and M carry the id of their (sub)transaction after the type byte.  `parallel`:
+a StreamAbort carries its LSN and time only if the subscriber requested streaming 'parallel' (version 4).  On writing,
+both follow from the message.
 
-Follows proto.c (logicalrep_read_*, logicalrep_write_*), and is stricter: trailing bytes, unknown flags and counts that
-the message can not hold are refused.  Rows are not read this way on the hot path: rows.py decodes them by columns.
+Follows proto.c (logicalrep_read_*, logicalrep_write_*) but is stricter: it refuses trailing bytes, unknown flags, and
+counts too large for the message.  The hot path does not read rows this way: rows.py decodes them by columns.
 """
 
 from __future__ import annotations
@@ -123,11 +124,11 @@ _ROLLBACK_PREPARED: Final = Struct(">BQQqqI")
 
 
 def read_message(data: bytes, *, streaming: bool = False, parallel: bool = False, start: int = 0) -> Message:
-    """The one message that fills `data` from `start` to its end.
+    """Read the one message that fills `data` from `start` to its end.
 
-    `streaming`: inside a stream block, where changes carry their transaction's id.  `parallel`: the subscriber asked
-    for streaming 'parallel'.  `start`: with copyboth.XLOG_HEADER a frame is read without a copy of its payload.
-    Raises ProtocolViolation, and nothing else, whatever the bytes are.
+    `streaming`: the message is inside a stream block, where changes carry their transaction's id.  `parallel`: the
+    subscriber requested streaming 'parallel'.  `start`: with copyboth.XLOG_HEADER a frame is read without copying its
+    payload.  Raises nothing but ProtocolViolation, whatever the bytes are.
     """
     if start >= len(data):
         raise ProtocolViolation("no data left in message")
@@ -151,9 +152,9 @@ def read_message(data: bytes, *, streaming: bool = False, parallel: bool = False
 
 
 def write_message(message: Message) -> bytes:
-    """The bytes of `message`: with the transaction's id where `xid` is set, a StreamAbort with LSN and time where set.
+    """Return the bytes of `message`, with the transaction's id if `xid` is set; a StreamAbort's LSN and time if set.
 
-    Raises ValueError for what the protocol can not carry.
+    Raises ValueError for a value that the protocol cannot carry.
     """
     try:
         return _write(message)
@@ -161,11 +162,11 @@ def write_message(message: Message) -> bytes:
         raise ValueError(f"a field out of range: {error}") from error
 
 
-# What several messages share
+# Parts of several messages
 
 
 def _read_xid(reader: Reader) -> Xid:
-    """A streamed transaction's id (worker.c: handle_streamed_transaction refuses 0)."""
+    """Read a streamed transaction's id; refuse 0 (worker.c: handle_streamed_transaction)."""
     xid = reader.u32()
     if xid == 0:
         raise reader.fail("invalid transaction ID in streamed replication transaction")
@@ -187,14 +188,14 @@ def _read_flags(reader: Reader, flags: int, known: int = 0) -> int:
 
 
 def _read_set_lsn(reader: Reader, lsn: int, what: str) -> Lsn:
-    """An LSN that may not be 0."""
+    """Return the LSN; refuse 0."""
     if lsn == 0:
         raise reader.fail(f"{what} is not set")
     return Lsn(lsn)
 
 
 def _read_namespace(reader: Reader) -> str:
-    """An empty name stands for pg_catalog (proto.c: logicalrep_read_namespace)."""
+    """Read a namespace; an empty name stands for pg_catalog (proto.c: logicalrep_read_namespace)."""
     return reader.string() or _PG_CATALOG
 
 
@@ -298,7 +299,7 @@ def _read_begin_prepare(reader: Reader) -> BeginPrepare:
 
 
 def _read_prepared(reader: Reader, first: str) -> tuple[int, Lsn, Lsn, int, Xid, str]:
-    """The fields that P, p and K share; `first` names the first LSN (proto.c: logicalrep_read_prepare_common)."""
+    """Read the fields that P, p and K share; `first` names the first LSN (proto.c: logicalrep_read_prepare_common)."""
     flags, lsn, end_lsn, time, xid = reader.fields(_PREPARED)
     return (
         _read_flags(reader, flags),
@@ -341,7 +342,7 @@ def _read_rollback_prepared(reader: Reader) -> RollbackPrepared:
     )
 
 
-# What carries a transaction's id in a stream block
+# Messages that carry a transaction's id in a stream block
 
 
 def _read_relation(reader: Reader, xid: Xid | None) -> Relation:

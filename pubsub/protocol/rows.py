@@ -1,15 +1,15 @@
-"""Row changes by columns: from the frames of a batch to Arrow arrays, with no Python value per field or per row.
+"""Decode row changes by columns: from a batch's frames to Arrow arrays, with no Python value per field or per row.
 
-    blocks ── split_by_relation ──► relation → pieces (where its I, U and D messages lie)
-    pieces ── decode_changes ─────► Changes: one array for each column, one element for each change
+    blocks ── split_by_relation ──► relation → pieces (the places of its I, U and D messages)
+    pieces ── decode_changes ─────► Changes: one array per column, one element per change
 
-A message is a type byte, the relation's oid, and tuples: 'N' and the new row (I, U), before it for U, and alone for D, 'K' and
-the replica identity's columns or 'O' and the whole old row.  A tuple is a count (2 bytes) and, for each column, 't', a length
-(4 bytes) and PostgreSQL's text; 'b', a length and the type's binary form; 'n' for NULL; or 'u' for an unchanged TOASTed value
-that was not sent.  (proto.c: logicalrep_write_insert, _update, _delete, _tuple.)
+A message is a type byte, the relation's oid, and tuples.  The new row is 'N' and a tuple (I, U).  The old tuple comes before it
+(U, optional) or alone (D): 'K' and the replica identity's columns, or 'O' and the whole old row.  A tuple is a count (2 bytes)
+and for each column: 't', a length (4 bytes) and PostgreSQL's text; 'b', a length and the type's binary form; 'n' for NULL; or
+'u' for an unchanged TOASTed value that was not sent.  (proto.c: logicalrep_write_insert, _update, _delete, _tuple.)
 
-Decoding walks all rows side by side: positions[i] is where row i is being read, and each column moves every position forward by
-one value.  A piece is a block's share of one relation, small enough for the cache; the pieces' arrays are joined at the end.
+Decoding walks all rows in parallel: positions[i] is the read position in row i, and each column advances every position by one
+value.  A piece is one relation's share of a block, small enough for the cache; the pieces' arrays are joined at the end.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _NULL: Final = ord("n")
 _UNCHANGED: Final = ord("u")
 _RELATION_END: Final = 5  # the type byte and the relation's oid
 _PIECE_BYTES: Final = 256 << 10
-"""Smaller pieces are joined before they are decoded: each costs some array calls for each column."""
+"""Pieces are joined up to this size before decoding, because each piece costs a few array calls per column."""
 
 Offsets = npt.NDArray[np.int64]
 _BUILT_IN: Final = BinaryTypes()
 
 
 class Block(Protocol):
-    """Frames one after the other, each with `header` bytes before its message: reorderbuffer's FrameBlock, ChangeBlock."""
+    """Concatenated frames, each with `header` bytes before its message: reorderbuffer's FrameBlock or ChangeBlock."""
 
     @property
     def header(self) -> int: ...
@@ -76,12 +76,12 @@ class RowFrames:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """The changes of one relation in order of arrival.  All arrays have one element for each change.
+    """The changes of one relation in order of arrival.  All arrays have one element per change.
 
-    `op` is I, U or D.  `new` holds the new rows, NULL for D, by the target's column names; `unchanged` says, for the columns
-    where it ever happens, which new values were sent neither there nor in the old tuple (they are NULL in `new`).  `old_kind` is
-    'K' or 'O' where there is an old tuple, else 0; `old` holds its columns, NULL where there is none, or only those asked for.
-    The arrays of `new` and `old` are pyarrow's.
+    `op` is I, U or D.  `new` has the new rows' columns, by target column name; NULL for D.  `unchanged` marks the new values that
+    were sent neither in the new nor in the old tuple, and are NULL in `new`; it has only columns with such values.  `old_kind` is
+    'K' or 'O', or 0 without an old tuple.  `old` has the old tuples' columns, or only the requested ones; NULL without an old
+    tuple.  The arrays of `new` and `old` are pyarrow's.
     """
 
     seq: Offsets
@@ -97,9 +97,10 @@ class Changes:
 
 
 class InvalidField(InvalidValue):
-    """A value that its target column can not hold: `seq` is the number of its change in the batch, `column` its name.
+    """A value that its target column cannot hold.
 
-    `key` names the row as PostgreSQL does: (a, b)=(1, x).
+    `seq` is its change's number in the batch, `column` the column's name.  `key` identifies the row as PostgreSQL does:
+    (a, b)=(1, x).
     """
 
     def __init__(self, relation: Relation, column: str, seq: int, key: str, cause: InvalidText) -> None:
@@ -114,9 +115,9 @@ class InvalidField(InvalidValue):
 
 
 def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, list[RowFrames]]:
-    """Where each relation's row changes lie, by relation oid, in order of arrival.
+    """Find each relation's row changes in the blocks; return them by relation oid, in order of arrival.
 
-    Frames are numbered from `first_seq` through all blocks; those that are not I, U or D are left out but counted.
+    Frames are numbered from `first_seq` through all blocks; messages other than I, U and D are left out but counted.
     Raises ProtocolViolation for a row change too short to name its relation.
     """
     relations: dict[int, list[RowFrames]] = {}
@@ -146,7 +147,7 @@ def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, 
 
 
 def _groups(oids: Offsets) -> Iterator[tuple[int, Any]]:
-    """Each oid with the index of its elements, in order."""
+    """Yield each oid with the indices of its elements, in order."""
     if not len(oids):
         return
     if (oids == oids[0]).all():
@@ -166,11 +167,11 @@ def decode_changes(
     key: Collection[str] | None = None,
     types: BinaryTypes = _BUILT_IN,
 ) -> Changes:
-    """The changes in `frames` (in order of arrival) as arrays of the targets' types.
+    """Decode the changes in `frames`, which are in order of arrival, into arrays of the targets' types.
 
-    `targets` has, for each column of the relation, the pyarrow.Field that it goes to, or None if it is not replicated.  With
-    `key` (names of targets) only those columns of the old tuples are returned.  `types` reads values of binary transfer.
-    Raises ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target can not hold.
+    `targets` has a pyarrow.Field for each column of the relation, or None for a column that is not replicated.  `key`, if given,
+    names the targets whose old values are returned; otherwise all are.  `types` reads values in binary transfer.  Raises
+    ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target cannot hold.
     """
     if len(targets) != len(relation.columns):
         raise ValueError(f"{len(targets)} targets for {len(relation.columns)} columns")
@@ -183,7 +184,7 @@ def decode_changes(
 
 
 def concat_changes(pieces: Sequence[Changes]) -> Changes:
-    """The changes of all pieces, at least one, which have the same targets, one after the other.
+    """Concatenate pieces (at least one) that have the same targets.
 
     Raises ProgramLimitExceeded if a column has more bytes than one array can hold (2 GB).
     """
@@ -213,7 +214,7 @@ def concat_changes(pieces: Sequence[Changes]) -> Changes:
 
 
 def _joined(frames: Iterable[RowFrames]) -> Iterator[RowFrames]:
-    """The same changes in fewer pieces: neighbours of few bytes are copied together."""
+    """Yield the same changes in fewer pieces: consecutive small pieces are copied together."""
     small: list[RowFrames] = []
     size = 0
     for piece in frames:
@@ -237,7 +238,7 @@ def _join(pieces: Sequence[RowFrames]) -> RowFrames:
 
 
 def _big_endian(data: Bytes, positions: Offsets, width: int) -> Offsets:
-    """The unsigned numbers of `width` bytes at `positions`; anything where they lie past the end."""
+    """Read unsigned numbers of `width` bytes at `positions`; a position past the end gives an arbitrary number."""
     numbers = data.take(positions, mode="clip").astype(np.int64)
     for place in range(1, width):
         numbers <<= 8
@@ -246,10 +247,10 @@ def _big_endian(data: Bytes, positions: Offsets, width: int) -> Offsets:
 
 
 class _Tuples:
-    """Tuples read side by side: `positions` is where each row's tuple is being read, `ends` where its message ends."""
+    """Tuples read in parallel: `positions` is the read position in each row's tuple, `ends` the end of its message."""
 
     def __init__(self, data: Bytes, positions: Offsets, ends: Offsets, columns: int) -> None:
-        """Start behind each tuple's mark."""
+        """`positions` are those of the tuples' marks ('N', 'K' or 'O').  Raises ProtocolViolation for another column count."""
         self._data = data
         self._ends = ends
         self.positions = positions + 3
@@ -257,10 +258,10 @@ class _Tuples:
             raise ProtocolViolation(f"a tuple has not the {columns} columns of its relation")
 
     def next(self) -> tuple[Bytes | None, Offsets, Offsets]:
-        """The next column: each value's kind (None if all are text), and where its bytes begin and end.
+        """Read the next column: each value's kind (None if all are text), and where its bytes begin and end.
 
-        What is read past a message's end does not matter: the position then lies past it too, which is checked here, and
-        after the last tuple by the caller.
+        A read past a message's end is harmless: it moves the position past the end too, which this method checks, and the caller
+        checks after the last tuple.
         """
         kinds = self._data.take(self.positions, mode="clip")
         text = (kinds == _TEXT) | (kinds == _BINARY)
@@ -296,7 +297,7 @@ def _decode_piece(
     old_positions = positions[old_rows]
 
     def read_old(wanted: Collection[str] | None) -> dict[str, Any]:
-        """The old tuples' columns; moves the positions behind them."""
+        """Read the old tuples' columns and move the positions past them."""
         columns = {}
         tuples = _Tuples(data, old_positions, frames.ends[old_rows], width)
         for column, target in zip(relation.columns, targets, strict=True):
@@ -336,7 +337,7 @@ def _decode_piece(
     unread = [name for name, mask in unchanged.items() if name not in old and (mask & whole).any()]
     known = old | read_old(unread) if unread else old
     for name in unchanged.keys() & known.keys():
-        # a key's tuple has NULL for what it does not hold
+        # a 'K' tuple has NULL for the columns outside the replica identity
         sent = whole | (has_old & known[name].is_valid().to_numpy(zero_copy_only=False))
         new[name] = pc.if_else(pa.array(unchanged[name] & sent), known[name], new[name])
         unchanged[name] &= ~sent
@@ -346,7 +347,7 @@ def _decode_piece(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """One column of the rows `rows` (of a piece): each value's kind (None: all text), and where its bytes lie."""
+    """One column of a piece's rows `rows`: each value's kind (None: all are text) and the bounds of its bytes."""
 
     rows: Offsets
     kinds: Bytes | None
@@ -357,7 +358,7 @@ class _Values:
 
 
 def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values) -> Any:
-    """One column as an array with an element for each change: the values of `rows`, NULL for the others."""
+    """Return a column as an array with an element per change: the values of `rows`, NULL for the others."""
     kinds = values.kinds
     if kinds is None:
         return _converted(frames, relation, target, values, None, binary=False)
@@ -367,7 +368,7 @@ def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values)
             return nulls(len(frames.seq), target.type)
         return _converted(frames, relation, target, values, text, binary=False)
     found = _converted(frames, relation, target, values, None if binary.all() else binary, binary=True)
-    if text.any():  # sent in part before the subscription was altered: a prepared transaction may be
+    if text.any():  # a prepared transaction has both if the subscription's `binary` changed while it was sent
         found = pc.coalesce(found, _converted(frames, relation, target, values, text, binary=False))
     return found
 
@@ -375,12 +376,12 @@ def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values)
 def _converted(
     frames: RowFrames, relation: Relation, target: Any, values: _Values, valid: Mask | None, *, binary: bool
 ) -> Any:
-    """As _column, of the values that are `valid` (None: all), which are all text, or all binary."""
+    """Like _column, for the values that are `valid` (None: all); these are all text, or all binary."""
     count, rows = len(frames.seq), values.rows
     starts, ends = values.starts, values.ends
     if valid is not None and not np.array_equal(valid, ends > starts):
         ends = np.where(valid, ends, starts)
-    if len(rows) < count:  # the others get an empty slice that lies in order: their own message's start
+    if len(rows) < count:  # the others get an empty slice at their own message's start, so that slices stay in order
         all_starts, all_ends = frames.starts.copy(), frames.starts.copy()
         all_starts[rows], all_ends[rows] = starts, ends
         all_valid = np.zeros(count, np.bool_)
@@ -397,7 +398,7 @@ def _converted(
 
 
 def _key(frames: RowFrames, index: int, relation: Relation, types: BinaryTypes) -> str:
-    """How the row of one change is called by the relation's replica identity: its first tuple has it."""
+    """Return the text that identifies a change's row: its replica identity, read from the change's first tuple."""
     message = frames.data[frames.starts[index] : frames.ends[index]].tobytes()
     at = _RELATION_END + 3
     shown: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What a column's type is made of: elements of an array, attributes of a composite, down to types that hold no others."""
+"""A column's type as a tree: an array's elements, a composite's attributes, down to types without parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TypeShape:
-    """A type below its domains.  `modifier` is atttypmod's, which an array's elements share; `kind` pg_type.typtype; `name`
-    format_type's, without a modifier.
+    """A type, with domains resolved to their base type.
 
-    `element` is an array's, with `delimiter` between the elements; `attributes` a composite's, in order.
+    `modifier` is atttypmod, which an array's elements share; `kind` is pg_type.typtype; `name` is format_type's, without the
+    modifier.  `element` is an array's element type, `delimiter` the character between elements; `attributes` are a
+    composite's, in order.
     """
 
     oid: int
@@ -23,7 +24,7 @@ class TypeShape:
     attributes: tuple[tuple[str, TypeShape], ...] = ()
 
     def all(self) -> Iterator[TypeShape]:
-        """This one and each that it holds."""
+        """Yield this type and all types within it."""
         yield self
         if self.element is not None:
             yield from self.element.all()

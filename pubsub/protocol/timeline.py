@@ -1,4 +1,4 @@
-"""Timelines: which of them the WAL at a position belongs to (timeline.c: readTimeLineHistory, tliOfPointInHistory)."""
+"""Timelines: the timeline of each WAL position (timeline.c: readTimeLineHistory, tliOfPointInHistory)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _FOREVER: Final = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class TimelineHistory:
-    """`entries`: (timeline, the LSN at which it ends), oldest first; the last one does not end."""
+    """`entries`: (timeline, the LSN where it ends, exclusive), oldest first; the last timeline has no end."""
 
     entries: tuple[tuple[int, int], ...]
 
     @classmethod
     def only(cls, timeline: int) -> Self:
-        """A timeline without known ancestors."""
+        """Return the history of a timeline without known ancestors."""
         return cls(((timeline, _FOREVER),))
 
     @property
@@ -27,15 +27,15 @@ class TimelineHistory:
         return self.entries[-1][0]
 
     def timeline_of(self, lsn: int) -> int:
-        """The timeline whose WAL lies at `lsn`."""
+        """Return the timeline that the WAL at `lsn` belongs to."""
         return next(timeline for timeline, end in self.entries if lsn < end)
 
     def end_of(self, timeline: int) -> int | None:
-        """Where a timeline ends; None if it does not, or is none of these."""
+        """Return where a timeline ends; None if it has no end or is not in this history."""
         return next((end for one, end in self.entries if one == timeline and end != _FOREVER), None)
 
     def timelines_of_segment(self, lsn: int, segment_size: int) -> list[int]:
-        """The timelines with WAL in the segment that holds `lsn`, the newest first."""
+        """Return the timelines with WAL in the segment that contains `lsn`, newest first."""
         start = lsn - lsn % segment_size
         found: list[int] = []
         begin = 0
@@ -47,7 +47,7 @@ class TimelineHistory:
 
 
 def parse_history(timeline: int, text: str) -> TimelineHistory:
-    """A history file: lines of timeline and switch point, tab between, then a reason.  Raises DataCorrupted."""
+    """Parse a history file: lines of timeline, switch point and reason, separated by tabs.  Raises DataCorrupted."""
     entries: list[tuple[int, int]] = []
     for line in text.splitlines():
         stripped = line.strip()

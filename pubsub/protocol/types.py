@@ -1,12 +1,13 @@
-"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as values of them, as the type contract has it (contract.py).
+"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as their values, by the type contract (contract.py).
 
-`delta_type` says what a column becomes; `from_text` turns a column of PostgreSQL's text output into it, all rows at once.
-Each value is exact or refused (InvalidText): nothing is rounded, clipped or made NULL.  The text must come from a session
-with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0 (every connection to a publisher sets them).
+`shaped_type` (`delta_type` for types without parts) gives a column's type; `from_text` converts a column of PostgreSQL's text
+output to it, all rows at once.  Each value is converted exactly or refused (InvalidText): nothing is rounded, clipped or made
+NULL.  The text must come from a session with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0
+(every connection to a publisher sets them).
 
-Refused in a natural type, since Delta has no such value: infinity, BC and years past 9999 in dates and timestamps, NaN in
-numeric.  What Arrow's own casts would let through (hexadecimal integers, floats past the range as infinity or zero, a year 0)
-is checked here.
+A natural type refuses the values that Delta lacks: infinity, BC and years past 9999 in dates and timestamps, NaN in numeric.
+Values that Arrow's own casts would let through (hexadecimal integers, floats out of range as infinity or zero, a year 0) are
+checked here.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from pubsub.protocol.shapes import TypeShape
 from pubsub.protocol.variant import variants
 
 UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that no Parquet column can have in its name without column mapping (delta: DeltaColumnMapping / SchemaUtils)."""
+"""Characters that a Parquet column's name cannot contain without column mapping (delta: DeltaColumnMapping / SchemaUtils)."""
 
 MAX_DECIMAL_PRECISION: Final = 38
-"""Digits of the widest decimal that Delta has."""
+"""Digits of Delta's widest decimal."""
 
 NUMERICOID: Final = 1700
 
@@ -54,7 +55,7 @@ _SHOWN_CHARACTERS: Final = 100
 
 
 def printable(text: bytes) -> str:
-    """A value in a message: its beginning, on one line."""
+    """Return a value's beginning on one line, for a message."""
     shown = text[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "backslashreplace")
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[:_SHOWN_CHARACTERS] + "…"
@@ -62,7 +63,7 @@ def printable(text: bytes) -> str:
 
 
 class InvalidText(InvalidValue):
-    """A text that the target type can not hold exactly: `index` is its place in the array, from 0; `text` the value."""
+    """A text that the target type cannot hold exactly: `text`, at `index` in the array, from 0."""
 
     def __init__(self, index: int, text: bytes, target: str, sqlstate: str) -> None:
         shown = printable(text)
@@ -77,18 +78,17 @@ class InvalidText(InvalidValue):
 
 
 class BadValue(Exception):
-    """Some value of the array does not fit: which one is found by `from_text`."""
+    """Some value of the array does not fit; `from_text` finds which."""
 
 
 def delta_type(
     type_oid: int, type_modifier: int, type_kind: str = "b", type_name: str = "", choice: str = "natural"
 ) -> Any:
-    """The Arrow type (pyarrow.DataType) of a column.
+    """Return the Arrow type (pyarrow.DataType) of a column whose type has no parts.
 
-    `type_oid` and `type_modifier` are the base type's where the column's type is a domain; `type_kind` is pg_type.typtype;
-    `type_name` (format_type's) only serves the error; `choice` is "natural" or "text".  Raises FeatureNotSupported for a
-    pseudo-type.
-    Type modifier of numeric: numeric.c: make_numeric_typmod, numeric_typmod_precision, numeric_typmod_scale.
+    `type_oid` and `type_modifier` are those of the base type if the column's type is a domain; `type_kind` is pg_type.typtype;
+    `type_name` (format_type's) is used only in the error; `choice` is "natural" or "text".  Raises FeatureNotSupported for a
+    pseudo-type.  Numeric's type modifier follows numeric.c: make_numeric_typmod, numeric_typmod_precision, numeric_typmod_scale.
     """
     if type_kind == "p":
         raise FeatureNotSupported(f"a column of pseudo-type {type_name or type_oid} can not be replicated")
@@ -107,13 +107,14 @@ def delta_type(
 
 
 Choice = Callable[[tuple[str, ...]], str | None]
-"""From a type's names to what the option `types` makes of it; None where it says nothing."""
+"""Maps a type's names to its choice in the option `types`; None if the option does not mention it."""
 
 
 def shaped_type(shape: TypeShape, choice: Choice, own: str | None = None) -> Any:
-    """The Arrow type of a column whose base type is `shape`; arrays and composites are text unless another choice is made.
+    """Return the Arrow type of a column whose base type is `shape`.
 
-    `own` is the column's own choice.  What is within a natural type is natural too, unless its own type's choice is text.  Raises
+    Arrays and composites are text by default; other types are natural.  `own` is the column's own choice and has precedence.
+    Types within a natural array or composite are natural too, unless the choice for that type is text.  Raises
     FeatureNotSupported.
     """
     default = "text" if shape.element is not None or shape.kind == "c" else "natural"
@@ -138,7 +139,7 @@ def _chosen(shape: TypeShape, chosen: str, choice: Choice) -> Any:
 
 def _within(shape: TypeShape, choice: Choice) -> Any:
     chosen = choice(type_names(shape)) or "natural"
-    return _chosen(shape, "text" if chosen == "variant" else chosen, choice)  # a VARIANT is a column alone
+    return _chosen(shape, "text" if chosen == "variant" else chosen, choice)  # only a whole column can be a VARIANT
 
 
 def _refuse_delimiter(shape: TypeShape) -> None:
@@ -151,7 +152,7 @@ def _refuse_delimiter(shape: TypeShape) -> None:
 
 
 def _refuse_attributes(shape: TypeShape) -> None:
-    """Refuse a composite that no STRUCT can be."""
+    """Refuse a composite that cannot be a STRUCT."""
     names = [name for name, _ in shape.attributes]
     reason = None
     if not names:
@@ -171,7 +172,7 @@ def _refuse_attributes(shape: TypeShape) -> None:
 
 
 def type_names(shape: TypeShape) -> tuple[str, ...]:
-    """By what names the option `types` knows a type, its own first."""
+    """Return the names that the option `types` accepts for a type, its own first."""
     rule = BY_OID.get(shape.oid)
     if rule is not None:
         return rule.name, rule.sql_name
@@ -185,7 +186,7 @@ def type_names(shape: TypeShape) -> tuple[str, ...]:
 
 
 def spark_ddl(data_type: Any) -> str:
-    """The type's name in Spark's DDL, of a type that `shaped_type` gives."""
+    """Return the name in Spark's DDL of a type that `shaped_type` returned."""
     if pa.types.is_decimal128(data_type):
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     if data_type == VARIANT:
@@ -199,12 +200,12 @@ def spark_ddl(data_type: Any) -> str:
 
 
 def is_nested(data_type: Any) -> bool:
-    """Whether values hold others, or are a VARIANT: they have no order, and are no key."""
+    """Whether the type is nested or VARIANT: its values have no order and cannot be keys."""
     return bool(pa.types.is_nested(data_type))
 
 
 def nulls(count: int, kind: Any) -> Any:
-    """So many NULLs.  Arrow's own of a VARIANT have NULLs for its parts too, which nothing can be written of."""
+    """Return `count` NULLs.  Arrow's own NULLs of a VARIANT have NULL parts too, and those fields must not be NULL in a file."""
     if kind != VARIANT:
         return pa.nulls(count, kind)
     empty = pa.repeat(pa.scalar(b"", pa.binary()), count)
@@ -212,12 +213,12 @@ def nulls(count: int, kind: Any) -> Any:
 
 
 def repeated(value: Any, count: int) -> Any:
-    """An array of so many of a value (a pyarrow Scalar)."""
+    """Return an array with `count` times the same value (a pyarrow Scalar)."""
     return pa.repeat(value, count) if value.is_valid else nulls(count, value.type)
 
 
 def from_text(values: Any, target: Any) -> Any:
-    """PostgreSQL's text as values of `target`: pyarrow Array to Array of the same length, NULLs kept.
+    """Convert PostgreSQL's text to values of `target`: a pyarrow Array to one of the same length, NULLs kept.
 
     `values` is a binary or string array (32-bit offsets); a NULL has no bytes.  Raises InvalidText for the first value that does
     not fit.
@@ -235,7 +236,10 @@ def from_text(values: Any, target: Any) -> Any:
 
 
 def nested_values(values: Any, target: Any, convert: Callable[[], Any], out: Callable[[bytes], bytes]) -> Any:
-    """What `convert` gives, which raises OtherShape, or InvalidText with the row's index; with the whole value's text, by `out`."""
+    """Call `convert`; turn its OtherShape or InvalidText into an InvalidText with the whole value's text, which `out` writes.
+
+    The `index` of both errors must be the row's.
+    """
     try:
         return convert()
     except OtherShape as error:
@@ -246,9 +250,9 @@ def nested_values(values: Any, target: Any, convert: Callable[[], Any], out: Cal
 
 
 def list_array(offsets: Any, elements: Callable[[], Any], target: Any, valid: Any) -> Any:
-    """Arrays of `target` whose elements `elements` makes: row i has those from offsets[i] to offsets[i + 1].
+    """Build arrays of type `target` from what `elements` returns; row i has the elements offsets[i] to offsets[i + 1].
 
-    Raises InvalidText with the index of the row in place of the element's.
+    Raises InvalidText with the row's index instead of the element's.
     """
     try:
         children = elements()
@@ -264,7 +268,7 @@ def list_array(offsets: Any, elements: Callable[[], Any], target: Any, valid: An
 
 
 def struct_array(children: list[Any], target: Any, valid: Any, count: int) -> Any:
-    """Composites of `target`, whose attributes are `children`."""
+    """Build `count` composites of type `target` from their attributes `children`."""
     return pa.Array.from_buffers(target, count, [bitmap(valid)], children=children)
 
 
@@ -281,7 +285,7 @@ def _nested(values: Any, target: Any) -> Any:
 
 
 def first_refused(values: Any, target: Any, convert: Callable[[Any, Any], Any]) -> int:
-    """The least index whose value does not convert; at least one does not.  Halves the range at each step."""
+    """Return the index of the first value that does not convert, by bisection; there must be at least one."""
     good, bad = 0, len(values)  # values[:good] converts, values[:bad] does not
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -295,7 +299,7 @@ def first_refused(values: Any, target: Any, convert: Callable[[Any, Any], Any]) 
 
 
 def _converter(target: Any) -> tuple[Callable[[Any, Any], Any], str]:
-    """The function from text to `target`, and the SQLSTATE of a value that does not fit."""
+    """Return the function that converts text to `target`, and the SQLSTATE for a value that does not fit."""
     kinds = pa.types
     if kinds.is_string(target):
         return _text, "22021"
@@ -319,7 +323,7 @@ def _text(values: Any, target: Any) -> Any:
 
 
 def _parse(values: Any, target: Any) -> Any:
-    """Arrow's own parser.  It works on bytes, so that the text need not be checked as UTF-8 first."""
+    """Parse with Arrow's own parser.  It works on bytes, so the text need not be checked as UTF-8 first."""
     return values.view(pa.string()).cast(target)
 
 
@@ -333,7 +337,7 @@ def _integer(values: Any, target: Any) -> Any:
 def _float(values: Any, target: Any) -> Any:
     result = _parse(values, target)
     numbers = result.to_numpy(zero_copy_only=False)
-    # PostgreSQL names these four; any other text that gave one was out of range, or is not PostgreSQL's.
+    # PostgreSQL writes these values only so; any other text with such a result was out of range, or not PostgreSQL's.
     for found, names in (
         (np.isinf(numbers), ["Infinity", "-Infinity"]),
         (numbers == 0, ["0", "-0"]),
@@ -369,9 +373,9 @@ def _boolean(values: Any, target: Any) -> Any:
 
 
 def _bytea(values: Any, target: Any) -> Any:
-    """Hexadecimal, "\\x6162" (bytea.c: byteaout with bytea_output hex).
+    """Decode hexadecimal, "\\x6162" (bytea.c: byteaout with bytea_output hex).
 
-    The digits of all values are decoded as one run of pairs; each value's "\\x" is a pair too, one byte that is then left out.
+    All values are decoded as one run of digit pairs; each value's "\\x" counts as a pair, and its byte is left out afterwards.
     """
     valid = validity(values)
     data, offsets = contents(values if valid is None else pc.fill_null(values, b"\\x"))

@@ -1,8 +1,8 @@
-"""jsonb as VARIANT: the text of each value in Parquet's binary form of semi-structured values (Apache Parquet, VariantEncoding.md).
+"""jsonb as VARIANT: each value's text encoded in Parquet's variant format (Apache Parquet, VariantEncoding.md).
 
-A value is its metadata, the names of all fields within it, and the value itself, which refers to names by number.  Integers take
-the least of 1, 2, 4 and 8 bytes that holds them, other numbers a decimal of at most 38 digits with the scale that jsonb shows.
-Value by value, in Python.
+A variant has two parts: the metadata, which lists the names of all fields in it, and the value, which refers to names by number.
+An integer takes the smallest of 1, 2, 4 and 8 bytes that holds it; any other number is a decimal of at most 38 digits with the
+scale that jsonb shows.  Values are encoded one by one, in Python.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pubsub.protocol.contract import VARIANT
 from pubsub.protocol.nested import OtherShape
 
 _DEEPEST: Final = 400
-"""Arrays and objects within each other: readers go down by recursion."""
+"""The deepest nesting of arrays and objects: readers recurse."""
 
 _LARGEST: Final = 1 << 24
-"""Bytes that each of Spark's versions reads."""
+"""The most bytes of a value that every Spark version reads."""
 
 # The two low bits of a value's first byte.
 _PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
@@ -37,14 +37,14 @@ _SHORT: Final = 63
 
 
 class NoVariant(Exception):
-    """A value that a VARIANT does not hold as it is."""
+    """A value that a VARIANT cannot hold exactly."""
 
 
 def variants(texts: Any) -> Any:
-    """The texts of a binary array as values of VARIANT.
+    """Convert the texts of a binary array to VARIANT values.
 
-    Raises OtherShape for a number of more than 38 digits, for arrays and objects more than 400 deep, for more than 16 MB, and for what
-    is no JSON.
+    Raises OtherShape for a number of more than 38 digits, for nesting more than 400 deep, for more than 16 MB, and for text that
+    is not JSON.
     """
     found: list[tuple[bytes, bytes] | None] = []
     for index, text in enumerate(texts.to_pylist()):
@@ -58,7 +58,7 @@ def variants(texts: Any) -> Any:
 
 
 def encode(text: bytes) -> tuple[bytes, bytes]:
-    """A jsonb's text as metadata and value.  Raises NoVariant, ValueError, RecursionError."""
+    """Encode a jsonb's text as metadata and value.  Raises NoVariant, ValueError, RecursionError."""
     encoder = _Encoder()
     value = encoder.value(_decode(text.decode()), 0)
     if len(value) > _LARGEST:
@@ -74,7 +74,7 @@ _decode: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_consta
 
 
 def _metadata(names: Iterable[str]) -> bytes:
-    """The dictionary of names: a header (version 1, not said to be sorted), how many there are, where each begins, all of them."""
+    """Return the dictionary of names: a header (version 1, not marked as sorted), their number, their offsets, the names."""
     written = [name.encode() for name in names]
     total = sum(map(len, written))
     size = _bytes_for(max(total, len(written)))
@@ -99,7 +99,7 @@ def _offsets(lengths: Iterable[int], size: int) -> bytes:
 
 
 class _Encoder:
-    """One value's encoder: `numbers` are the names of fields, with their numbers."""
+    """The encoder of one value; `numbers` maps field names to their numbers."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -125,7 +125,7 @@ class _Encoder:
         return self._object(value, depth) if isinstance(value, dict) else self._array(value, depth)
 
     def _object(self, value: dict[str, Any], depth: int) -> bytes:
-        """Numbers of the names in the order of the names, then where each value begins, and the values."""
+        """Encode an object: its names' numbers in the order of the names, then the values' offsets, then the values."""
         names = sorted(value, key=str.encode)
         numbers = [self.numbers.setdefault(name, len(self.numbers)) for name in names]
         written = [self.value(value[name], depth + 1) for name in names]

@@ -1,8 +1,8 @@
-"""Reading and writing the fields that messages are made of, each bounded before it is used.
+"""Reading and writing the fields of messages; every length is checked before it is used.
 
-Integers are big-endian.  A `Reader` holds one whole message; whatever the bytes are, it raises ProtocolViolation and
-nothing else, in the words of pqformat.c (pq_copymsgbytes, pq_getmsgstring, pq_getmsgend).  The writing half raises
-ValueError: what it is given is the program's own.
+Integers are big-endian.  A `Reader` holds one whole message.  Whatever the bytes are, it raises nothing but
+ProtocolViolation, with the messages of pqformat.c (pq_copymsgbytes, pq_getmsgstring, pq_getmsgend).  Writing raises
+ValueError, since its input comes from this program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ U64: Final = Struct(">Q")
 
 
 class Reader:
-    """A cursor over one message, from `start` to the end of `data`.  `name` is the message's, for errors."""
+    """A cursor over one message, from `start` to the end of `data`.  `name` is the message's name in errors."""
 
     __slots__ = ("_data", "_name", "_position")
 
@@ -30,7 +30,7 @@ class Reader:
         self._name = name
 
     def fail(self, message: str) -> ProtocolViolation:
-        """The error to raise for this message (worker.c: apply_error_callback has the context's words)."""
+        """Return the error to raise for this message; the context follows worker.c: apply_error_callback."""
         return ProtocolViolation(message, context=f'while reading message type "{self._name}"')
 
     @property
@@ -39,7 +39,7 @@ class Reader:
         return len(self._data) - self._position
 
     def fields(self, layout: Struct) -> tuple[int, ...]:
-        """Fixed fields, all integers, in the order of `layout`."""
+        """Read fixed-size integer fields, in the order of `layout`."""
         position = self._position
         end = position + layout.size
         if end > len(self._data):
@@ -64,14 +64,14 @@ class Reader:
         return Lsn(self.fields(U64)[0])
 
     def flag(self, what: str) -> bool:
-        """One byte that is 0 or 1."""
+        """Read a byte that must be 0 or 1."""
         value = self.u8()
         if value > 1:
             raise self.fail(f"unrecognized value {value} for {what}")
         return value == 1
 
     def take(self, length: int) -> bytes:
-        """The next `length` bytes; the length may be whatever the wire said."""
+        """Read the next `length` bytes; `length` may be any number from the wire."""
         position = self._position
         end = position + length
         if length < 0 or end > len(self._data):
@@ -83,7 +83,7 @@ class Reader:
         return self.take(self.remaining)
 
     def string(self, limit: int | None = None) -> str:
-        """A NUL-terminated string in UTF-8, the client encoding of every connection; at most `limit` bytes."""
+        """Read a NUL-terminated string of at most `limit` bytes in UTF-8, every connection's client encoding."""
         position = self._position
         bound = len(self._data) if limit is None else min(len(self._data), position + limit + 1)
         end = self._data.find(b"\0", position, bound)
@@ -102,7 +102,7 @@ class Reader:
 
 
 def write_string(text: str, limit: int | None = None) -> bytes:
-    """A NUL-terminated string in UTF-8.  Raises ValueError for a NUL within, or more than `limit` bytes."""
+    """Return `text` in UTF-8, NUL-terminated.  Raises ValueError if it contains a NUL or has more than `limit` bytes."""
     encoded = text.encode("utf-8")
     if b"\0" in encoded:
         raise ValueError("a string of the protocol can not hold a NUL")
