@@ -1,7 +1,7 @@
-"""Parsing replication commands and pgoutput's options: the walsender's half of commands.py.
+"""Parsing replication commands and pgoutput's options: the walsender's counterpart of commands.py.
 
-`parse_command` tells first whether a text is a replication command at all: a walsender that serves a database takes SQL
-too.  Keywords are in upper case; identifiers fold to lower case unless quoted.
+`parse_command` first tells whether a text is a replication command at all, because a walsender connected to a database
+also takes SQL.  Keywords are upper case; identifiers fold to lower case unless quoted.
 
 Follows repl_gram.y, repl_scanner.l, walsender.c (parseCreateReplSlotOptions, ParseAlterReplSlotOptions), pgoutput.c
 (parse_output_parameters, pgoutput_startup) and varlena.c (SplitIdentifierString).
@@ -27,7 +27,7 @@ from pubsub.protocol.commands import (
 from pubsub.protocol.lsn import Lsn
 
 Option = tuple[str, str | None]
-"""A name and its argument, None where it stands alone."""
+"""An option's name and its argument; None if it has no argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TimelineHistory:
 
 @dataclass(frozen=True, slots=True)
 class CreateReplicationSlot:
-    """`plugin` is None for a physical slot; `snapshot` is None where the command does not say."""
+    """`plugin` is None for a physical slot; `snapshot` is None if the command does not give it."""
 
     slot: str
     plugin: str | None
@@ -105,7 +105,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class PgoutputParameters:
-    """What a subscriber asked of pgoutput."""
+    """The options of pgoutput that a subscriber requested."""
 
     proto_version: int
     publications: tuple[str, ...]
@@ -149,10 +149,10 @@ _MAX_UINT32: Final = 0xFFFFFFFF
 
 
 def parse_command(text: str) -> Command | None:
-    """The command, or None if `text` does not begin as a replication command: then it is SQL.
+    """Parse a replication command; return None if `text` does not begin like one and is therefore SQL.
 
-    Raises SqlSyntaxError, PubsubError with PostgreSQL's code for a wrong option, and FeatureNotSupported for a base
-    backup, which this walsender does not give.
+    Raises SqlSyntaxError, PubsubError with PostgreSQL's code for a wrong option, and FeatureNotSupported for
+    BASE_BACKUP and UPLOAD_MANIFEST, since this walsender makes no base backups.
     """
     first = re.match(rf"[{_SPACE}]*([A-Za-z_]+)", text)
     if first is None or first[1] not in _COMMANDS:
@@ -165,7 +165,7 @@ def parse_command(text: str) -> Command | None:
 
 
 def parse_pgoutput_options(options: Iterable[Option]) -> PgoutputParameters:
-    """What START_REPLICATION asks of pgoutput.  Raises PubsubError with pgoutput's own codes and words."""
+    """Parse START_REPLICATION's options for pgoutput.  Raises PubsubError with pgoutput's own codes and messages."""
     given = _distinct(options)
     names = ("proto_version", "publication_names", "binary", "messages", "streaming", "two_phase", "origin")
     for name in given:
@@ -192,9 +192,9 @@ def parse_pgoutput_options(options: Iterable[Option]) -> PgoutputParameters:
 
 
 def split_identifiers(text: str) -> tuple[str, ...]:
-    """Read a list of identifiers with commas between; the reverse of commands.join_identifiers.
+    """Parse a comma-separated list of identifiers; the inverse of commands.join_identifiers.
 
-    Raises PubsubError (42602) for a list that is malformed or empty.
+    Raises PubsubError (42602) for a malformed or empty list.
     """
     names = []
     position = 0
@@ -210,7 +210,7 @@ def split_identifiers(text: str) -> tuple[str, ...]:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one command."""
+    """A recursive descent parser over the tokens of one command."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -218,7 +218,7 @@ class _Parser:
         self._next = 0
 
     def _scan(self) -> Iterable[tuple[str, str, int]]:
-        """(kind, value, position): kinds word, keyword, string, number, lsn, mark, end."""
+        """Yield (kind, value, position); the kinds are word, keyword, string, number, lsn, mark, end."""
         position = 0
         while position < len(self._text):
             found = _TOKEN.match(self._text, position)
@@ -244,7 +244,7 @@ class _Parser:
         return SqlSyntaxError("syntax error", statement=self._text, position=position)
 
     def accept(self, kind: str, value: str | None = None) -> str | None:
-        """The next token's value if it is of `kind` (and is `value`), which is then consumed."""
+        """Consume the next token and return its value if it is of `kind` (and equals `value`); else return None."""
         found_kind, found, _ = self._tokens[self._next]
         if found_kind != kind or (value is not None and found != value):
             return None
@@ -380,7 +380,7 @@ def _distinct(options: Iterable[Option]) -> dict[str, str | None]:
 
 
 def _boolean(options: dict[str, str | None], name: str) -> bool | None:
-    """None where the option is not given (define.c: defGetBoolean)."""
+    """Return a Boolean option, None if it is not given (define.c: defGetBoolean)."""
     if name not in options:
         return None
     match (options[name] or "true").lower():
@@ -404,7 +404,7 @@ def _snapshot(options: dict[str, str | None]) -> Snapshot | None:
 
 
 def _streaming(options: dict[str, str | None]) -> Streaming:
-    """pg_subscription.h: LOGICALREP_STREAM_*, read as defGetStreamingMode does."""
+    """Return the streaming option (pg_subscription.h: LOGICALREP_STREAM_*), read like defGetStreamingMode."""
     if (options.get("streaming") or "").lower() == "parallel":
         return "parallel"
     try:

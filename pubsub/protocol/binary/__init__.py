@@ -1,1 +1,1 @@
-"""Values in binary transfer (typsend) as what their text would have given: value by value (values), by columns (columns)."""
+"""Values in binary transfer (typsend), converted to the same results as their text: one by one (values) or by columns (columns)."""

@@ -1,7 +1,8 @@
-"""Arrays of binary transfer, all rows at once: as PostgreSQL's text, or their elements as values.
+"""Arrays and composites in binary transfer, all rows at once: arrays as PostgreSQL's text, or their elements as values.
 
-By columns go arrays that are empty or have one dimension with lower bound 1: what nearly all are.  The elements of all rows are
-walked side by side, converted as one column, and joined again.  Other shapes are the caller's to convert one by one.
+Plain arrays, those that are empty or have one dimension with lower bound 1, are converted by columns; nearly all arrays are
+plain.  The elements of all rows are walked in parallel, converted as one column, and joined again.  The caller converts arrays of
+other shapes one by one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from pubsub.protocol.arrays import Bytes, Mask, contents, slices, validity
 from pubsub.protocol.nested import OtherShape, Parts
 
 _HEADER: Final = 12  # dimensions, flags, the element's type
-_FIRST: Final = 20  # behind the one dimension's length and lower bound
+_FIRST: Final = 20  # the first element, after the one dimension's length and lower bound
 _NEEDS_QUOTES: Final = r'^$|^(?i:null)$|["\\{} \t\n\r\v\f,]'
 _SPECIAL: Final = np.isin(np.arange(256), np.frombuffer(b'"\\{} \t\n\r\v\f,', np.uint8))
 Places = npt.NDArray[np.int64]
 
 
 def plain_rows(values: Any) -> tuple[Mask, int]:
-    """Which values can go by columns (NULLs can), and their elements' type (0: none has elements)."""
+    """Return which values are plain (NULL is), and their elements' type (0 if none has elements).
+
+    Arrays of another element type than the first's do not count as plain.  Raises ProtocolViolation.
+    """
     data, offsets = contents(values)
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
     valid = validity(values)
@@ -47,7 +51,7 @@ def plain_rows(values: Any) -> tuple[Mask, int]:
 
 
 def array_elements(values: Any) -> Parts:
-    """The elements of values that are all plain, in binary."""
+    """Return the elements, in binary, of values that are all plain.  Raises ProtocolViolation."""
     data, offsets = contents(values)
     starts, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
     valid = validity(values)
@@ -64,8 +68,10 @@ def array_elements(values: Any) -> Parts:
 
 
 def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> Any:
-    """The texts (a binary array) of values that are all plain; `convert` takes the elements' bytes to their texts, which
-    may have to be quoted if `quote`."""
+    """Return the texts (a binary array) of values that are all plain.
+
+    `convert` turns the elements' bytes into their texts.  `quote`: elements of this type may need quotes.
+    """
     parts, valid = array_elements(values), validity(values)
     texts = convert(parts.texts).cast(pa.string())
     texts = (_quoted(texts) if quote else texts).fill_null("NULL")
@@ -77,9 +83,10 @@ def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> A
 
 
 def record_columns(values: Any, width: int) -> list[tuple[int, Any]]:
-    """The attributes of composites: each one's type and its values in binary, NULL where the composite is.
+    """Return each attribute of composites as its type and its values in binary; NULL if the composite is.
 
-    Raises OtherShape for a composite with another number of attributes, or with one of another type than the first row's.
+    Raises OtherShape for a composite with another number of attributes, or with an attribute of another type than in the first
+    row, and ProtocolViolation.
     """
     data, offsets = contents(values)
     valid = validity(values)
@@ -117,7 +124,7 @@ def _require(rows: Places, good: Mask) -> None:
 
 
 def _walk(data: Bytes, positions: Places, ends: Places, counts: Places) -> tuple[Places, Places, Mask]:
-    """Where each element lies, row after row, and which are not NULL."""
+    """Return where each element begins and ends, row after row, and which are not NULL.  Raises ProtocolViolation."""
     firsts = np.cumsum(counts) - counts
     total = int(counts.sum())
     begins, stops = np.zeros(total, np.int64), np.zeros(total, np.int64)
@@ -143,14 +150,14 @@ def _walk(data: Bytes, positions: Places, ends: Places, counts: Places) -> tuple
 
 
 def _words(data: Bytes, positions: Places) -> Places:
-    """The signed numbers of four bytes there; anything where that is past the end."""
+    """Read signed numbers of four bytes at `positions`; a position past the end gives an arbitrary number."""
     if not data.size:
         return np.zeros(len(positions), np.int64)
     return data.take(positions[:, None] + np.arange(4), mode="clip").view(">i4").reshape(-1).astype(np.int64)
 
 
 def _quoted(texts: Any) -> Any:
-    """Elements as they stand in an array's text (arrayfuncs.c: array_out)."""
+    """Quote the elements that need quotes in an array's text (arrayfuncs.c: array_out)."""
     data, offsets = contents(texts)
     lengths = np.diff(offsets)
     if not (_SPECIAL.take(data).any() or ((lengths == 0) | (lengths == 4)).any()):

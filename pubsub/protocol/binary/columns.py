@@ -1,7 +1,8 @@
-"""A column of binary transfer as what its text would have given (types.from_text), all rows at once where the type allows it.
+"""Columns in binary transfer, converted to what types.from_text would make of their text; all rows at once if the type allows.
 
-By columns: booleans, integers, oid, floats, dates and timestamps, numeric, uuid, bytea, jsonb and whatever is text already.  All
-else goes value by value (values.py), and so does a pair of types that is not the natural one (a date that is kept as text).
+Converted by columns: booleans, integers, oid, floats, dates and timestamps, numeric, uuid, bytea, jsonb, jsonpath, types whose
+binary form is text, and plain arrays.  Other types are converted value by value (values.py), and so is a type with another target
+than its natural one (a date kept as text).
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _LAST_DAY: Final = 2_932_896 - _EPOCH_DAYS  # 9999-12-31
 
 
 def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> Any:
-    """The send function's bytes as values of `target`: pyarrow Array to Array of the same length, NULLs kept.
+    """Convert a send function's bytes to values of `target`: a pyarrow Array to one of the same length, NULLs kept.
 
-    `values` is a binary array (32-bit offsets).  Raises InvalidText as from_text does, for the value's text; UnknownBinary;
-    ProtocolViolation for bytes that no value has.
+    `values` is a binary array (32-bit offsets).  Raises InvalidText with the value's text, like from_text; UnknownBinary;
+    ProtocolViolation for malformed bytes.
     """
     oid = types.base(type_oid)
     if target == VARIANT and oid in _VERSIONED:
@@ -88,7 +89,7 @@ def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> 
 
 
 def _nested(values: Any, oid: int, target: Any, types: BinaryTypes) -> Any:
-    """Arrays and composites as such."""
+    """Convert to a list, a struct, or a VARIANT's text: arrays and composites from their binary elements."""
     valid = validity(values)
     if pa.types.is_list(target) and types.is_array(oid):
         plain, element = plain_rows(values)
@@ -122,7 +123,7 @@ def _texts_one_by_one(values: Any, oid: int, types: BinaryTypes) -> Any:
 
 
 def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
-    """Those of a common shape by columns, the others one by one."""
+    """Return arrays' texts: those of plain arrays by columns, the others' one by one."""
     plain, element = plain_rows(values)
     if types.delimiter(element) != b",":
         return _texts_one_by_one(values, oid, types)
@@ -139,12 +140,12 @@ def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
             array_texts(pc.if_else(of_plain, values, none), convert, quote=element not in _NEVER_QUOTED),
             _texts_one_by_one(pc.if_else(of_plain, none, values), oid, types),
         )
-    except InvalidText:  # of an element: which row it is in, is found out one by one
+    except InvalidText:  # its index is an element's, not the row's: convert one by one to find the row
         return _texts_one_by_one(values, oid, types)
 
 
 def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
-    """The bytes of values of `width` bytes each, zeros for NULL, as a matrix; which are not NULL.  Raises ProtocolViolation."""
+    """Return values of `width` bytes each as a matrix, zeros for NULL, and which are not NULL.  Raises ProtocolViolation."""
     data, offsets = contents(values)
     valid = validity(values)
     lengths = np.diff(offsets)
@@ -161,7 +162,7 @@ def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
 
 
 def _numbers(values: Any, kind: str) -> tuple[npt.NDArray[Any], Mask | None]:
-    """Numbers of numpy's big-endian type `kind`, in the machine's order."""
+    """Read numbers of numpy's big-endian type `kind`; return them in native byte order, and which are not NULL."""
     big = np.dtype(kind)
     matrix, valid = _fixed(values, big.itemsize)
     return np.ascontiguousarray(matrix).view(big).reshape(-1).astype(big.newbyteorder("=")), valid
@@ -190,7 +191,10 @@ def _boolean(values: Any, target: Any) -> Any:
 
 
 def _since_2000(kind: str, unit: int) -> Callable[[Any, Any], Any]:
-    """Dates and timestamps: counted from 2000-01-01; the ends of the range are infinities."""
+    """Make the converter of a date or timestamp, counted from 2000-01-01 with `unit` to the day.
+
+    The converter raises BadValue for values outside the years 1 to 9999; infinities, the ends of the range, are among them.
+    """
 
     def convert(values: Any, target: Any) -> Any:
         numbers, valid = _numbers(values, kind)
@@ -235,7 +239,7 @@ _NATURAL: Final[dict[int, Any]] = {
 
 
 def _without_version(values: Any) -> Any:
-    """Texts behind a version byte, which is 1."""
+    """Return the texts without the version byte before them, which must be 1."""
     data, offsets = contents(values)
     valid = validity(values)
     there = np.ones(len(values), np.bool_) if valid is None else valid
@@ -261,7 +265,7 @@ def _uuid_texts(values: Any) -> Any:
 
 
 def _strings(data: Bytes, lengths: npt.NDArray[Any], valid: Mask | None, target: Any) -> Any:
-    """Texts one after the other."""
+    """Return the concatenated texts `data`, of these lengths, as an array."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.Array.from_buffers(target, len(lengths), [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(data)])
@@ -270,15 +274,16 @@ def _strings(data: Bytes, lengths: npt.NDArray[Any], valid: Mask | None, target:
 # numeric
 
 _DIGITS: Final = np.frombuffer("".join(f"{group:04d}" for group in range(10_000)).encode(), np.uint32)
-"""The digits of each group, four bytes side by side."""
+"""The four digits of each group as the bytes of one number."""
 _NEGATIVE: Final = 0x4000
 _SPECIAL: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 
 
 class _Numerics:
-    """The parts of numerics that are not NULL: `there` are their places among the values, `digits` their groups of four.
+    """The parts of the numerics that are not NULL.
 
-    `digits` has as many columns as the longest has groups, with 0 behind the others'.
+    `there` are their indices among the values.  `digits` are their groups of four digits, with as many columns as the longest
+    value has groups; shorter ones are filled with 0.  The constructor raises ProtocolViolation.
     """
 
     def __init__(self, values: Any) -> None:
@@ -311,11 +316,11 @@ def _malformed() -> ProtocolViolation:
 
 _POWERS: Final = 10 ** np.arange(19, dtype=np.int64)
 _WHOLE_GROUPS: Final = 4
-"""So many groups of digits make one integer of 64 bits."""
+"""The number of digit groups that fit into one 64-bit integer."""
 
 
 def _decimals(values: Any, target: Any) -> Any | None:
-    """numeric as a decimal, where 18 digits hold each; None where they do not, or a value is not finite or does not fit."""
+    """Convert numerics to a decimal if 18 digits hold every value; None if not, or if a value is not finite or does not fit."""
     parts = _Numerics(values)
     scale, weight, digits = target.scale, parts.weight, parts.digits
     most = int(weight.max(initial=-1))
@@ -343,7 +348,7 @@ def _decimals(values: Any, target: Any) -> Any | None:
 
 
 def _shifted(numbers: npt.NDArray[np.int64], exponents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """`numbers` times a power of ten, one for each or for all; None where digits would be lost."""
+    """Multiply `numbers` by powers of ten, one for each or one for all; None if digits would be lost."""
     if exponents.min(initial=0) < 0:
         divisors = _POWERS[np.clip(-exponents, 0, 18)]
         if (numbers % divisors).any():
@@ -353,9 +358,10 @@ def _shifted(numbers: npt.NDArray[np.int64], exponents: npt.NDArray[np.int64]) -
 
 
 def numeric_texts(values: Any) -> Any:
-    """numeric_out of each value, as a binary array.
+    """Return numeric_out of each value, as a binary array.
 
-    Values of one shape (digits, weight, sign, scale, digits before the point) are written side by side: a column has few shapes.
+    Values of the same shape (number of groups, weight, sign, scale, length of the first group) are written together: a column has
+    few shapes.
     """
     parts = _Numerics(values)
     count, weight, sign, scale, there = parts.count, parts.weight, parts.sign, parts.scale, parts.there
@@ -363,7 +369,7 @@ def numeric_texts(values: Any) -> Any:
     leading = 1 + (first > 9) + (first > 99) + (first > 999)
     shape = ((((count << 16 | weight + (1 << 15)) << 16 | sign) << 14 | scale & 0x3FFF) << 2) | (leading - 1)
     if len(shape) and int(shape.min()) == int(shape.max()):
-        picks: list[Any] = [slice(None)]  # nothing to sort, and no rows to gather
+        picks: list[Any] = [slice(None)]  # one shape: no rows to sort or gather
     else:
         order = np.argsort(shape, kind="stable")
         borders = np.flatnonzero(np.diff(shape[order], prepend=-1, append=-1))
@@ -387,7 +393,7 @@ def numeric_texts(values: Any) -> Any:
 
 
 def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale: int, leading: int) -> Bytes:
-    """The texts of values of one shape, a row each; `digits` are groups of four, `leading` the first group's length."""
+    """Return the texts of values of one shape, one per row; `digits` are groups of four, `leading` the first group's length."""
     rows, count = digits.shape
     if sign & 0xC000 == 0xC000:
         text = _SPECIAL.get(sign)
@@ -400,7 +406,7 @@ def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale:
         parts.append(np.tile(np.frombuffer(text, np.uint8), (rows, 1)))
 
     def groups(begin: int, end: int) -> Bytes:
-        """Groups `begin` to `end`, with zeros for those that are not sent."""
+        """Return the digits of groups `begin` to `end`, with zeros for groups that were not sent."""
         written = np.full((rows, 4 * (end - begin)), ord("0"), np.uint8)
         low, high = max(begin, 0), min(end, count)
         if high > low:

@@ -1,7 +1,7 @@
-"""One value of binary transfer as PostgreSQL's text: the inverse of a send function, then the output function.
+"""Single values in binary transfer as PostgreSQL's text: the inverse of a send function, then the output function.
 
-Each function takes what a type's send function wrote.  Built-in types are known by their oids; types of users and extensions by
-their rows of pg_type (TypeRow), and a type without one, or whose binary form does not tell its text, is UnknownBinary.
+Each function takes the bytes that a type's send function wrote.  Built-in types are known by oid; user-defined and extension types
+by their rows of pg_type (TypeRow).  A type without a row, or whose binary form does not determine its text, raises UnknownBinary.
 
 Follows the receive functions: numeric.c (numeric_recv), timestamp.c (interval_recv), network.c (network_recv), varbit.c,
 geo_ops.c, tsvector.c, tsquery.c, arrayfuncs.c (array_recv), rowtypes.c (record_recv), rangetypes.c, multirangetypes.c;
@@ -20,14 +20,14 @@ from pubsub.protocol.contract import BY_OID
 from pubsub.protocol.output import containers, extensions, geometry, numbers, texts, times
 
 Out = Callable[[bytes], bytes]
-"""From a send function's bytes to the output function's."""
+"""Turns a send function's bytes into the output function's."""
 
 FIRST_LISTED_OID: Final = 10000
-"""Types from this oid on are told by their rows of pg_type (transam.h: FirstGenbkiObjectId)."""
+"""Types from this oid on are known by their rows of pg_type (transam.h: FirstGenbkiObjectId)."""
 
 
 class UnknownBinary(FeatureNotSupported):
-    """A type whose binary form can not be read: `type_name` is its name, or its oid."""
+    """The binary form of a type cannot be read; `type_name` is the type's name, or its oid in words."""
 
     def __init__(self, type_name: str) -> None:
         super().__init__(
@@ -39,39 +39,39 @@ class UnknownBinary(FeatureNotSupported):
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """A type of pg_type that is not built in; oids are 0 and names empty where they do not apply."""
+    """A row of pg_type for a type that is not built in; oids that do not apply are 0, names empty."""
 
     oid: int
     name: str
     kind: str
     """pg_type.typtype: b, c, d, e, r, m."""
     base: int
-    """Of a domain: the type that it is over."""
+    """A domain's underlying type."""
     element: int
-    """Of an array."""
+    """An array's element type."""
     delimiter: str
-    """Between the elements of an array of this type."""
+    """The delimiter between the elements of an array of this type."""
     send: str
-    """The send function's name, "-" where there is none: such values come as text."""
+    """The send function's name; "-" if there is none, and values come as text."""
     subtype: int
-    """Of a range: its bounds' type; of a multirange: its range."""
+    """A range's type of bounds; a multirange's range type."""
     attributes: tuple[int, ...] = ()
-    """Of a composite: its columns' types."""
+    """A composite's column types."""
 
 
 class BinaryTypes:
-    """How each type's values are read.  Not changed once made, so that threads share it."""
+    """Finds the function that reads each type's values.  Immutable but for its cache, so threads may share it."""
 
     def __init__(self, rows: Iterable[TypeRow] = ()) -> None:
         self._rows: Mapping[int, TypeRow] = {row.oid: row for row in rows}
         self._made: dict[int, Out] = {}
 
     def knows(self, oid: int) -> bool:
-        """Whether the type is built in or was there when this was made."""
+        """Whether the type is built in or among `rows`."""
         return oid < FIRST_LISTED_OID or oid in self._rows
 
     def base(self, oid: int) -> int:
-        """The type below domains."""
+        """Return the type with domains resolved."""
         while (row := self._rows.get(oid)) is not None and row.kind == "d":
             oid = row.base
         return oid
@@ -82,31 +82,34 @@ class BinaryTypes:
         return oid in _AS_IS if row is None else row.kind == "e" or row.send in _TEXT_SENDS
 
     def is_array(self, oid: int) -> bool:
-        """Whether its values are arrays; int2vector and oidvector are not."""
+        """Whether the type's values are arrays; int2vector and oidvector do not count."""
         row = self._rows.get(oid)
         return oid in _ARRAYS if row is None else row.send == "array_send"
 
     def is_record(self, oid: int) -> bool:
-        """Whether its values are composites."""
+        """Whether the type's values are composites."""
         row = self._rows.get(oid)
         return row is not None and row.send == "record_send"
 
     def delimiter(self, element: int) -> bytes:
-        """What stands between the elements of an array of such."""
+        """Return the delimiter between the elements of an array of `element`."""
         row = self._rows.get(self.base(element))
         return b";" if self.base(element) == _BOX else b"," if row is None else row.delimiter.encode()
 
     def out(self, oid: int) -> Out:
-        """Raises UnknownBinary."""
+        """Return the function that writes a value's text.
+
+        Raises UnknownBinary; the function raises UnknownBinary, and ProtocolViolation for malformed bytes.
+        """
         if oid not in self._made:
             self._made[oid] = _checked(self._find(oid))
         return self._made[oid]
 
     def check(self, oid: int, depth: int = 0) -> None:
-        """Refuse a type whose binary form can not be read, or one that it holds.  Raises UnknownBinary."""
+        """Raise UnknownBinary if the binary form of the type, or of a type within it, cannot be read."""
         row = self._rows.get(oid)
         if depth == 0 and (BY_OID[oid].binary == "text" if oid in BY_OID else row is not None and row.send == "-"):
-            return  # it comes as text
+            return  # its values come as text
         self._find(oid)
         held: tuple[int, ...] = ()
         if row is not None and depth < _DEEPEST:
@@ -190,7 +193,10 @@ _ARRAY_HEADER: Final = struct.Struct(">iiI")
 
 
 def _elements(value: bytes, at: int) -> tuple[list[bytes | None], int]:
-    """Values one after the other, each with its length, -1 for NULL, to the end; and where that is."""
+    """Read length-prefixed values (length -1: NULL) to the end of `value`; return them and the end position.
+
+    A position past the end of `value` means that the last value was cut off.
+    """
     elements: list[bytes | None] = []
     while at < len(value):
         (length,) = struct.unpack_from(">i", value, at)
@@ -208,14 +214,14 @@ def _reversed(out: Out) -> Out:
 
 
 def _versioned(value: bytes) -> bytes:
-    """jsonb, jsonpath, ltree: a version, 1, and the text."""
+    """Read jsonb, jsonpath or ltree: the version, 1, then the text."""
     if value[0] != 1:
         raise ProtocolViolation(f"unsupported version number {value[0]}", sqlstate="22P03")
     return value[1:]
 
 
 def _vector(out: Out) -> Out:
-    """int2vector, oidvector: sent as arrays."""
+    """Make the reader of int2vector or oidvector, which are sent as arrays."""
 
     def read(value: bytes) -> bytes:
         ndim = _ARRAY_HEADER.unpack_from(value)[0]
@@ -293,7 +299,7 @@ def _tsvector(value: bytes) -> bytes:
 
 
 def _tsquery(value: bytes) -> bytes:
-    """To the form that a tuple has: items of 12 bytes, then the operands."""
+    """Convert to the stored form, items of 12 bytes followed by the operands, and write that."""
     (count,) = struct.unpack_from(">I", value)
     items: list[bytes] = []
     operands = b""
@@ -330,7 +336,7 @@ def _halfvec(value: bytes) -> bytes:
 
 
 def _sparsevec(value: bytes) -> bytes:
-    """Places count from 0 here, from 1 in the text."""
+    """Write a sparsevec; indices start at 0 in the binary form and at 1 in the text."""
     dimensions, count, _ = struct.unpack_from(">iii", value)
     places = struct.unpack_from(f">{count}i", value, 12)
     found = struct.unpack_from(f">{count}f", value, 12 + 4 * count)
@@ -342,7 +348,7 @@ def _sparsevec(value: bytes) -> bytes:
 
 
 def _ewkb(value: bytes) -> bytes:
-    """PostGIS's geometry and geography: their text is the binary form in hexadecimal digits."""
+    """Write PostGIS's geometry or geography: the binary form in hexadecimal digits."""
     return value.hex().upper().encode()
 
 
@@ -425,4 +431,4 @@ _ARRAYS: Final = {
     4192: 4191, 5039: 5038, 6150: 4451, 6151: 4532, 6152: 4533, 6153: 4534, 6155: 4535, 6157: 4536,
 }
 # fmt: on
-"""Each built-in array type's element."""
+"""The element type of each built-in array type."""

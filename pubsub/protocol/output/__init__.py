@@ -1,1 +1,1 @@
-"""The output functions of PostgreSQL's types: a value's bytes, as a tuple holds them, to its text and to its binary form."""
+"""PostgreSQL's output and send functions: from a value's bytes as stored in a tuple to its text or its binary form."""

@@ -1,4 +1,4 @@
-"""Arrays, composites and ranges as text, from the texts of what they hold.
+"""Texts of arrays, composites and ranges, from the texts of their parts.
 
 Follows arrayfuncs.c (array_out), rowtypes.c (record_out), rangetypes.c (range_deparse, range_bound_escape), multirangetypes.c
 (multirange_out).
@@ -21,7 +21,7 @@ RANGE_UB_INF: Final = 0x10
 
 
 def array_text(dims: Sequence[int], lower: Sequence[int], texts: Sequence[bytes | None], delimiter: bytes) -> bytes:
-    """`texts` are the elements in order, None for NULL."""
+    """Return an array's text from its dimensions, their lower bounds, and the elements' texts in order, None for NULL."""
     if not texts:
         return b"{}"
     special = _ARRAY_SPECIAL | {delimiter[0]}
@@ -42,12 +42,12 @@ def _array_element(text: bytes, special: frozenset[int]) -> bytes:
 
 
 def record_text(texts: Iterable[bytes | None]) -> bytes:
-    """A composite's text; None for NULL."""
+    """Return a composite's text from its attributes' texts, None for NULL."""
     return b"(" + b",".join([b"" if text is None else _doubled(text, _RECORD_SPECIAL) for text in texts]) + b")"
 
 
 def range_text(flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
-    """A range's text, from its flags and the texts of its bounds."""
+    """Return a range's text from its flags and its bounds' texts, None for an infinite bound."""
     if flags & RANGE_EMPTY:
         return b"empty"
     return b"".join(
@@ -62,7 +62,7 @@ def range_text(flags: int, lower: bytes | None, upper: bytes | None) -> bytes:
 
 
 def multirange_text(ranges: Iterable[bytes]) -> bytes:
-    """A multirange's text, from its ranges'."""
+    """Return a multirange's text from its ranges' texts."""
     return b"{" + b",".join(ranges) + b"}"
 
 

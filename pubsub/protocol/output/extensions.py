@@ -37,7 +37,7 @@ def _quoted(text: bytes | None) -> bytes:
 
 
 def hstore_out(value: bytes) -> bytes:
-    """Raises DataCorrupted; FeatureNotSupported for what was stored before 9.0."""
+    """Raises DataCorrupted, and FeatureNotSupported for a value stored before 9.0."""
     return hstore_text(_pairs(value))
 
 
@@ -76,7 +76,7 @@ def ltree_out(value: bytes) -> bytes:
     try:
         (count,) = _U2.unpack_from(value)
         levels: list[bytes] = []
-        # Each level begins on a multiple of 8 bytes, counted from the value's header of 4.
+        # Each level is aligned to 8 bytes, counted from the value's 4-byte header, which is not in `value`.
         at = 4
         for _ in range(count):
             (length,) = _U2.unpack_from(value, at)
@@ -96,7 +96,7 @@ def lquery_out(value: bytes) -> bytes:
     try:
         (count,) = _U2.unpack_from(value)
         levels = []
-        # What lies at multiples of 8 bytes does so counted from the value's header of 4.
+        # Alignment to 8 bytes counts from the value's 4-byte header, which is not in `value`.
         at = 12
         for _ in range(count):
             length, flags, variants, low, high = _LEVEL.unpack_from(value, at)
@@ -145,7 +145,7 @@ def ltxtquery_out(value: bytes) -> bytes:
 
 
 def _condition(value: bytes, item: int, count: int, *, outermost: bool) -> tuple[bytes, int]:
-    """The text of the item, and the item behind it."""
+    """Return the item's text, and the number of the item after it."""
     if item >= count:
         raise DataCorrupted("an ltxtquery ends within")
     kind, _, operator, flags, length, distance = _ITEM.unpack_from(value, 4 + item * _ITEM.size)

@@ -1,4 +1,4 @@
-"""Geometric types (geo_ops.c): numbers as float8out writes them, or as `number` does where a session's settings say so."""
+"""Geometric types (geo_ops.c).  `number` writes the coordinates: float8out, or what a session's settings require."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ OUTPUTS: Final[dict[int, Callable[..., bytes]]] = {
     628: line_out,
     718: circle_out,
 }
-"""oid → output, which takes `number`."""
+"""The output functions by oid; each takes `number`."""

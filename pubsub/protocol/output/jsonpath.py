@@ -1,4 +1,4 @@
-"""jsonpath: an expression as it is stored, to its text (jsonpath.c: jsonpath_out, printJsonPathItem, jspInitByBuffer)."""
+"""jsonpath: the text of a stored expression (jsonpath.c: jsonpath_out, printJsonPathItem, jspInitByBuffer)."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ _PLAIN: Final = {
     49: b".string()",
 }
 _METHODS: Final = {37: b".datetime(", 50: b".time(", 51: b".time_tz(", 52: b".timestamp(", 53: b".timestamp_tz("}
-"""Those with an argument, which may be left out."""
+"""The methods with an optional argument."""
 _FLAGS: Final = ((1, b"i"), (2, b"s"), (4, b"m"), (8, b"x"), (16, b"q"))
 
 
 def jsonpath_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Raises DataCorrupted, and FeatureNotSupported for an unknown version."""
     try:
         (header,) = _U4.unpack_from(value)
         if header & ~_LAX != 1:
@@ -104,7 +104,7 @@ def jsonpath_send(value: bytes) -> bytes:
 
 
 def _item(data: bytes, at: int, out: list[bytes], *, in_key: bool, brackets: bool, depth: int) -> None:
-    """The item at `at`, from which the positions of those in it count, and what follows it in its path."""
+    """Write the item at `at` and the items that follow it in its path; positions of nested items are relative to `at`."""
     while True:
         if depth > _MAX_DEPTH:
             raise DataCorrupted("a jsonpath is nested too deeply")

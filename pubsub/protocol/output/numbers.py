@@ -1,7 +1,7 @@
-"""Numbers and money's kin: integers, floats, numeric.
+"""Numbers: integers, floats, numeric, money.
 
-Each function takes a value's bytes as a tuple holds them (little-endian, no varlena header) and gives the text that the
-server's output function gives, or the bytes of its send function.  Follows int.c, int8.c, float.c (float8out with
+Each function takes a value's bytes as stored in a tuple (little-endian, no varlena header) and returns the text of the
+server's output function, or the bytes of its send function.  Follows int.c, int8.c, float.c (float8out with
 extra_float_digits > 0), ryu_common.h, numeric.c.
 """
 
@@ -50,12 +50,12 @@ def boolout(value: bytes) -> bytes:
 
 
 def reversed_bytes(value: bytes) -> bytes:
-    """The send function of every number of fixed length: the same bytes, most significant first."""
+    """Send a number of fixed length: the same bytes, most significant first."""
     return value[::-1]
 
 
 def float8out(value: bytes) -> bytes:
-    """The shortest digits that read back as the value, but never those halfway between two values."""
+    """Write the shortest digits that read back as the value, but never a number exactly halfway between two floats."""
     (number,) = _F8.unpack(value)
     if number != number:
         return b"NaN"
@@ -74,7 +74,7 @@ def float8out(value: bytes) -> bytes:
 
 
 def float4out(value: bytes) -> bytes:
-    """As float8out, for single precision."""
+    """Write like float8out, for single precision."""
     (number,) = _F4.unpack(value)
     if number != number:
         return b"NaN"
@@ -94,7 +94,7 @@ def float4out(value: bytes) -> bytes:
 
 
 def _digits(text: str) -> tuple[str, int]:
-    """The significant digits of a positive number, and the exponent of the first."""
+    """Return a positive number's significant digits, and the exponent of the first."""
     mantissa, _, power = text.partition("e")
     exponent = int(power) if power else 0
     whole, _, fraction = mantissa.partition(".")
@@ -106,7 +106,7 @@ def _digits(text: str) -> tuple[str, int]:
 
 
 def _is_midpoint(digits: int, power: int, number: float, bits: int) -> bool:
-    """Whether digits * 10^power, at least 2^bits, lies exactly between two neighbouring floats of that many bits."""
+    """Whether digits * 10^power, at least 2^bits, lies exactly halfway between `number` and an adjacent float of `bits` bits."""
     if power < 0:
         return False
     value = digits * 10**power
@@ -120,7 +120,7 @@ def _is_midpoint(digits: int, power: int, number: float, bits: int) -> bool:
 
 
 def _layout(digits: str, exponent: int, negative: bool, fixed_below: int) -> bytes:
-    """d2s.c: to_chars: fixed notation for exponents from -4 to below `fixed_below`."""
+    """Write in fixed notation for exponents from -4 to below `fixed_below`, else in scientific (d2s.c: to_chars)."""
     sign = "-" if negative else ""
     if -4 <= exponent < fixed_below:
         if exponent < 0:
@@ -147,7 +147,7 @@ _NUMERIC_NINF: Final = 0xF000
 
 
 def _numeric_parts(value: bytes) -> tuple[bool, int, int, tuple[int, ...]]:
-    """negative, weight, display scale, digits of base 10000 (numeric.c: NumericChoice)."""
+    """Return whether it is negative, the weight, the display scale, the base-10000 digits (numeric.c: NumericChoice)."""
     try:
         (header,) = struct.unpack_from("<H", value)
         if header & _NUMERIC_SIGN_MASK == _NUMERIC_SHORT:
@@ -192,7 +192,7 @@ def numeric_out(value: bytes) -> bytes:
 def numeric_send(value: bytes) -> bytes:
     if len(value) >= 2 and value[1] & 0xC0 == 0xC0:
         special = int.from_bytes(value[:2], "little") & 0xF000
-        # The flags of an infinity are read as a display scale too (numeric.c: init_var_from_num).
+        # PostgreSQL reads an infinity's flags as a display scale too (numeric.c: init_var_from_num).
         return struct.pack(">HhHH", 0, 0, special, (special & 0x1F80) >> 7)
     negative, weight, scale, digits = _numeric_parts(value)
     sign = _NUMERIC_NEG if negative else 0
@@ -200,7 +200,7 @@ def numeric_send(value: bytes) -> bytes:
 
 
 def dollars_out(value: bytes) -> bytes:
-    """money where lc_monetary is C, or that of the United States (cash.c: cash_out)."""
+    """Write money for lc_monetary C or that of the United States (cash.c: cash_out)."""
     cents = _I8(value)[0]
     sign = b"-" if cents < 0 else b""
     return sign + f"${abs(cents) // 100:,}.{abs(cents) % 100:02d}".encode()

@@ -1,6 +1,6 @@
-"""PostGIS's geometry and geography: what is stored (gserialized.txt, gserialized2.c) as extended WKB (lwout_wkb.c).
+"""PostGIS's geometry and geography: from the stored form (gserialized.txt, gserialized2.c) to extended WKB (lwout_wkb.c).
 
-Text is its hexadecimal digits; binary are its bytes.
+The binary form is the WKB; the text is its hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _U4: Final = Struct("<I")
 _HEAD: Final = Struct("<BI")
 _NAN: Final = bytes.fromhex("000000000000f87f")
 
-# Of a stored value's flags.
+# Bits of a stored value's flags.
 _Z: Final = 0x01
 _M: Final = 0x02
 _BOX: Final = 0x04
@@ -27,9 +27,9 @@ _POINT: Final = 1
 _POLYGON: Final = 3
 _TRIANGLE: Final = 14
 _LINES: Final = frozenset({_POINT, 2, 8})
-"""Types that are coordinates alone: point, line, circular string."""
+"""Types that consist of coordinates only: point, line, circular string."""
 _WKB_TYPES: Final = {13: 15, 14: 17, 15: 16}
-"""liblwgeom's numbers of polyhedral surface, triangle and TIN: those of WKB."""
+"""WKB's type numbers for liblwgeom's polyhedral surface, triangle and TIN."""
 
 
 def geometry_out(value: bytes) -> bytes:
@@ -42,7 +42,7 @@ def geometry_send(value: bytes) -> bytes:
     try:
         flags = value[3]
         srid = value[0] << 16 | value[1] << 8 | value[2]
-        # 21 bits with a sign.
+        # 21 bits, signed.
         srid = srid & 0x1FFFFF if not srid & 0x100000 else (srid & 0x1FFFFF) - (1 << 21)
         dimensions = 2 + bool(flags & _Z) + bool(flags & _M)
         at = 4
@@ -59,7 +59,7 @@ def geometry_send(value: bytes) -> bytes:
 
 
 def _write(value: bytes, at: int, width: int, modifiers: int, srid: int, parts: list[bytes], depth: int) -> int:
-    """Append the geometry at `at`, each of whose points has `width` bytes; returns where it ends.  `srid`: 0: not written."""
+    """Append the geometry at `at` to `parts`, with `width` bytes per point; return where it ends.  An `srid` of 0 is not written."""
     if depth > 64:
         raise DataCorrupted("a geometry is nested too deeply")
     kind: int = _U4.unpack_from(value, at)[0]

@@ -1,4 +1,4 @@
-"""Types of extended statistics, which a table has where one of pg_statistic_ext_data is kept as a table.
+"""The types of extended statistics, which a table has if pg_statistic_ext_data was copied into it.
 
 Follows mvdistinct.c (pg_ndistinct_out), dependencies.c (pg_dependencies_out), statistics.h.
 """
@@ -32,7 +32,7 @@ def dependencies_out(value: bytes) -> bytes:
 
 
 def _items(value: bytes, layout: Struct) -> list[tuple[float, tuple[int, ...]]]:
-    """Each item's figure and the numbers of its columns."""
+    """Return each item's figure and the numbers of its columns."""
     found = []
     try:
         _, _, count = _HEADER.unpack_from(value)

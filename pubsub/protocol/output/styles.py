@@ -1,4 +1,4 @@
-"""Texts that a session's settings decide: TimeZone, DateStyle, IntervalStyle, extra_float_digits, bytea_output.
+"""Texts that depend on a session's settings: TimeZone, DateStyle, IntervalStyle, extra_float_digits, bytea_output.
 
 Follows datetime.c (EncodeDateOnly, EncodeDateTime, EncodeInterval), timestamp.c (timestamp2tm), localtime.c (localsub, whose
 rules repeat after 400 years), float.c (float8out_internal with extra_float_digits <= 0), bytea.c (byteaout).
@@ -19,7 +19,7 @@ from pubsub.protocol.output import geometry, texts, times
 Output = Callable[[bytes], bytes]
 
 REPEAT: Final = 146_097 * 86_400
-"""Seconds of 400 years, after which the calendar's days are the same again."""
+"""Seconds in 400 years, after which the calendar repeats."""
 _EPOCH: Final = 946_684_800
 """2000-01-01 in seconds since 1970."""
 _DAY: Final = 86_400_000_000
@@ -35,9 +35,12 @@ _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
 
 @dataclass(frozen=True, slots=True)
 class TimeZone:
-    """`since`: seconds since 1970 from which on, ascending, `offsets` (seconds east of Greenwich) and `names` hold.  Known up to
-    `end`, and from there on as in the 400 years before it; before `since[0]` as in the 400 years after it where the zone `is_rule`,
-    which never was another; else as then."""
+    """A time zone's offsets (seconds east of Greenwich) and abbreviations.
+
+    `offsets[i]` and `names[i]` hold from `since[i]` on, in seconds since 1970, ascending.  From `end` on, the 400 years before
+    `end` repeat.  Before `since[0]`, a zone that `is_rule` (one rule at all times) repeats the 400 years after it; any other
+    zone has the first offset and name.
+    """
 
     since: tuple[int, ...] = (0,)
     offsets: tuple[int, ...] = (0,)
@@ -47,11 +50,11 @@ class TimeZone:
 
     @property
     def is_utc(self) -> bool:
-        """As ISO text has it: without the abbreviation."""
+        """Whether ISO text, which omits the abbreviation, is the same as in UTC."""
         return self.offsets == (0,)
 
     def at(self, seconds: int) -> tuple[int, str]:
-        """Offset and abbreviation at a moment in seconds since 1970."""
+        """Return the offset and abbreviation at a time in seconds since 1970."""
         if seconds >= self.end:
             seconds -= ((seconds - self.end) // REPEAT + 1) * REPEAT
         elif seconds < self.since[0] and self.is_rule:
@@ -62,19 +65,22 @@ class TimeZone:
 
 @dataclass(frozen=True, slots=True)
 class Styles:
-    """A session's settings.  `date`: ISO, SQL, German or Postgres; `interval`: as IntervalStyle has it."""
+    """A session's settings.  `date` is ISO, SQL, German or Postgres; `interval` a value of IntervalStyle."""
 
     zone: TimeZone = TimeZone()
     date: str = "ISO"
     day_first: bool = False
-    """Of DateStyle: DMY."""
+    """Whether DateStyle has DMY."""
     interval: str = "postgres"
     float_digits: int = 1
     bytea_escape: bool = False
 
     def outputs(self) -> dict[int, Output]:
-        """Of built-in types, by oid, those that are written otherwise than in a session with DateStyle ISO, TimeZone UTC,
-        IntervalStyle postgres, extra_float_digits above 0 and bytea_output hex."""
+        """Return the output functions, by oid, of the built-in types that these settings change.
+
+        The reference is a session with DateStyle ISO, TimeZone UTC, IntervalStyle postgres, extra_float_digits above 0 and
+        bytea_output hex.
+        """
         found: dict[int, Output] = {}
         if self.date != "ISO":
             found[1082] = self.date_out
@@ -114,7 +120,7 @@ class Styles:
         return self._date_time(microseconds + offset * 1_000_000, " " + name).encode()
 
     def timestamptz_iso(self, value: bytes) -> bytes:
-        """In the session's zone, whatever its DateStyle is (timestamptz_to_str)."""
+        """Write in ISO format in the session's zone, whatever its DateStyle (timestamptz_to_str)."""
         (microseconds,) = _I8(value)
         if self.zone.is_utc or microseconds in _FOREVER:
             return times.timestamptz_text(microseconds)
@@ -131,7 +137,7 @@ class Styles:
         return f"{self._numeric(year, month, day)} {clock}{zone}{_era(year)}"
 
     def _numeric(self, year: int, month: int, day: int) -> str:
-        """A date in numbers, without its era."""
+        """Return a date in numbers, without its era."""
         first, second = (day, month) if self.day_first or self.date == "German" else (month, day)
         mark = {"SQL": "/", "German": ".", "Postgres": "-"}[self.date]
         return f"{first:02d}{mark}{second:02d}{mark}{_year(year)}"
@@ -155,7 +161,7 @@ def _float_out(value: bytes, unpack: Callable[[bytes], tuple[float]], digits: in
 
 
 Fields = tuple[int, int, int, int, int, int, int]
-"""Years, months, days, hours, minutes, seconds, microseconds: those of the months of one sign, those of the time, too."""
+"""Years, months, days, hours, minutes, seconds, microseconds; years and months have one sign, the time fields another."""
 
 
 def _interval_out(value: bytes, write: Callable[[Fields], str]) -> bytes:
@@ -169,7 +175,7 @@ def _interval_out(value: bytes, write: Callable[[Fields], str]) -> bytes:
 
 
 def _seconds(second: int, fraction: int, width: int) -> str:
-    """AppendSeconds: without a sign, at least `width` digits before the point."""
+    """Return the seconds without a sign, at least `width` digits before the point (AppendSeconds)."""
     text = f"{abs(second):0{width}d}"
     return text + f".{abs(fraction):06d}".rstrip("0") if fraction else text
 
@@ -194,7 +200,7 @@ def _sql_standard(fields: Fields) -> str:
     year, month, day, hour, minute, second, fraction = map(abs, fields)
     clock = f"{hour}:{minute:02d}:{_seconds(second, fraction, 2)}"
     if mixed or (months and rest):
-        # A sign for each part, since one for all would not do.
+        # One sign for all parts would not be enough: each gets its own.
         signs = ["-" if any(n < 0 for n in part) else "+" for part in (fields[:2], fields[2:3], fields[3:])]
         return f"{signs[0]}{year}-{month} {signs[1]}{day} {signs[2]}{clock}"
     sign = "-" if negative else ""
@@ -210,7 +216,7 @@ def _postgres_verbose(fields: Fields) -> str:
     for number, unit in zip(whole, ("year", "mon", "day", "hour", "min"), strict=True):
         if not number:
             continue
-        # The first one decides whether all of it is "ago".
+        # The first part's sign decides whether the interval is "ago".
         if len(parts) == 1:
             ago = number < 0
         shown = -number if ago else number

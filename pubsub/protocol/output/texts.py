@@ -1,4 +1,4 @@
-"""Text, bytes, bits, addresses, uuids, jsonb and the search types.
+"""Text, bytes, bits, addresses, uuids, jsonb and the text search types.
 
 Follows varlena.c, bytea.c, varbit.c, network.c (network_out, network_send), inet_net_ntop.c, mac.c, mac8.c, uuid.c, json.c
 (escape_json), jsonb.c (JsonbToCString), jsonb_util.c, tsvector.c, tsquery.c, xid8funcs.c, pg_lsn.c.
@@ -19,7 +19,7 @@ _I4: Final = Struct("<i")
 _U4: Final = Struct("<I")
 _U8: Final = Struct("<Q")
 _NOT_PRINTABLE: Final = re.compile(rb"[^ -\[\]-~]")
-"""The backslash, too."""
+"""Matches the backslash too."""
 
 
 def as_is(value: bytes) -> bytes:
@@ -27,7 +27,7 @@ def as_is(value: bytes) -> bytes:
 
 
 def char_out(value: bytes) -> bytes:
-    """ "char": one byte; none for 0, an octal escape for those that are not ASCII (char.c: charout)."""
+    """Write "char": one byte; nothing for 0, an octal escape for non-ASCII bytes (char.c: charout)."""
     if value == b"\0":
         return b""
     return b"\\%03o" % value[0] if value[0] >= 0x80 else value
@@ -43,7 +43,7 @@ def bytea_out(value: bytes) -> bytes:
 
 
 def bytea_escape_out(value: bytes) -> bytes:
-    """bytea with bytea_output escape."""
+    """Write bytea with bytea_output escape."""
     return _NOT_PRINTABLE.sub(_octal, value)
 
 
@@ -137,7 +137,8 @@ def _ipv6(address: bytes) -> str:
             best = (start, end - start)
         start = end
     first, length = best
-    # An IPv4 address inside is written as one; not behind seven zeros, of which the last is passed over before that is asked.
+    # An embedded IPv4 address is written as such, but not after seven zero words: inet_net_ntop.c skips word 6 as part of the
+    # zeros before it tests for one.
     if first == 0 and (length == 6 or (length == 5 and words[5] == 0xFFFF)):
         dotted = ".".join(str(byte) for byte in address[12:])
         head = "::" + "".join(f"{word:x}:" for word in words[length:6])
@@ -247,7 +248,7 @@ def _element(data: bytes, base: int, start: int, end: int, entry: int, out: list
     elif kind == _JE_FALSE:
         out.append(b"false")
     elif kind == _JE_NUMERIC:
-        # Aligned from the container's own start, which is aligned itself; a varlena with a header of 4 bytes or of 1.
+        # Alignment counts from the container's start, which is aligned itself.  The varlena has a header of 4 bytes or 1.
         position = base + ((start + 3) & ~3)
         first = data[position]
         if first & 1:
@@ -267,7 +268,7 @@ _WEIGHTS: Final = "DCBA"
 
 
 def tsvector_parts(value: bytes) -> list[tuple[bytes, list[int]]]:
-    """Each lexeme and its positions, the weight in their two highest bits."""
+    """Return each lexeme with its positions, whose two highest bits are the weight."""
     (count,) = _I4.unpack_from(value)
     entries = struct.unpack_from(f"<{count}I", value, 4)
     base = 4 + 4 * count
@@ -278,7 +279,7 @@ def tsvector_parts(value: bytes) -> list[tuple[bytes, list[int]]]:
         lexeme = value[start : start + length]
         places: list[int] = []
         if entry & 1:
-            # Aligned on two bytes from the start of the strings.
+            # Aligned to two bytes from the start of the strings.
             at = base + ((position + length + 1) & ~1)
             (number,) = struct.unpack_from("<H", value, at)
             places = list(struct.unpack_from(f"<{number}H", value, at + 2))
@@ -291,7 +292,7 @@ def tsvector_out(value: bytes) -> bytes:
 
 
 def tsvector_text(lexemes: Sequence[tuple[bytes, Sequence[int]]]) -> bytes:
-    """The text of lexemes with their positions, as `tsvector_parts` gives them."""
+    """Return the text of lexemes with their positions, in the form of `tsvector_parts`."""
     parts = []
     for lexeme, places in lexemes:
         text = b"'" + lexeme.replace(b"\\", b"\\\\").replace(b"'", b"''") + b"'"
@@ -330,7 +331,7 @@ def tsquery_out(value: bytes) -> bytes:
 
 
 def _query(value: bytes, item: int, count: int, parent: int, *, right_of_phrase: bool) -> tuple[bytes, int]:
-    """tsquery.c: infix: the text of the item, and the item behind it."""
+    """Return the item's text, and the number of the item after it (tsquery.c: infix)."""
     if item >= count:
         raise DataCorrupted("a tsquery ends within")
     at = 4 + item * _QUERY_ITEM

@@ -1,4 +1,4 @@
-"""Dates, times and intervals, as datestyle ISO and intervalstyle postgres write them; timestamptz in UTC.  Others: styles.py.
+"""Dates, times and intervals in datestyle ISO and intervalstyle postgres, timestamptz in UTC; styles.py has the other styles.
 
 Follows datetime.c (EncodeDateTime, EncodeDateOnly, EncodeTimeOnly, EncodeInterval, j2date), date.c, timestamp.c.
 """
@@ -45,7 +45,7 @@ def timestamptz_out(value: bytes) -> bytes:
 
 
 def date_text(days: int) -> bytes:
-    """A date from its number."""
+    """Write a date from its number of days since 2000-01-01."""
     if days == _I4_MAX:
         return b"infinity"
     if days == _I4_MIN:
@@ -55,17 +55,17 @@ def date_text(days: int) -> bytes:
 
 
 def time_text(microseconds: int) -> bytes:
-    """A time from its number."""
+    """Write a time of day from its number of microseconds."""
     return _time(microseconds).encode()
 
 
 def timestamp_text(microseconds: int, zone: str = "") -> bytes:
-    """A timestamp from its number; `zone` is written behind it."""
+    """Write a timestamp from its number of microseconds since 2000-01-01, followed by `zone`."""
     return _timestamp_text(microseconds, zone)
 
 
 def timestamptz_text(microseconds: int) -> bytes:
-    """A timestamp with time zone from its number, in UTC."""
+    """Write a timestamp with time zone from its number of microseconds since 2000-01-01 UTC, in UTC."""
     return _timestamp_text(microseconds, "+00")
 
 
@@ -84,7 +84,7 @@ def _timestamp_text(microseconds: int, zone: str) -> bytes:
 
 
 def calendar_date(days: int) -> tuple[int, int, int]:
-    """Days since 2000-01-01 as year, month and day of the proleptic Gregorian calendar; the year before 1 is 0."""
+    """Convert days since 2000-01-01 to year, month and day of the proleptic Gregorian calendar; the year before 1 is 0."""
     # Julian day to date (datetime.c: j2date), in whole 400-year cycles.
     julian = days + _EPOCH_JULIAN + 32044
     quad, extra = divmod(julian, 146097)
@@ -102,7 +102,7 @@ def calendar_date(days: int) -> tuple[int, int, int]:
 
 @functools.lru_cache(4096)
 def _date(days: int) -> tuple[str, str]:
-    """Days since 2000-01-01 as text, and what is behind that before the year 1."""
+    """Write days since 2000-01-01 as a date; return it and the era: " BC" before the year 1."""
     year, month, day = calendar_date(days)
     if year > 0:
         return f"{year:04d}-{month:02d}-{day:02d}", ""
@@ -123,7 +123,7 @@ def _time(microseconds: int) -> str:
 
 
 def zone_text(west: int) -> str:
-    """Seconds west of Greenwich (EncodeTimezone)."""
+    """Write a zone's offset, given in seconds west of Greenwich (EncodeTimezone)."""
     sign = "-" if west > 0 else "+"
     minutes, second = divmod(abs(west), 60)
     hour, minute = divmod(minutes, 60)
@@ -156,12 +156,12 @@ def interval_out(value: bytes) -> bytes:
 
 
 def is_infinite_interval(time: int, day: int, month: int) -> bool:
-    """Of either sign (timestamp.h: INTERVAL_NOT_FINITE)."""
+    """Whether the interval is infinity or -infinity (timestamp.h: INTERVAL_NOT_FINITE)."""
     return (time, day, month) in {(_I8_MAX, _I4_MAX, _I4_MAX), (_I8_MIN, _I4_MIN, _I4_MIN)}
 
 
 def toward_zero(value: int, by: int) -> tuple[int, int]:
-    """C's division: the quotient, towards zero, and the rest."""
+    """Divide as in C: return the quotient, rounded toward zero, and the remainder."""
     quotient = abs(value) // by
     if value < 0:
         quotient = -quotient

@@ -1,4 +1,4 @@
-"""xml: as it was given, but for its declaration.
+"""xml: the text as it was entered, except for its declaration.
 
 Follows xml.c (xml_out_internal, xml_send, parse_xml_decl, print_xml_decl).
 """
@@ -18,12 +18,12 @@ _BLANKS: Final = b" \t\r\n"
 
 
 def xml_out(value: bytes) -> bytes:
-    """Without the encoding of its declaration, and without the declaration where that leaves nothing to say."""
+    """Write without the declaration's encoding, and without the declaration if nothing else is in it."""
     return _written(value, b"")
 
 
 def xml_send(encoding: str) -> Callable[[bytes], bytes]:
-    """The binary form, in the encoding of that name, which its declaration tells unless it is UTF8."""
+    """Return the send function for the encoding of that name; the declaration names it unless it is UTF8 or SQL_ASCII."""
     told = b"" if encoding in {"UTF8", "SQL_ASCII"} else b' encoding="%s"' % encoding.encode()
     return lambda value: _written(value, told)
 
