@@ -1,8 +1,8 @@
-"""The one family of errors: PostgreSQL's fields and SQLSTATEs.
+"""The project's errors, with PostgreSQL's fields and SQLSTATEs.
 
-Every error that a user can see is a `PubsubError`.  Its fields are those of PostgreSQL's error reports (errors.c: ereport),
-and it prints as psql prints them.  Lower layers raise; what to do about an error (retry, stop the table, stop the
-subscription) is decided in one place, the launcher.
+Every error that a user can see is a `PubsubError`.  Its fields are those of PostgreSQL's error reports (elog.c: ereport),
+and it prints as in psql.  Lower layers only raise; the launcher alone decides about an error: retry, stop the table, or stop
+the subscription.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 class PubsubError(Exception):
     """An error with PostgreSQL's fields.
 
-    `sqlstate` is the five-character code; the class gives its default.  `context` says where it happened (table, LSN).
-    `relid` is set on the way where only this table is to blame, `finish_lsn` where one transaction is.
+    `sqlstate` is the five-character code; the class sets its default.  `context` says where it happened (table, LSN).
+    Higher layers set `relid` if the error concerns only this table, and `finish_lsn` if it concerns one transaction.
     """
 
     default_sqlstate: ClassVar[str] = "XX000"
@@ -38,32 +38,32 @@ class PubsubError(Exception):
         self.finish_lsn: int | None = None
 
     def report(self, *, verbose: bool = False) -> str:
-        """The error as psql prints it: ERROR, DETAIL, HINT, CONTEXT, one line each; with the SQLSTATE when verbose."""
+        """Return the error as psql prints it: ERROR, DETAIL, HINT, CONTEXT, one line each; if `verbose`, with the SQLSTATE."""
         head = f"ERROR:  {self.sqlstate}: {self.message}" if verbose else f"ERROR:  {self.message}"
         rest = [("DETAIL", self.detail), ("HINT", self.hint), ("CONTEXT", self.context)]
         return "\n".join([head, *(f"{label}:  {text}" for label, text in rest if text)])
 
 
 class ProtocolViolation(PubsubError):
-    """Malformed bytes from the other side: the only error that a codec raises on bad input."""
+    """Malformed bytes from the peer: the only error that a codec raises for bad input."""
 
     default_sqlstate = "08P01"
 
 
 class ConnectionFailure(PubsubError):
-    """The connection could not be made, or broke.  Retried."""
+    """The connection could not be made, or broke; it is retried."""
 
     default_sqlstate = "08006"
 
 
 class FeatureNotSupported(PubsubError):
-    """PostgreSQL has it, this node has not, or Delta makes it impossible."""
+    """A feature of PostgreSQL that this node lacks or that Delta makes impossible."""
 
     default_sqlstate = "0A000"
 
 
 class InvalidValue(PubsubError):
-    """A value that the target column can not hold exactly.  Never rounded, never made NULL."""
+    """A value that the target column cannot hold exactly; it is never rounded or made NULL."""
 
     default_sqlstate = "22023"
 
@@ -117,22 +117,22 @@ class NotInPrerequisiteState(PubsubError):
 
 
 class LimitExceeded(PubsubError):
-    """A bound that is a setting was reached."""
+    """A limit set by a parameter was reached."""
 
     default_sqlstate = "53400"
 
 
 class ProgramLimitExceeded(PubsubError):
-    """A value or message larger than the bound for one."""
+    """A value or message larger than the program's limit."""
 
     default_sqlstate = "54000"
 
 
 class DataCorrupted(PubsubError):
-    """A checksum, a length or a state that can not be: nothing of it is applied."""
+    """A checksum, length or state is wrong; none of the data is applied."""
 
     default_sqlstate = "XX001"
 
 
 class PublisherError(PubsubError):
-    """An error that the publisher's server reported, with its own SQLSTATE and texts."""
+    """An error reported by the publisher's server, with its own SQLSTATE and texts."""

@@ -1,13 +1,13 @@
-"""Faults by name: places where a test kills this process or holds it, to look at what is left.
+"""Named fault points, where a test kills this process or holds it, to examine the state it leaves.
 
-The environment variable PUBSUB_FAULT names a directory.  A file in it with the name of a point arms that point, and holds a
-word that says what happens there:
+The environment variable PUBSUB_FAULT names a directory.  A file there with a point's name arms that point; the file's one
+word says what happens:
 
-    kill    this process ends as by kill -9
-    hold    whoever came here waits until the file is gone
-    tell    nothing
+    kill    the process is killed as by kill -9
+    hold    the caller waits until the file is removed
+    tell    the caller continues
 
-Whoever comes to an armed point first leaves the file "<point>.reached".  Without the variable a point does nothing.
+In each case the point first creates the file "<point>.reached".  Without the variable a point does nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LOOK: Final = 0.005
 
 
 def point(name: str) -> None:
-    """For threads and Spark's Python workers; blocks while it is held."""
+    """Pass the point `name` in a thread or a Spark Python worker; blocks while the point is held."""
     directory = os.environ.get(VARIABLE)
     if directory is not None:
         _meet(Path(directory), name)
 
 
 async def reached(name: str) -> None:
-    """For coroutines: others go on while it is held."""
+    """Pass the point `name` in a coroutine; other tasks continue while the point is held."""
     directory = os.environ.get(VARIABLE)
     if directory is not None and (Path(directory) / name).is_file():
         await asyncio.to_thread(_meet, Path(directory), name)

@@ -1,15 +1,15 @@
-"""The Java that Spark needs, and the jars that pyspark does not carry.
+"""The Java that Spark needs, and the jars that pyspark does not include.
 
-`make setup` fetches the jars once, into the virtual environment; Spark then starts with no network.  They are fetched by
-Ivy, which pyspark carries, so that a site's own settings file for it ($PUBSUB_IVY_SETTINGS) holds
-here too; every file is checked against the digest that stands below.
+`make setup` fetches the jars once into the virtual environment; Spark then starts without a network.  Ivy, which pyspark
+includes, fetches them, so a site's own Ivy settings file ($PUBSUB_IVY_SETTINGS) applies here too.  Every file is checked
+against the digest in this module.
 
-    python -m pubsub.jars check     is there a Java that fits?
-    python -m pubsub.jars fetch     the jars, where they are missing
+    python -m pubsub.jars check     check that there is a suitable Java
+    python -m pubsub.jars fetch     fetch the jars that are missing
 
-The class-data-sharing archive beside them (scripts/class_data_archive.py makes it) saves some three seconds at each start of
-the JVM.  It belongs to one JVM and one class path: its name holds a digest of both, so that one which does not fit is not
-found, and Spark goes on without.
+A class-data-sharing archive beside the jars (made by scripts/class_data_archive.py) saves some three seconds at each start
+of the JVM.  It fits only one JVM and class path.  Its name has a digest of both, so an archive that does not fit is not found,
+and Spark starts without one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from xml.sax.saxutils import quoteattr
 from pubsub.errors import DataCorrupted, PubsubError
 
 JAVA_MINIMUM: Final = 17
-"""Spark 4's least version of Java."""
+"""The oldest Java that Spark 4 supports."""
 
 _FETCH_SECONDS: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One jar of a Maven repository, and the SHA-256 of its bytes in hexadecimal."""
+    """A jar in a Maven repository, and the SHA-256 of its bytes in hexadecimal."""
 
     group: str
     name: str
@@ -50,7 +50,7 @@ class Artifact:
         return f"{self.name}-{self.version}.jar"
 
 
-# What else Delta's own dependencies name, pyspark has, or only Delta's catalogs of other makers use.
+# Delta's other dependencies are in pyspark, or only its third-party catalogs use them.
 DELTA: Final = (
     Artifact(
         "io.delta",
@@ -68,18 +68,18 @@ DELTA: Final = (
 
 
 def share_directory() -> Path:
-    """Where set-up keeps what it fetched: inside the virtual environment, so that both are made and removed together."""
+    """Return where set-up puts fetched files: in the virtual environment, so that both are removed together."""
     return Path(sys.prefix) / "share" / "pubsub"
 
 
 def directory() -> Path:
-    """The directory of the jars: $PUBSUB_JARS, else inside the virtual environment."""
+    """Return the directory of the jars: $PUBSUB_JARS, else one in the virtual environment."""
     override = os.environ.get("PUBSUB_JARS")
     return Path(override) if override else share_directory() / "jars"
 
 
 def class_path() -> list[Path]:
-    """The jars that go on the driver's class path.  Raises PubsubError when one is missing."""
+    """Return the jars for the driver's class path.  Raises PubsubError if one is missing."""
     paths = [directory() / artifact.filename for artifact in DELTA]
     for path in paths:
         if not path.is_file():
@@ -93,19 +93,19 @@ def class_path() -> list[Path]:
 
 
 def cds_archive() -> Path | None:
-    """The class-data-sharing archive for this JVM and class path; None when set-up could not make one, or it does not fit."""
+    """Return the class-data-sharing archive for this JVM and class path; None if there is none that fits."""
     path = cds_archive_path()
     return path if path is not None and path.is_file() else None
 
 
 def cds_archive_path() -> Path | None:
-    """Where the archive for this JVM and class path belongs, made or not; None without a Java."""
+    """Return the path of the archive for this JVM and class path, whether or not it exists; None without a Java."""
     java = find_java()
     if java is None:
         return None
     jvm = java.resolve()
     parts = [str(jvm), sys.prefix]
-    # A JVM that was upgraded in place refuses the old one's archive.
+    # A JVM that was upgraded in place rejects the old one's archive, so these files are part of the key.
     for file in (jvm, jvm.parent.parent / "release", jvm.parent.parent / "lib" / "modules"):
         if file.exists():
             status = file.stat()
@@ -117,14 +117,14 @@ def cds_archive_path() -> Path | None:
 
 
 def find_java() -> Path | None:
-    """The java that Spark's own scripts start: $JAVA_HOME/bin/java when JAVA_HOME is set, else the first on the path."""
+    """Return the java that Spark's scripts start: $JAVA_HOME/bin/java if JAVA_HOME is set, else the first on the path."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     return Path(found) if found else None
 
 
 def require_java() -> int:
-    """The major version of the Java that Spark will run on.  Raises PubsubError when there is none, or an older one."""
+    """Return the major version of the Java that Spark will use.  Raises PubsubError if it is missing or too old."""
     hint = (
         f"Install Java {JAVA_MINIMUM} or later (Debian and Ubuntu: apt install openjdk-17-jre-headless; "
         "Fedora: dnf install java-21-openjdk-headless), and set JAVA_HOME to it if it is not the first on the path."
@@ -159,7 +159,7 @@ def require_java() -> int:
 
 
 def java_version(output: str) -> int | None:
-    """The major version that `java -version` printed: 8 for "1.8.0_402", 17 for "17.0.15"; None when it says none."""
+    """Return the major version in the output of `java -version`: 8 for "1.8.0_402", 17 for "17.0.15"; None if it has none."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', output)
     if match is None:
         return None
@@ -168,10 +168,10 @@ def java_version(output: str) -> int | None:
 
 
 def fetch(artifacts: Sequence[Artifact], into: Path) -> list[Path]:
-    """Put `artifacts` into the directory `into`, those that are not there yet; returns their paths in the same order.
+    """Fetch those of `artifacts` that are not in the directory `into` yet; return the paths of all, in the same order.
 
-    One JVM fetches all of them; a file appears under its own name only whole and checked.  Raises PubsubError when Ivy can
-    not fetch one, DataCorrupted when its digest is another.
+    One JVM fetches all of them.  A file gets its own name only once it is complete and checked.  Raises PubsubError if Ivy
+    cannot fetch one, DataCorrupted if its digest differs.
     """
     into.mkdir(parents=True, exist_ok=True)
     paths = [into / artifact.filename for artifact in artifacts]
@@ -233,7 +233,7 @@ def _run_ivy(artifacts: Iterable[Artifact], into: Path) -> None:
 
 
 def _ivy_module(artifacts: Iterable[Artifact]) -> str:
-    """An Ivy file that asks for exactly these, without what they depend on, several versions of one name included."""
+    """Return an Ivy file that requests exactly these artifacts, without dependencies; one name may have several versions."""
     dependencies = "".join(
         f"<dependency org={quoteattr(each.group)} name={quoteattr(each.name)} rev={quoteattr(each.version)}"
         ' transitive="false" conf="default->master"/>'
@@ -262,7 +262,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m pubsub.jars check|fetch`.  Returns the exit code."""
+    """Run `python -m pubsub.jars check|fetch`; return the exit code."""
     try:
         match list(arguments):
             case ["check"]:

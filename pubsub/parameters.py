@@ -1,7 +1,6 @@
-"""Integers with units, as PostgreSQL's settings have them: "64MB", "5s", "1.5min" (guc.c: parse_int,
-convert_to_base_unit).
+"""Integers with units, as in PostgreSQL's settings: "64MB", "5s", "1.5min" (guc.c: parse_int, convert_to_base_unit).
 
-Texts of errors and hints are those of guc.c.
+The texts of errors and hints are those of guc.c.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An integer parameter: the unit of a bare number ("" for a plain count) and its bounds in that unit, inclusive."""
+    """An integer parameter: `unit` is that of a bare number ("" for a count); the bounds are in that unit, inclusive."""
 
     name: str
     unit: str
@@ -33,7 +32,7 @@ class Parameter:
     high: int = INT_MAX
 
     def parse(self, value: object) -> int:
-        """The value in the parameter's unit, rounded to an integer as PostgreSQL does.  Raises PubsubError."""
+        """Return the value in the parameter's unit, rounded to an integer as in PostgreSQL.  Raises PubsubError (22023)."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self._invalid(value)
         match = _NUMBER.fullmatch(str(value))
@@ -58,7 +57,7 @@ class Parameter:
         return result
 
     def show(self, value: int) -> str:
-        """The value with the largest unit that keeps it whole (guc.c: convert_int_from_base_unit)."""
+        """Write the value with the largest unit that keeps it whole (guc.c: convert_int_from_base_unit)."""
         if not self.unit or value <= 0:
             return str(value)
         family = self._family
@@ -67,12 +66,12 @@ class Parameter:
 
     @property
     def factor(self) -> float:
-        """Bytes, or seconds, in one of the parameter's unit."""
+        """The bytes, or seconds, in the parameter's unit; 1 for a count."""
         return self._family[self.unit] / (1_000_000 if self._kind == "time" else 1) if self.unit else 1
 
     @property
     def is_time(self) -> bool:
-        """Whether the value is a time; otherwise it is a size or a count."""
+        """Whether the value is a time, not a size or a count."""
         return self._kind == "time"
 
     @property

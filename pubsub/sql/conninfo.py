@@ -1,6 +1,6 @@
-"""Connection strings, to show them without their secrets (fe-connect.c: conninfo_parse, conninfo_uri_parse).
+"""Connection strings with their secrets hidden, for display (fe-connect.c: conninfo_parse, conninfo_uri_parse).
 
-What libpq would read as a password or a key never shows; what can not be read at all is not shown at all.
+Values that libpq reads as a password or a key are masked; a string that cannot be parsed is masked as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PAIR: Final = re.compile(
 
 
 def mask_conninfo(conninfo: str) -> str:
-    """The string with every secret replaced by asterisks; asterisks alone when it is malformed."""
+    """Replace every secret by asterisks; return only asterisks for a malformed string."""
     if re.match(r"postgres(?:ql)?://", conninfo):
         return _mask_uri(conninfo)
     parts: list[str] = []
@@ -33,8 +33,8 @@ def mask_conninfo(conninfo: str) -> str:
 
 def _mask_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
-    # A password may hold any character but those that end the authority, so the last @ before a slash or a
-    # question mark counts; a raw slash in it makes libpq misread the string: then nothing of it is shown.
+    # The user and password end at the last @ before a slash or a question mark.  An @ after a slash means a raw slash in
+    # the password, which libpq misreads: nothing of the string is shown then.
     authority = re.match(r"[^/?]*", rest)
     assert authority is not None
     before, at, hosts = authority[0].rpartition("@")
@@ -50,7 +50,7 @@ def _mask_uri(uri: str) -> str:
 
 
 def _mask_parameter(parameter: str) -> str:
-    """A parameter whose name is not plain may be a secret's name in percent signs."""
+    """Mask a secret's value; mask name and value if the name is not plain: it may be a percent-encoded secret's."""
     name, equals, _ = parameter.partition("=")
     plain = re.fullmatch(r"\w+", name) is not None
     return parameter if plain and name not in _SECRETS else f"{name if plain else MASK}{equals}{MASK}"

@@ -1,8 +1,7 @@
-"""The node's dialect for sqlglot: PostgreSQL's, with the statements on subscriptions as typed nodes.
+"""The node's sqlglot dialect: PostgreSQL's, with the statements on subscriptions as typed nodes.
 
-Whatever reads SQL through sqlglot can read a node's scripts by it; queries are read by it alone.  Importing this
-imports sqlglot, which the statements on subscriptions do not need (pubsub.sql.parser), so that the command line stays
-quick.
+Any tool on sqlglot can read a node's scripts with it; the node itself uses it only for queries.  Importing this module
+imports sqlglot.  Statements on subscriptions do not need it (pubsub.sql.parser), which keeps the command line fast.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pubsub.sql.statements import Statement, to_sql
 
 
 class SubscriptionNode(exp.Expression):
-    """A statement on subscriptions in a sqlglot tree; `statement` is the typed one."""
+    """A statement on subscriptions in a sqlglot tree."""
 
     arg_types: ClassVar = {"this": True}
 
@@ -41,10 +40,10 @@ def _print(_: PostgresGenerator, node: SubscriptionNode) -> str:
 
 
 class PubsubDialect(Postgres):
-    """`sqlglot.parse(script, read=PubsubDialect)`."""
+    """The dialect, for `sqlglot.parse(script, read=PubsubDialect)`."""
 
     class Parser(PostgresParser):
-        """PostgreSQL's parser of sqlglot, with our grammar for CREATE, ALTER and DROP SUBSCRIPTION."""
+        """sqlglot's PostgreSQL parser, with our grammar for CREATE, ALTER and DROP SUBSCRIPTION."""
 
         def _parse_statement(self) -> Any:
             following = self._next
@@ -61,7 +60,7 @@ class PubsubDialect(Postgres):
             return super()._parse_statement()
 
     class Generator(PostgresGenerator):
-        """Prints the typed statements too."""
+        """sqlglot's PostgreSQL generator, which prints the typed statements too."""
 
         TRANSFORMS: ClassVar = {
             **PostgresGenerator.TRANSFORMS,
@@ -70,9 +69,10 @@ class PubsubDialect(Postgres):
 
 
 def parse_query(text: str) -> exp.Query:
-    """The tree of one query.
+    """Parse one query into a tree.
 
-    Raises SqlSyntaxError with the place where sqlglot stopped, FeatureNotSupported for what only looks like a query.
+    Raises SqlSyntaxError with the place where sqlglot stopped, and FeatureNotSupported for text that is not one plain
+    query: several statements, SELECT INTO, FOR UPDATE, a data-modifying WITH.
     """
     try:
         trees = PubsubDialect().parse(text, error_level=ErrorLevel.IMMEDIATE)
@@ -91,7 +91,7 @@ def parse_query(text: str) -> exp.Query:
 
 
 def tables_of(tree: exp.Query) -> tuple[QualifiedName, ...]:
-    """The tables that a query names, each once, in the order of its text; WITH queries and functions are none."""
+    """Return the tables that a query names, each once, in the order of its text; WITH queries and functions do not count."""
     own = {_fold(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
     found: dict[QualifiedName, None] = {}
     for table in tree.find_all(exp.Table, bfs=False):

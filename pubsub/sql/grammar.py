@@ -1,7 +1,7 @@
-"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, and RESYNC TABLE.
+"""The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, plus RESYNC TABLE.
 
-A descent over the tokens of one statement.  An error names the token that no rule could take, and its place, as
-PostgreSQL's does: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
+A recursive descent over the tokens of one statement.  As in PostgreSQL, an error gives the token that no rule accepts, and
+its position: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHOW_FORMS: Final = {
 
 
 class Grammar:
-    """Reads one statement; made anew for each."""
+    """The parser of a single statement."""
 
     def __init__(self, text: str, notices: list[str] | None = None) -> None:
         self._text = text
@@ -58,7 +58,7 @@ class Grammar:
         self._place = 0
 
     def words(self, count: int) -> tuple[str, ...]:
-        """The first words of the statement, in lower case, as far as they are words."""
+        """Return the statement's first `count` tokens in lower case, up to the first that is not a word."""
         found: list[str] = []
         for token in self._tokens[:count]:
             if token.kind is not Kind.WORD:
@@ -68,11 +68,11 @@ class Grammar:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing but a semicolon."""
+        """Whether the statement has no tokens but semicolons."""
         return all(token.value == ";" and token.kind is Kind.OPERATOR for token in self._tokens)
 
     def subscription(self) -> SubscriptionStatement:
-        """CREATE, ALTER or DROP SUBSCRIPTION.  Raises SqlSyntaxError, and what its options raise."""
+        """Parse CREATE, ALTER or DROP SUBSCRIPTION.  Raises SqlSyntaxError, and other PubsubErrors for its options."""
         verb = self._one_of("create", "alter", "drop")
         self._word("subscription")
         match verb:
@@ -83,11 +83,11 @@ class Grammar:
             case _:
                 statement = self._drop()
         self.end()
-        # Options are looked at when the whole statement has parsed, as PostgreSQL does.
+        # Options are checked once the whole statement has parsed, as in PostgreSQL.
         return statement() if callable(statement) else statement
 
     def show(self) -> Show:
-        """SHOW name, SHOW ALL and the spelled-out forms."""
+        """Parse SHOW name, SHOW ALL and the spelled-out forms.  Raises SqlSyntaxError."""
         self._word("show")
         leading = self.words(4)[1:]
         if leading[:1] == ("all",):
@@ -101,13 +101,13 @@ class Grammar:
         return Show(name)
 
     def end(self) -> None:
-        """Only a semicolon may follow."""
+        """Accept a semicolon and require the end.  Raises SqlSyntaxError."""
         self._took_operator(";")
         if self._next is not None:
             raise self._error()
 
     def error_at(self, place: int) -> SqlSyntaxError:
-        """A syntax error at the token of that number."""
+        """Return a syntax error at the token with that number."""
         self._place = place
         return self._error()
 
@@ -190,7 +190,7 @@ class Grammar:
         return build
 
     def _owner(self) -> Owner:
-        """gram.y: RoleSpec, without the PUBLIC and NONE that it refuses."""
+        """Parse gram.y's RoleSpec; refuse PUBLIC and NONE.  Raises SqlSyntaxError and UndefinedObject."""
         token = self._next
         if token is not None and token.kind is Kind.WORD and token.value in _CURRENT:
             self._place += 1
@@ -222,20 +222,20 @@ class Grammar:
         return self._definition() if self._took("with") else []
 
     def _definition(self) -> list[Option]:
-        """gram.y: definition."""
+        """Parse gram.y's definition."""
         self._operator("(")
         found = self._list(self._option)
         self._operator(")")
         return found
 
     def _option(self) -> Option:
-        """gram.y: def_elem; any word is a name here, reserved or not."""
+        """Parse gram.y's def_elem; any word is a name here, reserved or not."""
         token = self._label()
         value = self._value() if self._took_operator("=") else None
         return Option(token.value, value, token.start)
 
     def _value(self) -> OptionValue:
-        """gram.y: def_arg, without the types and operators that no option takes."""
+        """Parse gram.y's def_arg, without the types and operators that no option takes."""
         token = self._next
         if token is None:
             raise self._error()
@@ -306,7 +306,7 @@ class Grammar:
             raise self._error()
 
     def _name(self) -> str:
-        """gram.y: ColId."""
+        """Parse gram.y's ColId."""
         token = self._next
         if token is None or not (token.kind is Kind.NAME or (token.kind is Kind.WORD and token.value not in NOT_COLID)):
             raise self._error()
@@ -314,7 +314,7 @@ class Grammar:
         return token.value
 
     def _label(self) -> Token:
-        """gram.y: ColLabel."""
+        """Parse gram.y's ColLabel."""
         token = self._next
         if token is None or token.kind not in (Kind.NAME, Kind.WORD):
             raise self._error()
@@ -340,7 +340,7 @@ def _is_integer(text: str) -> bool:
 
 
 def _distinct(publications: tuple[str, ...]) -> tuple[str, ...]:
-    """subscriptioncmds.c: check_duplicates_in_publist."""
+    """Return the publications; raise DuplicateObject for a repeated one (subscriptioncmds.c: check_duplicates_in_publist)."""
     for place, name in enumerate(publications):
         if name in publications[:place]:
             raise DuplicateObject(f'publication name "{name}" used more than once')
@@ -348,7 +348,7 @@ def _distinct(publications: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def not_supported(words: tuple[str, ...]) -> FeatureNotSupported:
-    """For statements of PostgreSQL that a node does not take."""
+    """Return the error for a PostgreSQL statement that a node does not accept."""
     what = " ".join(words).upper()
     if words[1:] == ("publication",):
         return FeatureNotSupported(f"{what} is not supported on a node that does not publish")

@@ -1,8 +1,8 @@
 """Names: quoted for SQL, qualified, and as parts of a path in the warehouse.
 
-In a path every byte of a name's UTF-8 but letters, digits and the underscore becomes `-` and two hexadecimal digits,
-the hyphen itself included: "my table" is my-20table.  So no name can climb out of its folder, two names never share a
-path, the result holds nothing that a file system, an object store or a URL reads as its own, and it can be read back.
+In a path, every byte of a name's UTF-8 except ASCII letters, digits and the underscore becomes `-` and two hexadecimal
+digits, the hyphen itself included: "my table" is my-20table.  So no name can leave its folder, two names never share a
+path, no character is special to a file system, an object store or a URL, and the name can be decoded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENCODED: Final = re.compile(r"-([0-9a-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class QualifiedName:
-    """A table's name; `schema` is None where the statement gave none."""
+    """A table's name; `schema` is None if the statement gave none."""
 
     schema: str | None
     name: str
@@ -38,13 +38,13 @@ class _Any(frozenset[str]):
 
 
 ANY_NAME: Final[Set[str]] = _Any()
-"""For `keywords` of quote_identifier, as with quote_all_identifiers."""
+"""Makes quote_identifier quote every name, as quote_all_identifiers does, if given as `keywords`."""
 
 
 def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:
-    """The name as SQL reads it back, in quotes only where it needs them (ruleutils.c: quote_identifier).
+    """Quote a name for SQL, only if it needs quotes (ruleutils.c: quote_identifier).
 
-    `keywords`: those that need them, which differ by version; if not given, of any.
+    `keywords` are the words that need quotes, which differ by server version; the default is version 18's.
     """
     if _PLAIN.fullmatch(name) and name not in keywords:
         return name
@@ -52,18 +52,21 @@ def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:
 
 
 def quote_qualified(schema: str | None, name: str) -> str:
-    """schema.name, quoted where needed (ruleutils.c: quote_qualified_identifier)."""
+    """Return schema.name, quoted where needed (ruleutils.c: quote_qualified_identifier)."""
     return quote_identifier(name) if schema is None else f"{quote_identifier(schema)}.{quote_identifier(name)}"
 
 
 def quote_literal(value: str) -> str:
-    """The value as a string constant, whatever standard_conforming_strings is (quote.c: quote_literal)."""
+    """Return the value as a string constant, valid with any standard_conforming_strings (quote.c: quote_literal)."""
     quoted = "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
     return f" E{quoted}" if "\\" in value else quoted
 
 
 def parse_qualified_name(text: str) -> QualifiedName:
-    """Read `name` or `schema.name` by SQL's rules: upper case folds unless quoted.  Raises SqlSyntaxError."""
+    """Parse `name` or `schema.name` by SQL's rules: folded to lower case unless quoted.
+
+    Raises SqlSyntaxError, and PubsubError for more parts.
+    """
     tokens = tokenize(text)
     names: list[str] = []
     for place, token in enumerate(tokens):
@@ -80,7 +83,7 @@ def parse_qualified_name(text: str) -> QualifiedName:
 
 
 def qualified(names: list[str]) -> QualifiedName:
-    """A name from its dotted parts (namespace.c: DeconstructQualifiedName)."""
+    """Build a name from its dotted parts (namespace.c: DeconstructQualifiedName).  Raises PubsubError for more than two."""
     if len(names) > 2:
         dotted = ".".join(names)
         if len(names) == 3:
@@ -90,14 +93,14 @@ def qualified(names: list[str]) -> QualifiedName:
 
 
 def encode_path(name: str) -> str:
-    """A name as one part of a path.  Raises PubsubError for an empty one, which would be the folder itself."""
+    """Encode a name as one part of a path.  Raises PubsubError for an empty one, which would be the folder itself."""
     if not name:
         raise PubsubError("a name in the warehouse can not be empty", sqlstate="42602")
     return "".join(chr(byte) if byte in _SAFE else f"-{byte:02x}" for byte in name.encode())
 
 
 def decode_path(part: str) -> str:
-    """The name that `encode_path` was given.  Raises PubsubError for what it never makes."""
+    """Decode a part of a path made by `encode_path`.  Raises PubsubError for any other text."""
     try:
         name = _ENCODED.sub(lambda match: chr(int(match[1], 16)), part).encode("latin-1").decode()
     except UnicodeError:
@@ -108,5 +111,5 @@ def decode_path(part: str) -> str:
 
 
 def table_path(warehouse: str, target: str, schema: str, name: str) -> str:
-    """Where a Delta table lies: <warehouse>/<target>/<schema>/<table>."""
+    """Return a Delta table's path: <warehouse>/<target>/<schema>/<table>."""
     return "/".join([warehouse.rstrip("/"), encode_path(target), encode_path(schema), encode_path(name)])

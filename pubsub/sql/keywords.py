@@ -1,4 +1,4 @@
-"""PostgreSQL 18's key words that are not free to be a name (parser/kwlist.h, by category)."""
+"""PostgreSQL 18's key words that cannot be used as a name everywhere (parser/kwlist.h, by category)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 
 def words(text: str) -> frozenset[str]:
-    """A set of words from a text with white space between them."""
+    """Return the set of the words in a text, separated by white space."""
     return frozenset(text.split())
 
 
@@ -22,7 +22,7 @@ RESERVED: Final = words(
     """
 )
 
-#: The name of a function or type, but not of a column or table.
+#: Can name a function or type, but not a column or table.
 TYPE_FUNC_NAME: Final = words(
     """
     authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull join left like
@@ -30,7 +30,7 @@ TYPE_FUNC_NAME: Final = words(
     """
 )
 
-#: The name of a column or table, but not of a function or type.
+#: Can name a column or table, but not a function or type.
 COL_NAME: Final = words(
     """
     between bigint bit boolean char character coalesce dec decimal exists extract float greatest grouping inout int
@@ -41,7 +41,7 @@ COL_NAME: Final = words(
     """
 )
 
-#: gram.y: ColId takes all but these.
+#: The words that gram.y's ColId does not accept.
 NOT_COLID: Final = RESERVED | TYPE_FUNC_NAME
-#: ruleutils.c: quote_identifier quotes all but the unreserved ones.
+#: The words that ruleutils.c: quote_identifier quotes: all but the unreserved ones.
 QUOTED: Final = RESERVED | TYPE_FUNC_NAME | COL_NAME

@@ -1,7 +1,7 @@
-"""SQL text to tokens, and a script to statements, as PostgreSQL and psql do it (scan.l, psqlscan.l).
+"""Split SQL text into tokens, and a script into statements, like PostgreSQL and psql (scan.l, psqlscan.l).
 
-Tokens keep their place in the text, so that an error can point at them.  Errors have the texts of scan.l, which names
-what it stopped at: `unterminated quoted string at or near "'abc"`.  standard_conforming_strings is on.
+Tokens keep their place in the text, so that an error can point at them.  Errors have the texts of scan.l, which quote the
+offending text: `unterminated quoted string at or near "'abc"`.  standard_conforming_strings is on.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MAX_NAME: Final = 63
 
 
 class Kind(Enum):
-    """What a token is; the grammar sees no difference between the forms of a string."""
+    """A token's kind; all forms of a string have the same kind."""
 
-    WORD = "word"  # an identifier or key word, not quoted: `value` is in lower case
+    WORD = "word"  # an identifier or key word without quotes; `value` is in lower case
     NAME = "name"  # an identifier in double quotes
     STRING = "string"
     NUMBER = "number"
     OPERATOR = "operator"
-    OTHER = "other"  # bit strings, parameters, stray characters: never part of our statements
+    OTHER = "other"  # bit strings, parameters, stray characters: not part of any statement here
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`text[start:end]` is what stood there, `value` what it means."""
+    """A token: `text[start:end]` is its source, `value` its meaning, with quotes and escapes resolved."""
 
     kind: Kind
     value: str
@@ -43,8 +43,7 @@ _DIGITS: Final = r"[0-9](?:_?[0-9])*"
 _HEX_OCTAL_BINARY: Final = r"0[xX](?:_?[0-9a-fA-F])+|0[oO](?:_?[0-7])+|0[bB](?:_?[01])+"
 _DECIMAL: Final = rf"(?:{_DIGITS}(?:\.(?!\.)(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?"
 _WORD: Final = r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*"
-# Between two parts of one string there is white space with a newline in it; comments to the end of the line count as
-# white space.
+# Two parts of one string are separated by white space that contains a newline; `--` comments count as white space.
 _JOIN: Final = r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*[\n\r])*"
 _PLAIN: Final = r"'(?:[^']|'')*+'"
 _ESCAPED: Final = r"'(?:[^'\\]|''|\\.)*+'"
@@ -88,19 +87,20 @@ _UESCAPE: Final = re.compile(r"[ \t\n\r\f\v]+uescape[ \t\n\r\f\v]*'(.)'", re.IGN
 
 
 def tokenize(text: str, notices: list[str] | None = None) -> list[Token]:
-    """The tokens of one statement, comments and white space left out.
+    """Return the tokens of one statement, without comments and white space.
 
-    Raises SqlSyntaxError.  Names that are too long are cut, as PostgreSQL does, and `notices` says so.
+    Names that are too long are truncated, as in PostgreSQL, and a notice is added to `notices`.  Raises SqlSyntaxError, and
+    PubsubError (22021) for an escape that gives invalid UTF-8.
     """
     return list(_tokens(text, notices))
 
 
 def split(script: str) -> tuple[list[str], str]:
-    """A script's statements, each with its semicolon and without white space and comments around it, and what is left
-    after the last one.
+    """Split a script into its statements, and the rest after the last semicolon.
 
-    Semicolons in quotes, comments and parentheses do not end a statement.  What is left is empty, or a statement whose
-    end was not seen: an interactive prompt asks for more, at a file's end it is the last statement.  Never raises.
+    A statement includes its semicolon, but not the white space and comments around it.  Semicolons in quotes, comments and
+    parentheses do not end a statement.  The rest is empty, or a statement without an end: an interactive prompt asks for
+    more, at a file's end it is the last statement.  Never raises.
     """
     statements: list[str] = []
     start: int | None = None
@@ -122,13 +122,13 @@ def split(script: str) -> tuple[list[str], str]:
 
 
 def _scan(text: str) -> Iterator[tuple[str, int, int]]:
-    """The kinds of _TOKEN with their places; "open_…" for what does not end.  Comments nest."""
+    """Yield (kind, start, end): a group of _TOKEN, or "open_…" for an unterminated token.  Comments nest."""
     place = 0
     while place < len(text):
         match = _TOKEN.match(text, place)
         assert match is not None  # `one` takes any character
         kind, end = match.lastgroup or "one", match.end()
-        # lastgroup is the outermost group that closed last, which is the alternative itself.
+        # lastgroup is the group that closed last: the alternative itself, since it encloses all others.
         if kind == "comment":
             end = _end_of_comment(text, end)
             kind = "comment" if end else "open_comment"
@@ -145,7 +145,7 @@ def _scan(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _end_of_comment(text: str, place: int) -> int:
-    """Where the comment that was opened before `place` ends; 0 when it does not."""
+    """Return where the comment opened before `place` ends; 0 if it does not."""
     depth = 1
     for match in re.compile(r"/\*|\*/").finditer(text, place):
         depth += 1 if match[0] == "/*" else -1
@@ -215,7 +215,7 @@ def _tokens(text: str, notices: list[str] | None) -> Iterator[Token]:
 
 
 def near(message: str, text: str, start: int, end: int) -> SqlSyntaxError:
-    """An error that names what stands at its place (scan.l: scanner_yyerror)."""
+    """Return an error that quotes the text at its place (scan.l: scanner_yyerror)."""
     where = f'at or near "{text[start:end]}"' if start < len(text) else "at end of input"
     return SqlSyntaxError(f"{message} {where}", statement=text, position=start)
 
@@ -233,15 +233,15 @@ def _number(text: str, kind: str, start: int, end: int) -> Token:
 
 
 def _parts(raw: str, part: str) -> list[str]:
-    """The parts of a string that goes on over several lines, without their quotes."""
+    """Return the parts of a string that continues over several lines, without their quotes."""
     return [match[0][1:-1] for match in re.finditer(rf"{part}|--[^\n\r]*", raw, re.DOTALL) if match[0][0] == "'"]
 
 
 def _unescape(text: str, body: str, first: int) -> str:
-    """An E'…' string (scan.l: xe).  Octal and hexadecimal escapes are bytes of UTF-8, which must come out valid.
+    """Resolve the escapes of an E'…' string (scan.l: xe).  Octal and hexadecimal escapes are bytes; the result must be UTF-8.
 
-    `first` is where the body begins in the text; in a string of several parts, places after the first part are not
-    exact.
+    `first` is where the body begins in the text.  In a string of several parts, error positions after the first part are
+    not exact.
     """
     out = bytearray()
     place = 0
@@ -281,7 +281,7 @@ def _unescape(text: str, body: str, first: int) -> str:
 
 
 def _unicode(text: str, start: int, end: int, body: str) -> tuple[str, int]:
-    """A U&'…' string or name, and where its UESCAPE clause ends, if it has one (parser.c: str_udeescape)."""
+    """Resolve a U&'…' string or name; return it and where its UESCAPE clause ends, 0 without one (parser.c: str_udeescape)."""
     clause = _UESCAPE.match(text, end)
     escape = clause[1] if clause else "\\"
     if clause and escape in "0123456789abcdefABCDEF+'\" \t\n\r\f\v":
@@ -316,7 +316,7 @@ def _unicode(text: str, start: int, end: int, body: str) -> tuple[str, int]:
 
 
 def _add_code(out: bytearray, code: int, high: int | None) -> int | None:
-    """Append one code point, or hold the first half of a surrogate pair back and return it."""
+    """Append one code point; return a surrogate pair's first half instead, for the caller to pass with the second."""
     if 0xD800 <= code <= 0xDBFF:
         return code
     if high is not None:
@@ -332,7 +332,7 @@ def _bad(text: str, place: int, message: str, hint: str | None = None, sqlstate:
 
 
 def _no_pair(text: str, place: int) -> SqlSyntaxError:
-    """The second half of a surrogate pair is missing: what stands in its place is named."""
+    """Return the error for a surrogate pair without its second half; it quotes the text found instead."""
     following = re.compile(r"'|\\.?|[^\\']+", re.DOTALL).match(text, place)
     return near("invalid Unicode surrogate pair", text, place, following.end() if following else place)
 
@@ -343,12 +343,12 @@ def _not_utf8(data: bytes) -> PubsubError:
 
 
 def _lower(name: str) -> str:
-    """Only ASCII letters change (scansup.c: downcase_identifier, for encodings of several bytes)."""
+    """Convert ASCII letters to lower case, no others (scansup.c: downcase_identifier, in multi-byte encodings)."""
     return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in name)
 
 
 def _cut(name: str, notices: list[str] | None) -> str:
-    """scansup.c: truncate_identifier."""
+    """Truncate a name to MAX_NAME bytes and add a notice (scansup.c: truncate_identifier)."""
     data = name.encode(errors="surrogatepass")
     if len(data) <= MAX_NAME:
         return name

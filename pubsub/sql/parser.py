@@ -1,10 +1,10 @@
-"""From SQL text to typed statements: the one entry for the command line and pubsub.Node.
+"""Parse SQL text into typed statements: the only entry point, for the command line and pubsub.Node.
 
     for text in script_statements(script):
         statement = parse_statement(text)
 
-A script's statements are parsed one by one, when their turn has come, as psql sends them: what stands before an error
-is carried out.
+A script's statements are parsed one by one, each when its turn comes, as psql sends them: the statements before an error
+are executed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _WITH_OBJECT: Final = frozenset({"create", "alter", "drop"})
 
 
 def script_statements(script: str) -> list[str]:
-    """The statements of a script, each ready for `parse_statement`; the last one may lack its semicolon."""
+    """Split a script into texts for `parse_statement`; the last one may lack its semicolon."""
     statements, rest = split(script)
     return [*statements, rest] if rest else statements
 
 
 def parse_statement(text: str, notices: list[str] | None = None) -> Statement | None:
-    """One statement; None when there is none in the text (a lone semicolon, a comment).
+    """Parse one statement; return None if the text has none (a lone semicolon, a comment).
 
-    Raises SqlSyntaxError with its place in `text`, other PubsubErrors for options that can not be, and
-    FeatureNotSupported for statements that a node does not take.  `notices` is where NOTICEs go (names that were cut).
+    Raises SqlSyntaxError with its position in `text`, other PubsubErrors for invalid options, and FeatureNotSupported for
+    statements that a node does not accept.  NOTICEs (truncated names) are added to `notices`.
     """
     grammar = Grammar(text, notices)
     if grammar.empty:
@@ -60,13 +60,13 @@ def parse_statement(text: str, notices: list[str] | None = None) -> Statement | 
 
 
 def parse(script: str, notices: list[str] | None = None) -> list[Statement]:
-    """All statements of a script.  Raises at the first that can not be parsed."""
+    """Parse all statements of a script.  Raises at the first invalid one, like `parse_statement`."""
     found = (parse_statement(text, notices) for text in script_statements(script))
     return [statement for statement in found if statement is not None]
 
 
 def parse_one(text: str, notices: list[str] | None = None) -> Statement:
-    """The one statement of a text.  Raises SqlSyntaxError for none, or for more than one."""
+    """Parse the only statement of a text.  Raises like `parse_statement`, and SqlSyntaxError for none or several."""
     statements = script_statements(text)
     if len(statements) > 1:
         raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")

@@ -1,7 +1,7 @@
-"""The statements that a node takes, as a closed union of immutable records.
+"""The statements that a node accepts, as a closed union of immutable records.
 
-`to_sql` gives SQL that parses back to an equal statement; `str()` gives the same with passwords hidden, for logs.
-Names are as PostgreSQL folds them.
+`to_sql` returns SQL that parses back to an equal statement; `str()` returns the same with passwords hidden, for logs.
+Names are folded as in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SetPublication:
     copy_data: bool = True
 
     def apply(self, current: tuple[str, ...], subscription: str) -> tuple[str, ...]:
-        """The subscription's publications after it."""
+        """Return the subscription's publications after this action."""
         return self.publications
 
 
@@ -62,7 +62,7 @@ class AddPublication:
     copy_data: bool = True
 
     def apply(self, current: tuple[str, ...], subscription: str) -> tuple[str, ...]:
-        """The publications after it (subscriptioncmds.c: merge_publications).  Raises DuplicateObject."""
+        """Return the publications after this action (subscriptioncmds.c: merge_publications).  Raises DuplicateObject."""
         for name in self.publications:
             if name in current:
                 raise DuplicateObject(f'publication "{name}" is already in subscription "{subscription}"')
@@ -77,7 +77,10 @@ class DropPublication:
     refresh: bool = True
 
     def apply(self, current: tuple[str, ...], subscription: str) -> tuple[str, ...]:
-        """The publications after it (subscriptioncmds.c: merge_publications).  Raises PubsubError."""
+        """Return the publications after this action (subscriptioncmds.c: merge_publications).
+
+        Raises PubsubError for a name that is not in the subscription, or if no publication would remain.
+        """
         for name in self.publications:
             if name not in current:
                 raise PubsubError(f'publication "{name}" is not in subscription "{subscription}"', sqlstate="42P17")
@@ -89,14 +92,14 @@ class DropPublication:
 
 @dataclass(frozen=True, slots=True)
 class SetOptions:
-    """SET (…): `options.specified` names what changes."""
+    """SET (…); `options.specified` names the options that change."""
 
     options: SubscriptionOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """SKIP (lsn = …): the finish LSN of the transaction to skip; INVALID_LSN takes an earlier SKIP back."""
+    """SKIP (lsn = …); `lsn` is the finish LSN of the transaction to skip, INVALID_LSN cancels an earlier SKIP."""
 
     lsn: Lsn
 
@@ -110,7 +113,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """OWNER TO …; `keyword` for CURRENT_ROLE, CURRENT_USER and SESSION_USER, which `role` then holds in lower case."""
+    """OWNER TO …; `keyword`: `role` is CURRENT_ROLE, CURRENT_USER or SESSION_USER, in lower case."""
 
     role: str
     keyword: bool = False
@@ -118,7 +121,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class ResyncTable:
-    """RESYNC TABLE … (ours): the tables are copied anew."""
+    """RESYNC TABLE … (not in PostgreSQL): copy the tables again."""
 
     tables: tuple[QualifiedName, ...]
 
@@ -150,7 +153,7 @@ class CreateSubscription:
 
     @property
     def slot_name(self) -> str | None:
-        """The slot that is meant: the subscription's name when none was given, None for NONE."""
+        """The name of the slot: the subscription's name if none was given, None for NONE."""
         return self.options.slot_name if "slot_name" in self.options.specified else self.name
 
     def __str__(self) -> str:
@@ -170,7 +173,7 @@ class AlterSubscription:
 
 @dataclass(frozen=True, slots=True)
 class DropSubscription:
-    """DROP SUBSCRIPTION; CASCADE is accepted and means nothing, as in PostgreSQL."""
+    """DROP SUBSCRIPTION; CASCADE is accepted and has no effect, as in PostgreSQL."""
 
     name: str
     if_exists: bool = False
@@ -182,7 +185,7 @@ class DropSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A query as it was written, without its semicolon; `tables` are those it names, its own WITH queries left out."""
+    """A query as written, without its semicolon; `tables` are the tables it names, without its own WITH queries."""
 
     sql: str
     tables: tuple[QualifiedName, ...]
@@ -205,7 +208,7 @@ Statement = CreateSubscription | AlterSubscription | DropSubscription | Select |
 
 
 def command_tag(statement: Statement) -> str:
-    """What a statement that worked prints (cmdtaglist.h); a query's caller adds the number of rows."""
+    """Return the tag that a successful statement prints (cmdtaglist.h); for a query the caller adds the number of rows."""
     match statement:
         case CreateSubscription():
             return "CREATE SUBSCRIPTION"
@@ -222,7 +225,7 @@ def command_tag(statement: Statement) -> str:
 
 
 def to_sql(statement: Statement, *, hide_password: bool = False) -> str:
-    """The statement as SQL."""
+    """Return the statement as SQL; `hide_password` masks the secrets of a connection string."""
     match statement:
         case CreateSubscription(name, connection, publications, options):
             return (
@@ -281,7 +284,7 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _off(**options: bool) -> list[Option]:
-    """Options whose default is true, where they are not."""
+    """Return those of the options that are false; their default is true."""
     return [Option(name, "false") for name, value in options.items() if not value]
 
 

@@ -1,12 +1,12 @@
-"""The subscription option `types`: what becomes of a column or a type, where the contract leaves a choice.
+"""The subscription option `types`: the choice of a column's or type's Delta type, where the type contract offers one.
 
     types = 'timestamptz text, public.events.price text'
 
-Elements are divided by commas; each names a type, as pg_type or SQL does, or a column as schema.table.column, and then says
-`text` (PostgreSQL's text, which holds every value), `natural` (Delta's own type, which refuses some) or, of jsonb, `variant`.
-Types that users made are schema.type; an array is its element's type and []; `arrays` and `composites` are all of them.  A column's
-own choice goes before its type's, and that before the one for all.  It counts when a Delta table is made: later changes do not touch
-tables that are there.
+Elements are separated by commas.  Each names a type, as in pg_type or SQL, or a column as schema.table.column.  Then follows
+`text` (PostgreSQL's text, which holds every value), `natural` (Delta's own type, which refuses some values) or, for jsonb,
+`variant`.  User-defined types are schema.type; an array type is its element's type and []; `arrays` and `composites` stand for all
+of them.  A column's choice has precedence over its type's, and that over the one for all arrays or composites.  The option takes
+effect when a Delta table is created; changing it does not affect existing tables.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Column = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class TypeChoices:
-    """`columns` by schema, table and column; `types` by the type's name as format_type has it, or pg_type."""
+    """`columns` by schema, table and column; `types` by the type's name as in format_type or pg_type."""
 
     columns: Mapping[Column, TypeChoice] = field(default_factory=dict)
     types: Mapping[str, TypeChoice] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> TypeChoices:
-        """Read the option's text; '' is no choice at all.  Raises PubsubError (22023), SqlSyntaxError."""
+        """Parse the option's text; '' makes no choices.  Raises PubsubError (22023) and SqlSyntaxError."""
         columns: dict[Column, TypeChoice] = {}
         types: dict[str, TypeChoice] = {}
         for element in _elements(text):
@@ -52,11 +52,11 @@ class TypeChoices:
         return cls(columns, types)
 
     def of_column(self, schema: str, table: str, column: str) -> TypeChoice | None:
-        """The column's own choice."""
+        """Return the column's own choice, if any."""
         return self.columns.get((schema, table, column))
 
     def of_type(self, names: tuple[str, ...]) -> TypeChoice | None:
-        """The choice for a type with these names, of which the first that has one counts."""
+        """Return the choice for a type: that of the first of its names that has one, if any."""
         return next((self.types[name] for name in names if name in self.types), None)
 
 
@@ -82,7 +82,7 @@ def _is_quoted(name: list[Token]) -> bool:
 
 
 def _type(name: list[Token], text: str) -> str:
-    """A type's name: words, "char", or schema.type, and [] for an array of such."""
+    """Return the normal form of a type's name: words, "char", or schema.type, and [] for an array."""
     is_array = len(name) > 2 and _is(name[-2], "[") and _is(name[-1], "]")
     parts = name[:-2] if is_array else name
     qualified = len(parts) == 3 and _is(parts[1], ".")
