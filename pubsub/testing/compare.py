@@ -1,13 +1,13 @@
-"""A publisher's table and its Delta table, compared: every row, every column, in bounded memory.
+"""Compare a publisher's table with its Delta table: every row and every column, in 8 bytes of memory per row.
 
-Nothing here shares code with what it judges.  The publisher's side is PostgreSQL's own text (COPY … FORMAT csv); the Delta
-side is read by DataFusion (deltalake's QueryBuilder, which knows deletion vectors, without a JVM) and rendered as PostgreSQL's
-text by DuckDB, arrays, structs and variants by `nested`.  Floating point alone goes the other way, text to the number, as shortest
-texts differ between the two; a value that does not parse stays text, and differs.
+The comparison shares no code with the product.  The publisher's side is PostgreSQL's own text (COPY … FORMAT csv).  The Delta
+side is read by DataFusion (deltalake's QueryBuilder, which supports deletion vectors and needs no JVM) and rendered as
+PostgreSQL's text by DuckDB; arrays, structs and variants by `nested`.  Only floating point is compared as numbers, parsed from the
+text, because the two write different shortest texts; a value that does not parse stays text, and differs.
 
-Each side is streamed once and keeps 8 bytes a row: a 64-bit hash over all its columns.  The sorted hashes are compared as
-multisets, so that order does not matter and copies count.  Only when they differ are both sides streamed again, in the same
-snapshot and version, for the rows whose hashes are at fault.
+Each side is streamed once and keeps a 64-bit hash of all columns for each row.  The sorted hashes are compared as multisets:
+order does not matter, duplicates count.  If they differ, both sides are streamed again, in the same snapshot and version, for
+the rows with the differing hashes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _ROWS_KEPT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How the two differ: `missing` rows are the publisher's alone, `extra` rows Delta's alone (copies counted).
+    """The difference: `missing` rows are only at the publisher, `extra` rows only in Delta (duplicates count).
 
-    The samples are texts in the order of `columns`, sorted by the key, at most as many as were asked for.  `reason` says
-    why rows could not be compared at all.
+    The samples are rows as texts in the order of `columns`, sorted by the key, up to the requested number.  `reason` says why
+    the rows could not be compared at all.
     """
 
     table: str
@@ -88,11 +88,11 @@ def compare_tables(
     storage_options: Mapping[str, str] | None = None,
     sample: int = 5,
 ) -> Difference | None:
-    """Compare the publisher's `table`, named as regclass reads it, with the Delta table at `path`; None when they are equal.
+    """Compare the publisher's `table`, named as for regclass, with the Delta table at `path`; return None if they are equal.
 
-    `columns` is a publication's column list (default: all that are published), `where` its row filter in the publisher's SQL.
-    `version` pins the Delta version (default: the newest), `snapshot` names an exported snapshot of the publisher (default:
-    one of its own).  Columns that Delta alone has are not looked at.  Raises UndefinedTable when one of them is not there.
+    `columns` is a publication's column list (default: all published columns), `where` its row filter in the publisher's SQL.
+    `version` pins the Delta version (default: the newest); `snapshot` names an exported snapshot of the publisher (default: a new
+    one).  Columns that only Delta has are ignored.  Raises UndefinedTable if one of the tables does not exist.
     """
     import deltalake
     from deltalake.exceptions import TableNotFoundError
@@ -131,7 +131,7 @@ def compare_tables(
 
 
 def _import_snapshot(connection: psycopg.Connection[Any], snapshot: str | None) -> None:
-    """The first statement of a transaction that is to see what the snapshot sees."""
+    """Adopt an exported snapshot, if there is one; must be the transaction's first statement."""
     if snapshot is not None:
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
 
@@ -139,7 +139,7 @@ def _import_snapshot(connection: psycopg.Connection[Any], snapshot: str | None) 
 def _describe(
     connection: psycopg.Connection[Any], table: str, columns: Sequence[str] | None, types: Mapping[str, Any]
 ) -> tuple[list[str], tuple[str, ...], str]:
-    """The columns to compare, the key's (none: empty), and what stands after FROM."""
+    """Return the columns to compare, the primary key's columns (empty without a key), and the text after FROM."""
     try:
         row = connection.execute(
             "SELECT c.oid, c.relkind, format('%%I.%%I', n.nspname, c.relname) FROM pg_catalog.pg_class c"
@@ -170,31 +170,31 @@ def _describe(
 
 
 def _copy_statement(source: str, columns: Sequence[str], where: str | None) -> bytes:
-    # The leading constant keeps a table of one NULL column from making empty lines.
+    # Without the leading constant, a NULL in a table's only column would be an empty line.
     names = "".join(f", {sql.Identifier(name).as_string(None)}" for name in columns)
     condition = f" WHERE {where}" if where else ""
     return f"COPY (SELECT 1{names} FROM {source}{condition}) TO STDOUT (FORMAT csv)".encode()
 
 
 class _Side:
-    """One side as a stream of columns c0, c1, …, and DuckDB's expressions that render them as PostgreSQL's text."""
+    """One side: a stream of columns c0, c1, …, and DuckDB's expressions that render them as PostgreSQL's text."""
 
     def __init__(self, rendered: Sequence[str]) -> None:
-        # By position: DuckDB folds the case of names.
+        # Columns are named by position because DuckDB folds the case of names.
         columns = ", ".join(each.replace("{}", f"c{index}") + f" AS v{index}" for index, each in enumerate(rendered))
         self._from = f"(SELECT {columns or '1 AS v0'} FROM stream)"
         self._columns = ", ".join(f"v{index}" for index in range(max(len(rendered), 1)))
         self._width = len(rendered)
 
     def hashes(self) -> Hashes:
-        """A 64-bit hash of each row, sorted."""
+        """Return the 64-bit hashes of all rows, sorted."""
         found = self._select(f"SELECT hash({self._columns}) FROM {self._from}", {})
         hashes = np.array(found.column(0).to_numpy(), np.uint64)
         hashes.sort()
         return hashes
 
     def rows(self, hashes: Hashes) -> list[Row]:
-        """The rows with these hashes (of the first 10,000), each as often as its hash is given."""
+        """Return the rows with these hashes (the first 10,000), each as often as its hash occurs."""
         if not len(hashes):
             return []
         left = Counter(hashes[:_ROWS_KEPT].tolist())
@@ -243,7 +243,7 @@ class _Publisher(_Side):
             try:
                 return super()._select(statement, tables)
             except Exception as error:
-                # One row does not fit: the parser needs it whole.
+                # A row is larger than the block, and the parser needs it whole: try again with a larger block.
                 if "straddl" not in str(error) or self._block >= _LARGEST_BLOCK_BYTES:
                     raise
                 self._block *= 16
@@ -303,14 +303,14 @@ class _Delta(_Side):
 
 
 class _CopyFile(io.RawIOBase):
-    """COPY's output as a file."""
+    """COPY's output as a readable file."""
 
     def __init__(self, copy: psycopg.Copy) -> None:
         self._rows = iter(copy)
         self._left = bytes(next(self._rows, b""))
 
     def is_empty(self) -> bool:
-        """Whether there is not one row; true only before the first read."""
+        """Whether there are no rows; valid only before the first read."""
         return not self._left
 
     def readable(self) -> bool:
@@ -332,7 +332,7 @@ class _CopyFile(io.RawIOBase):
 
 
 def _from_publisher(kind: pa.DataType) -> str:
-    """DuckDB's expression over PostgreSQL's text: the text, but for floating point."""
+    """Return DuckDB's expression over PostgreSQL's text: the text itself, except for floating point."""
     if pa.types.is_floating(kind):
         number = "FLOAT" if kind.bit_width == 32 else "DOUBLE"
         return f"coalesce(CAST(TRY_CAST({{}} AS {number}) AS VARCHAR), {{}})"
@@ -340,12 +340,12 @@ def _from_publisher(kind: pa.DataType) -> str:
 
 
 def _from_delta(kind: pa.DataType) -> str:
-    """DuckDB's expression that renders a Delta column as PostgreSQL's text, for its Arrow type."""
+    """Return DuckDB's expression that renders a Delta column of this Arrow type as PostgreSQL's text."""
     text = "CAST({} AS VARCHAR)"
     if pa.types.is_boolean(kind):
         return "CASE WHEN {} THEN 't' WHEN NOT {} THEN 'f' END"
     if pa.types.is_decimal(kind):
-        # DuckDB prints .5 where every digit is a fractional one.
+        # DuckDB prints .5 if the type has only fractional digits.
         return f"regexp_replace({text}, '^(-?)\\.', '\\10.')"
     if pa.types.is_date(kind):
         return _with_era(text, "")
@@ -359,18 +359,18 @@ def _from_delta(kind: pa.DataType) -> str:
 
 
 def _cast(column: Any, kind: pa.DataType) -> Any:
-    """As the table's schema has it: DataFusion reads strings as views, within structs as well."""
+    """Cast a column to the table's own type: DataFusion reads strings as views, also within structs."""
     return column if column.type == kind else column.cast(kind)
 
 
 def _with_era(text: str, zone: str) -> str:
-    """DuckDB puts (BC) behind the date, PostgreSQL BC behind it all."""
+    """Return the expression that puts the era last: DuckDB writes " (BC)" after the date, PostgreSQL " BC" at the end."""
     before_christ = f"replace({text}, ' (BC)', '') || '{zone} BC'"
     return f"CASE WHEN contains({text}, ' (BC)') THEN {before_christ} ELSE {text} || '{zone}' END"
 
 
 def _multiset_difference(ours: Hashes, theirs: Hashes) -> tuple[Hashes, Hashes]:
-    """What either has more of, repeated as often; both come sorted."""
+    """Return the surplus hashes of each side, repeated by their surplus count; both sides come sorted."""
     if np.array_equal(ours, theirs):
         return ours[:0], theirs[:0]
     values, inverse = np.unique(np.concatenate([ours, theirs]), return_inverse=True)
@@ -380,7 +380,7 @@ def _multiset_difference(ours: Hashes, theirs: Hashes) -> tuple[Hashes, Hashes]:
 
 
 def _first(rows: list[Row], key: Sequence[int], count: int) -> tuple[Row, ...]:
-    """The first `count` rows in the order of the key; numbers by their size."""
+    """Return the first `count` rows in the order of the key; numbers sort by value."""
 
     def order(row: Row) -> list[tuple[int, str]]:
         values = [row[index] or "" for index in (key or range(len(row)))]

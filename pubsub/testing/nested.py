@@ -1,4 +1,4 @@
-"""Delta's arrays, structs and variants as PostgreSQL's text, value by value: for comparisons, from nothing that made them."""
+"""Delta's arrays, structs and variants as PostgreSQL's text, value by value, for comparisons; shares no code with the writers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ESCAPED: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Whether a column is rendered here."""
+    """Whether this module renders columns of this type."""
     return bool(pa.types.is_nested(kind))
 
 
 def texts(column: Any) -> pa.Array:
-    """The texts of a nested column (a pyarrow Array)."""
+    """Return the texts of a nested column (a pyarrow Array)."""
     write = _writer(column.type)
     return pa.array([None if value is None else write(value) for value in _python(column)], pa.large_string())
 
@@ -93,7 +93,7 @@ def _stamp(value: datetime.datetime) -> str:
 
 
 def float_text(value: float, bits: int) -> str:
-    """float8out and float4out: the shortest digits that read back, with an exponent from 1e15 (1e6) on and below 1e-4."""
+    """Write like float8out and float4out: the shortest digits that read back, with an exponent from 1e15 (1e6) on and below 1e-4."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -116,7 +116,7 @@ def float_text(value: float, bits: int) -> str:
 
 
 class _Variant:
-    """A value of Parquet's VARIANT, read by its specification, as jsonb shows it."""
+    """A value of Parquet's VARIANT, read by its specification and written like jsonb."""
 
     def __init__(self, metadata: bytes, value: bytes) -> None:
         self._value = value
@@ -178,6 +178,6 @@ def _number(data: bytes, at: int, size: int, *, signed: bool = False) -> int:
 
 
 def _json_string(text: str) -> str:
-    """json.c: escape_json."""
+    """Write a JSON string (json.c: escape_json)."""
     written = (_ESCAPED.get(sign) or (f"\\u{ord(sign):04x}" if sign < " " else sign) for sign in text)
     return '"' + "".join(written) + '"'

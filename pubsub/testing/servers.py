@@ -1,12 +1,12 @@
-"""Embedded PostgreSQL servers: a real one in a directory of its own, for tests, benchmarks and the demo.
+"""Embedded PostgreSQL servers: real ones, each in its own directory, for tests, benchmarks and the demo.
 
     with EmbeddedPostgres("17") as server:
         server.execute("CREATE TABLE t (a int)")
         server.conninfo()        # 'user=postgres dbname=postgres host=127.0.0.1 port=20117'
 
-A server is ready to publish (wal_level = logical) and forgets safety for speed (fsync = off) unless `settings` say otherwise.
-It ends with the process that started it, however that ends (watcher.py), and its directory goes with it unless it was given.
-As root, it runs as another user (binaries.account).
+A server can publish (wal_level = logical) and gives up durability for speed (fsync = off), unless `settings` say otherwise.
+It ends when the process that started it ends, in whatever way (watcher.py), and its directory is removed unless it was given.
+Started by root, it runs as another user (binaries.account).
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ SETTINGS: Final[Mapping[str, str | int]] = {
     "log_line_prefix": "%m [%p] %q%a %d ",
     "lc_messages": "C",
 }
-"""What an embedded server starts with; `settings` goes over it."""
+"""The settings of an embedded server; its `settings` argument overrides them."""
 
-# Below what Linux gives to outgoing connections, so that no client takes a server's port while it restarts.
+# Below the ports that Linux uses for outgoing connections, so that no client takes a server's port while it restarts.
 _PORTS: Final = range(20000, 32000)
 
 _running: weakref.WeakSet[EmbeddedPostgres] = weakref.WeakSet()
 
 
 class EmbeddedPostgres:
-    """One PostgreSQL server of major `version`, on 127.0.0.1 and on a Unix socket.
+    """A PostgreSQL server of major `version`, on 127.0.0.1 and a Unix socket.
 
-    `wheel` takes the program of the wheel (18.4, 16.14) in place of the fetched one.  `settings` are lines of
-    postgresql.conf.  `data_dir`, when given, is kept, and started as it is when it holds a cluster; else the data lies in a
-    temporary directory.  `auth` is the method of pg_hba.conf for every connection; `password` the superuser's (needed for
-    "scram-sha-256").  `initdb` holds further options of initdb, such as "--encoding=SQL_ASCII".
+    `wheel` uses the wheel's program (18.4, 16.14) instead of the fetched one.  `settings` are postgresql.conf parameters.
+    A given `data_dir` is kept, and an existing cluster in it is started as it is; by default the data is in a temporary
+    directory.  `auth` is pg_hba.conf's method for every connection; `password` is the superuser's (required for
+    "scram-sha-256").  `initdb` has further options of initdb, such as "--encoding=SQL_ASCII".
 
-    `start` makes the cluster and starts it; a `with` statement does both and `close`.
+    `start` makes the cluster and starts the server; a `with` statement calls `start` and `close`.
     """
 
     user: Final = "postgres"
@@ -111,11 +111,11 @@ class EmbeddedPostgres:
     def __repr__(self) -> str:
         return f"<EmbeddedPostgres {self.version} port={self.port} {'running' if self.running else 'stopped'}>"
 
-    # Its life
+    # Start and stop
 
     @property
     def running(self) -> bool:
-        """Whether the server's process lives."""
+        """Whether the server's process is running."""
         return self._watcher is not None and self._watcher.poll() is None
 
     @property
@@ -124,9 +124,9 @@ class EmbeddedPostgres:
         return self._pid
 
     def start(self) -> Self:
-        """Make the cluster if it is not there, start the server and wait until it takes connections; a no-op when it runs.
+        """Make the cluster if needed, start the server and wait until it accepts connections; do nothing if it is running.
 
-        After `stop` or `kill` it comes back on the same port, with the same data.  Raises PubsubError with the server's log.
+        After `stop` or `kill` it starts on the same port, with the same data.  Raises PubsubError with the server's log.
         """
         if self.running:
             return self
@@ -146,7 +146,7 @@ class EmbeddedPostgres:
         raise PubsubError("the embedded server found no free port", sqlstate="53000", detail=log[-2000:] or None)
 
     def stop(self, mode: StopMode = "fast", *, timeout: float = 60.0) -> None:
-        """Stop the server as `pg_ctl stop -m mode` does and wait; what takes longer than `timeout` seconds is killed."""
+        """Stop the server like `pg_ctl stop -m mode` and wait; kill it after `timeout` seconds."""
         if not self.running:
             return
         assert self._watcher is not None
@@ -158,16 +158,16 @@ class EmbeddedPostgres:
         self._release()
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start again on the same port."""
+        """Stop the server and start it on the same port."""
         self.stop(mode)
         self.start()
 
     def kill(self) -> None:
-        """kill -9 of the server and of every process of it, as a crash of the machine would end them."""
+        """Kill the server and all its processes with kill -9, as if the machine had crashed."""
         if not self.running:
             return
         assert self._watcher is not None
-        # Stopped first, so that it neither starts new children nor sees the old ones end.
+        # Suspended first, so that it neither starts new children nor notices the old ones' end.
         _signal(self._pid, signal.SIGSTOP)
         children = _children(self._pid)
         for pid in (self._pid, *children):
@@ -178,36 +178,36 @@ class EmbeddedPostgres:
         self._release()
 
     def close(self) -> None:
-        """End the server at once and remove what it made; a given data directory stays, and is shut down cleanly."""
+        """Stop the server at once and remove its files; with a given data directory, shut down cleanly and keep that."""
         owned = self.data_dir.parent == self._base
         self.stop("immediate" if owned else "fast", timeout=30.0)
         _running.discard(self)
         shutil.rmtree(self._base, ignore_errors=True)
 
     def read_log(self) -> str:
-        """What the server has logged."""
+        """Return the server's log."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    # What one asks of it
+    # Connections and queries
 
     def conninfo(self, dbname: str = "postgres", **more: str | int) -> str:
-        """A libpq connection string; `more` goes over it, as host=str(server.socket_dir) for the Unix socket."""
+        """Return a libpq connection string; `more` overrides its parts, as host=str(server.socket_dir) for the Unix socket."""
         words: dict[str, Any] = {"user": self.user, "dbname": dbname, "host": self.host, "port": self.port}
         if self.password is not None:
             words["password"] = self.password
         return libpq_conninfo.make_conninfo(**(words | more))
 
     def connect(self, dbname: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection in autocommit mode."""
+        """Open a connection in autocommit mode."""
         return psycopg.connect(self.conninfo(dbname), autocommit=True)
 
     def execute(self, statements: str, dbname: str = "postgres") -> None:
-        """Run statements, several of them as one transaction (a simple query)."""
+        """Run statements as a simple query; several run as one transaction."""
         with self.connect(dbname) as connection:
             connection.execute(statements.encode())
 
     def query(self, statement: str, dbname: str = "postgres") -> list[tuple[Any, ...]]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         with self.connect(dbname) as connection:
             return connection.execute(statement.encode()).fetchall()
 
@@ -218,7 +218,7 @@ class EmbeddedPostgres:
         return self.conninfo(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database with its replication slots, whoever uses them."""
+        """Drop a database and its replication slots, even while they are in use."""
         with self.connect() as connection:
             for (slot,) in connection.execute(
                 "SELECT slot_name FROM pg_replication_slots WHERE database = %s", [name]
@@ -227,7 +227,10 @@ class EmbeddedPostgres:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def drop_slot(self, name: str, *, timeout: float = 30.0) -> None:
-        """Drop a replication slot, ending the walsender that uses it; a no-op when there is none."""
+        """Drop a replication slot and end the walsender that uses it; do nothing if there is no such slot.
+
+        Raises psycopg.errors.ObjectInUse if the slot is still in use after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         with self.connect() as connection:
             while True:
@@ -247,9 +250,9 @@ class EmbeddedPostgres:
                     time.sleep(0.02)
 
     def make_standby(self, slot: str, *, settings: Mapping[str, str | int] | None = None) -> EmbeddedPostgres:
-        """A hot standby that streams from this server by the physical slot `slot`, made here if it is not there; started.
+        """Start a hot standby that streams from this server by the physical slot `slot`, created if needed, and return it.
 
-        From 17 on it synchronizes the logical slots that have failover on.  Close it before this server.
+        From version 17 on it synchronizes the logical slots that have failover enabled.  Close it before this server.
         """
         if not self.query(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'"):
             self.query(f"SELECT pg_create_physical_replication_slot('{slot}', true)")
@@ -262,7 +265,7 @@ class EmbeddedPostgres:
         }
         if int(self.version) >= 17:
             given["sync_replication_slots"] = "on"
-            # Once promoted it has no standby to wait for.
+            # After a promotion it has no standby to wait for.
             given["synchronized_standby_slots"] = ""
         standby = EmbeddedPostgres(self.version, settings={**given, **(settings or {})}, password=self.password)
         try:
@@ -292,11 +295,11 @@ class EmbeddedPostgres:
             raise
 
     def promote(self) -> None:
-        """Make a standby a primary, and wait until it is."""
+        """Promote a standby to primary, and wait until it is one."""
         self.query("SELECT pg_promote()")
 
     def bin(self, name: str) -> Path:
-        """A program to run beside the server: its own where it brings one, else the wheel's (psql, pgbench, pg_recvlogical)."""
+        """Return a program: the installation's own if it has one, else the wheel's (psql, pgbench, pg_recvlogical)."""
         own = self._root / "bin" / name
         return own if own.is_file() else binaries.program(name)
 
@@ -305,7 +308,7 @@ class EmbeddedPostgres:
         """psql."""
         return self.bin("psql")
 
-    # How
+    # Implementation
 
     def _make_cluster(self) -> None:
         if self.data_dir.parent != self._base:
@@ -338,7 +341,7 @@ class EmbeddedPostgres:
             )
 
     def _try_start(self, port: int) -> bool:
-        """Start on this port; False when it turns out to be taken."""
+        """Start the server on this port; return False if the port is taken.  Raises PubsubError with the server's log."""
         settings = {
             **self._settings,
             "port": port,
@@ -386,7 +389,7 @@ class EmbeddedPostgres:
         raise PubsubError("the embedded server did not start", sqlstate="57P03", detail=said.strip()[-2000:] or None)
 
     def _is_ready(self) -> bool:
-        """miscinit.c: the eighth line of postmaster.pid says what the server is at."""
+        """Whether the server accepts connections, by the eighth line of postmaster.pid (miscinit.c)."""
         try:
             lines = (self.data_dir / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -394,7 +397,7 @@ class EmbeddedPostgres:
         return len(lines) >= 8 and lines[0] == str(self._pid) and lines[7].strip() == "ready"
 
     def _release(self) -> None:
-        """Let go of a watcher that has ended."""
+        """Close the pipes of a watcher that has ended, and forget it."""
         if self._watcher is not None and self._watcher.poll() is not None:
             for pipe in (self._watcher.stdin, self._watcher.stdout):
                 if pipe is not None:
@@ -405,7 +408,7 @@ class EmbeddedPostgres:
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC", "HOME": str(self._base)}
 
     def _give(self, path: Path) -> None:
-        """Make the servers' account the owner."""
+        """Make the servers' account the owner of `path`."""
         if self._account.uid is not None and self._account.gid is not None:
             os.chown(path, self._account.uid, self._account.gid)
 
@@ -418,7 +421,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes whose parent is `pid`."""
+    """Return the processes whose parent is `pid`."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -427,14 +430,14 @@ def _children(pid: int) -> list[int]:
             status = (entry / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # proc(5): the name stands in parentheses and may hold anything; the parent is the second field after it.
+        # proc(5): the name is in parentheses and may contain anything; the parent is the second field after it.
         if int(status.rpartition(")")[2].split()[1]) == pid:
             found.append(int(entry.name))
     return found
 
 
 def _await_end(pid: int, timeout: float = 10.0) -> None:
-    """Wait until a process that was killed is gone, or a zombie."""
+    """Wait until a killed process is gone or a zombie, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:

@@ -1,13 +1,13 @@
-"""Runs one server process and never lets it outlive who asked for it.
+"""Runs one server process and ends it when the process that requested it ends.
 
-    python -I -S watcher.py '{"command": […], "uid": …, "gid": …, "cwd": …, "log": …, "remove": …}'
+    python -I -S watcher.py '{"command": […], "environment": {…}, "uid": …, "gid": …, "cwd": …, "log": …, "remove": …}'
 
-The watcher starts the command, prints its process id, and waits for one of two ends: the command's own, or the end of its
-own standard input, which whoever started the watcher holds open.  A process that is killed closes what it held: so a test
-run or a demo that ends in any way, kill -9 included, ends its servers.  If the watcher itself is killed, the kernel ends the
-server (PR_SET_PDEATHSIG; it follows the thread that started the server, which here is the only one).
+The watcher starts the command, prints its process id, and waits until the command ends or its own standard input is closed.
+The watcher's parent holds that input open, and a process that is killed closes its files: so a test run or a demo that ends
+in any way, kill -9 included, ends its servers.  If the watcher itself is killed, the kernel ends the server
+(PR_SET_PDEATHSIG, which is tied to the thread that started the server; the watcher has only one).
 
-Nothing but the standard library is imported: it starts in some 15 ms and runs beside every server.
+It imports only the standard library, because one runs beside every server: it starts in some 15 ms.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _POLL_MILLISECONDS: Final = 1000
 
 
 def main(argument: str) -> int:
-    """Returns the command's exit code, 0 when it was ended because nobody waits for it any more."""
-    # Ctrl-C is for who asked, who then stops the server as it sees fit.
+    """Run the command; return its exit code, or 0 if it was ended because the parent is gone."""
+    # Ctrl-C is meant for the parent, which then stops the server in its own way.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     config: dict[str, Any] = json.loads(argument)
@@ -39,7 +39,7 @@ def main(argument: str) -> int:
     def before_exec() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        # After the change of user, which would clear it.
+        # Set after the change of user, which would clear it.
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
     with open(config["log"], "ab") as log:
@@ -65,7 +65,7 @@ def main(argument: str) -> int:
         ready = {descriptor for descriptor, _ in poller.poll(_POLL_MILLISECONDS)}
         if ended in ready:
             return process.wait()
-        # A forked child of the owner may hold its end of the pipe: the change of parent tells as well.
+        # A forked child of the owner may keep the pipe open, so a change of parent counts too.
         if os.getppid() != owner or (0 in ready and not os.read(0, 4096)):
             break
     process.send_signal(signal.SIGQUIT)
