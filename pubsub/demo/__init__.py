@@ -1,5 +1,5 @@
-"""`make demo`: the main job on an embedded PostgreSQL, or on a database of the user's own, checked row by row, with figures.
+"""`make demo`: copy and follow an embedded PostgreSQL or the user's own database, compare it row by row, print figures.
 
-Everything goes the way a user would go: `pubsub daemon` is a process of its own, statements go through `pubsub sql`, what the
-live view shows comes from `pubsub status --json`.
+The demo works as a user would: `pubsub daemon` runs as its own process, statements go through `pubsub sql`, and the live view's
+data comes from `pubsub status --json`.
 """

@@ -1,7 +1,7 @@
-"""`make demo`, `python -m pubsub.demo`: exit code 0 when every value is equal, 1 when not or when something failed.
+"""`make demo`, `python -m pubsub.demo`: exit code 0 if every value is equal, 1 if not or if something failed.
 
-Ctrl-C (or SIGTERM) ends it at any time: no server, slot, publication or process stays; the exit code is then 128 and the
-signal's number.
+Ctrl-C (or SIGTERM) ends it at any time and leaves no server, slot, publication or process; the exit code is then 128 plus
+the signal's number.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _DEFAULT_HOME: Final = "demo-node"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Run the demo; return the exit code."""
     options = _parse(arguments)
-    # Pyarrow and its friends take a second to import: a wrong option is told at once.
+    # Imported only now, since pyarrow and others take a second: a wrong option is reported at once.
     from pubsub.demo.interruption import Interrupted, Interruption
     from pubsub.demo.screen import Screen
 
@@ -127,7 +127,7 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    # Threads that were left to themselves may be inside a library: nothing of the interpreter is torn down below them.
+    # Abandoned threads may still run inside a library, so the interpreter is not torn down under them.
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Every row and every column of every table, the publisher's beside Delta's."""
+"""The comparison of every table's rows and columns at the publisher and in Delta."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pubsub.testing.compare import compare_tables
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A database and the subscription that follows it; `tables` are the names, (schema, table), that it publishes."""
+    """A database and the subscription that follows it; `tables` are the published (schema, table) names."""
 
     subscription: str
     conninfo: str
@@ -27,7 +27,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a comparison found.  `differences` are texts, one for each table that differs."""
+    """A comparison's result: the numbers compared, and a text for each table that differs."""
 
     tables: int
     rows: int
@@ -44,10 +44,10 @@ def compare(
     *,
     snapshot: str | None = None,
 ) -> Compared:
-    """Compare all tables of a subscription as they were at `at`; `tell` is told each table.
+    """Compare all tables of a subscription as of `at`; call `tell` with each table's result.
 
-    The node has come to `at`, and shows nothing later.  `snapshot` is an exported snapshot that shows the publisher at `at`;
-    None when nobody writes there.
+    The node must have reached `at` and show nothing later.  `snapshot` is an exported snapshot of the publisher at `at`; None if
+    nothing writes there.  Raises DemoFailed if the node has not reached `at`, and Interrupted.
     """
     shown = node.snapshot(source.subscription)
     if Lsn.parse(shown["lsn"]) < at:
@@ -75,7 +75,7 @@ def compare(
 
 
 def told_equal(found: Sequence[Compared], screen: Screen) -> bool:
-    """Print the outcome; true when nothing differs."""
+    """Print the outcome; return whether everything is equal."""
     differences = [text for one in found for text in one.differences]
     if not differences:
         screen.step(
@@ -103,7 +103,7 @@ def _compare_one(conninfo: str, table: str, path: str, version: int, snapshot: s
 
 
 def _size(path: str, version: int) -> tuple[int, int]:
-    """Rows and columns of a Delta table."""
+    """Return the numbers of rows and columns of a Delta table."""
     from deltalake import DeltaTable, QueryBuilder
 
     table = DeltaTable(path, version=version)

@@ -1,7 +1,7 @@
-"""What the demo's server holds: pgbench's tables, and `orders`, a shop's database with wide rows.
+"""The demo server's databases: pgbench's tables, and `orders`, a shop's database with wide rows.
 
-`orders` has what is awkward to replicate: numeric, timestamptz, uuid, jsonb, arrays, an enum, bytea, texts that PostgreSQL
-stores out of line (TOAST), keys that are changed, a table without a key, tables that are truncated together.
+`orders` has features that are hard to replicate: numeric, timestamptz, uuid, jsonb, arrays, an enum, bytea, texts that
+PostgreSQL stores out of line (TOAST), keys that change, a table without a key, tables that are truncated together.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ CREATE PUBLICATION demo FOR ALL TABLES;
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much the demo's server holds: pgbench's scale, and the rows of `orders`."""
+    """The sizes of the demo's databases: pgbench's scale, and the row counts of `orders`."""
 
     scale: int
 
@@ -133,14 +133,14 @@ class Sizes:
 
 
 def make_orders(server: EmbeddedPostgres, sizes: Sizes) -> None:
-    """The database `orders`, its rows and its publication.  Blocks."""
+    """Make the database `orders`, its rows and its publication.  Blocks."""
     server.create_database("orders")
     server.execute(_DDL, "orders")
     server.execute(_ROWS.format(orders=sizes.orders, customers=sizes.customers, documents=sizes.documents), "orders")
 
 
 class PgbenchTables:
-    """Makes the database `pgbench`, from the moment on at which this is made."""
+    """The making of the database `pgbench` by `pgbench --initialize`, which the constructor starts."""
 
     def __init__(self, server: EmbeddedPostgres, sizes: Sizes, interruption: Interruption) -> None:
         self._server = server
@@ -163,14 +163,14 @@ class PgbenchTables:
         self._reading = interruption.start(self._process.communicate)
 
     def finish(self) -> None:
-        """Wait until the tables are there, and publish them.  Raises PubsubError, Interrupted."""
+        """Wait until the tables are made, then publish them.  Raises PubsubError and Interrupted."""
         _, err = self._reading.result()
         if self._process.returncode:
             raise PubsubError("pgbench could not make its tables", sqlstate="58000", detail=err.strip()[-1000:])
         self._server.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES", "pgbench")
 
     def kill(self) -> None:
-        """End it, if it still runs."""
+        """Kill pgbench if it is still running."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -1,4 +1,4 @@
-"""The demo on a server of its own: two databases copied and followed under write load, then compared.
+"""The demo on an embedded server: two databases are copied and followed under write load, then compared.
 
 server starts ─► orders is filled ─► CREATE SUBSCRIPTION orders ─► Spark starts ─► copies
             └──► pgbench -i ─────────────────────────► CREATE SUBSCRIPTION pgbench ─► copies
@@ -27,14 +27,14 @@ from pubsub.sql.identifiers import table_path
 from pubsub.testing.servers import EmbeddedPostgres
 
 _NAMES: Final = ("orders", "pgbench")
-#: How long is written while tables are copied: what they then have to catch up with; and to warm up.
+#: The time of writing while tables are copied, which gives them something to catch up with; and the time of warming up.
 _EARLY_SECONDS: Final = 5
 _WARM_UP_SECONDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`seconds` of full load; `falsify` changes one value in Delta before the comparison."""
+    """The run's options: `seconds` of full load; `falsify` changes one value in Delta before the comparison."""
 
     home: Path
     seconds: int
@@ -44,7 +44,7 @@ class Options:
 
 
 class EmbeddedDemo:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, options: Options, interruption: Interruption, screen: Screen) -> None:
         self._options = options
@@ -56,11 +56,11 @@ class EmbeddedDemo:
         self._stack = ExitStack()
 
     def run(self) -> bool:
-        """The whole of it: true when every value is equal.  Raises Interrupted and PubsubError; nothing is left running."""
+        """Run the demo; return whether every value is equal.  Raises Interrupted and PubsubError; leaves nothing running."""
         screen, node = self._screen, self._node
         node.make_fresh()
         with self._stack as stack:
-            # In the reverse order at the end: writers and workers go before the server.
+            # They end in reverse order: writers and workers before the server.
             server = EmbeddedPostgres("18", wheel=True)
             stack.callback(server.close)
             stack.callback(node.stop, drain=False)
@@ -81,13 +81,13 @@ class EmbeddedDemo:
         return equal
 
     def _subscribe(self, server: EmbeddedPostgres) -> None:
-        """Fill both databases side by side, and subscribe to each as soon as it is there."""
+        """Fill both databases in parallel, and subscribe to each as soon as it is ready."""
         sizes = self._sizes
         self._screen.step(f"Databases are filled: orders ({sizes.orders:,} orders), pgbench (scale {sizes.scale})")
         pgbench = PgbenchTables(server, sizes, self._interruption)
         self._stack.callback(pgbench.kill)
         self._interruption.run(lambda: make_orders(server, sizes))
-        # Spark starts with the first subscription, while pgbench is at its tables.
+        # Spark starts with the first subscription, while pgbench still makes its tables.
         self._create_subscription(server, "orders")
         pgbench.finish()
         self._create_subscription(server, "pgbench")
@@ -97,7 +97,7 @@ class EmbeddedDemo:
         self._node.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{server.conninfo(name)}' PUBLICATION {PUBLICATION}")
 
     def _follow(self, server: EmbeddedPostgres) -> Figures:
-        """Copy under a gentle load, follow under the full one, catch up."""
+        """Copy under a light load, follow under the full load, catch up; return the figures."""
         node, screen, waiter, options = self._node, self._screen, self._waiter, self._options
         clock = figures.WalClock(server.conninfo("orders"))
         self._stack.callback(clock.stop)
@@ -114,7 +114,7 @@ class EmbeddedDemo:
         load.stop()
 
         screen.end_live()
-        # A JVM compiles what it runs: the first batches tell how long that takes, and nothing about those that follow.
+        # The JVM compiles code as it runs: the first batches would measure that, not the later batches' speed.
         screen.step(f"All tables are ready; writers for {_WARM_UP_SECONDS} s first, so that the JVM is warm")
         load.start(options.rates.gentle(), _WARM_UP_SECONDS)
         waiter.until(lambda: not load.running, "warming up")
@@ -164,7 +164,7 @@ class EmbeddedDemo:
         return figures.lags(clock.times, clock.lsns, figures.batches(tables), since)
 
     def _compare(self, server: EmbeddedPostgres) -> bool:
-        """Nobody writes any more: each database is what it was when the last writer ended."""
+        """Compare both databases, which no longer change; return whether all values are equal."""
         screen = self._screen
         screen.step("Every row and every column is compared with PostgreSQL")
         at = _wal_end(server)

@@ -1,8 +1,7 @@
-"""Change one value in a Delta table behind everybody's back, to see that the comparison finds it.
+"""Change one value in a Delta table without the node's knowledge, to see that the comparison finds it.
 
-This is what a lost or wrong change would look like: a commit that is valid, and a row that is not.  The data file that holds
-the row is written again with another value, in a commit that replaces the one file by the other; a deletion vector stays as it
-is, since the rows stay where they are.
+A lost or wrong change would look the same: a valid commit with a wrong row.  The row's data file is rewritten with another
+value, and a commit replaces the old file with the new one.  A deletion vector stays valid, since the rows keep their positions.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from pubsub.errors import UndefinedObject
 
 
 def falsify(path: Path, key: str, column: str) -> str:
-    """In one row of the table at `path` the text `column` becomes another; returns the row's `key`, as text.
+    """Change the text `column` in one row of the table at `path`; return the row's `key` as text.
 
-    Raises UndefinedObject when the table has no row.
+    Raises UndefinedObject if the table has no row with a value in `column`.
     """
     from deltalake import DeltaTable, QueryBuilder
 
@@ -36,7 +35,7 @@ def falsify(path: Path, key: str, column: str) -> str:
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"timestamp": int(time.time() * 1000), "operation": "WRITE", "operationParameters": {}}}
     ]
-    # An earlier version of the row may lie in another file, marked as deleted: to change it there too is of no effect.
+    # Another file may have an earlier version of the row, marked as deleted; changing that too has no effect.
     for add in _files(path, {str(file) for file in table.file_uris()}):
         data = pq.ParquetFile(path / add["path"]).read()
         chosen = pc.equal(data[key], pa.scalar(value, data[key].type))
@@ -60,7 +59,7 @@ def falsify(path: Path, key: str, column: str) -> str:
 
 
 def _files(path: Path, live: set[str]) -> list[dict[str, Any]]:
-    """The latest `add` of each live file, from the log's entries: a young table has all of them."""
+    """Return the latest `add` of each live file, from the log's entries; a young table still has all entries."""
     found: dict[str, dict[str, Any]] = {}
     for entry in sorted((path / "_delta_log").glob("*.json")):
         for line in entry.read_text().splitlines():

@@ -1,8 +1,8 @@
-"""The demo's figures, measured from outside: nothing here asks the daemon how it thinks it does.
+"""The demo's figures, measured from outside the daemon, not reported by it.
 
-Lag is from the publisher's commit to visible in Delta.  A thread asks the publisher twenty times a second how far its WAL is
-flushed; every Delta commit says which transactions it holds, and its log entry's time when it could be read.  A transaction
-that lies between two answers counts from the earlier one, so that a lag is rather too long than too short, by 50 ms at most.
+Lag is the time from the publisher's commit until the change is visible in Delta.  A thread asks the publisher twenty times a
+second how far its WAL is flushed.  Every Delta commit names its transactions, and its log entry's time says when it became
+visible.  A transaction between two samples counts from the earlier one, so a lag is at most 50 ms too long, never too short.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MEMORY_SECONDS: Final = 0.5
 
 
 class WalClock:
-    """When the publisher's WAL was where; `conninfo` is its database."""
+    """Samples of the publisher's WAL position over time; `times` are Unix times.  `conninfo` is the database to ask."""
 
     def __init__(self, conninfo: str) -> None:
         self.times: list[float] = []
@@ -39,7 +39,7 @@ class WalClock:
         self._thread.start()
 
     def stop(self) -> None:
-        """No more samples."""
+        """Stop sampling."""
         self._stop.set()
         self._thread.join(5.0)
 
@@ -47,19 +47,19 @@ class WalClock:
         try:
             with psycopg.connect(self._conninfo, autocommit=True, application_name="pubsub demo") as connection:
                 while not self._stop.wait(_SAMPLE_SECONDS):
-                    # Before the question: what it does not show was committed after this moment.
+                    # Taken before the query: any commit that the answer lacks is later than this.
                     now = time.time()
                     row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
                     assert row is not None
                     self.times.append(now)
                     self.lsns.append(Lsn.parse(row[0]))
         except psycopg.Error:
-            return  # the publisher was ended; what was seen stands
+            return  # the publisher has ended; the samples so far remain valid
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Transactions that became visible together: the end LSNs of the first and the last, and the time (Unix) of it."""
+    """Transactions that became visible together: the end LSNs of the first and the last, and the Unix time."""
 
     first: Lsn
     last: Lsn
@@ -67,7 +67,7 @@ class Batch:
 
 
 def batches(paths: Iterable[Path]) -> list[Batch]:
-    """The commits of the tables at `paths`, those of one batch as one, visible when the last table has it."""
+    """Return the batches committed to the tables at `paths`; a batch is visible once its last table has it."""
     found: dict[Lsn, Batch] = {}
     for path in paths:
         for entry in (path / "_delta_log").glob("*.json"):
@@ -89,19 +89,19 @@ def _range(entry: Path) -> tuple[Lsn, Lsn] | None:
         metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
         if metadata is not None:
             held = json.loads(metadata)
-            # A chunk of a copy, and a change of the columns, hold no transactions.
+            # Commits for a chunk of a copy or a change of columns have no transactions.
             return (Lsn.parse(held["first"]), Lsn.parse(held["last"])) if "first" in held else None
     return None
 
 
 def lags(times: Sequence[float], lsns: Sequence[Lsn], committed: Iterable[Batch], since: float) -> list[float]:
-    """Seconds from commit to visible, sorted: one for each interval between samples in which something was committed.
+    """Return the lags in seconds, sorted: one for each interval between samples in which something was committed.
 
-    Only what was committed after `since` (Unix time) counts.
+    Only commits after `since` (Unix time) count.
     """
     found = []
     for batch in committed:
-        # The interval that ends with sample i holds what was flushed after sample i - 1 and up to it.
+        # The interval that ends with sample i has the WAL flushed after sample i - 1, up to sample i.
         for index in range(max(1, bisect_left(lsns, batch.first)), len(lsns)):
             if times[index - 1] >= since and lsns[index] > lsns[index - 1]:
                 found.append(max(0.0, batch.visible_at - times[index - 1]))
@@ -111,14 +111,14 @@ def lags(times: Sequence[float], lsns: Sequence[Lsn], committed: Iterable[Batch]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Of sorted values; the one that `percent` of them do not exceed."""
+    """Return the percentile of sorted values: the smallest value that `percent` of them do not exceed; None without values."""
     if not values:
         return None
     return values[min(len(values) - 1, max(0, -(-len(values) * percent // 100).__int__() - 1))]
 
 
 class Memory:
-    """The greatest resident sizes, in bytes, of a daemon, its JVM, and the Python processes that Spark starts for copies."""
+    """The peak resident sizes, in bytes, of a daemon, its JVM, and the Python processes that Spark starts for copies."""
 
     def __init__(self, daemon: int) -> None:
         self.python = 0
@@ -130,7 +130,7 @@ class Memory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look a last time."""
+        """Take a last sample and stop."""
         self._stop.set()
         self._thread.join(5.0)
 
@@ -146,15 +146,15 @@ class Memory:
         jvm = jvm_of(self._daemon)
         if jvm is not None:
             self.jvm = max(self.jvm, memory(jvm, "VmHWM"))
-            # They are forks of one process: what they share counts once.  A JVM that starts a program is for a moment its own
-            # child, with all its memory: that is no worker.
+            # The workers are forks of one process, so shared memory must count once: hence Pss.  While the JVM starts a program
+            # it briefly has a copy of itself as a child, which the name excludes.
             workers = [pid for pid in descendants(jvm) if name_of(pid).startswith("python")]
             self.workers = max(self.workers, sum(memory(pid, "Pss", "smaps_rollup") for pid in workers))
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An initial copy, in Unix time."""
+    """An initial copy, with its start and end in Unix time."""
 
     relation: str
     started: float
@@ -166,7 +166,7 @@ class Copy:
 
 
 def copies(events: Iterable[Mapping[str, Any]]) -> list[Copy]:
-    """The copies that the daemon's log tells of, the last one of each table."""
+    """Return the copies in the daemon's log, the last one of each table."""
     started: dict[str, float] = {}
     found: dict[str, Copy] = {}
     for event in events:
@@ -185,7 +185,7 @@ def _time(event: Mapping[str, Any]) -> float:
 
 
 class Rate:
-    """Something that is counted, and how fast it grows."""
+    """A counter's rate over the last `seconds`; `fastest` is the highest rate over a full such period."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -193,9 +193,9 @@ class Rate:
         self.fastest = 0.0
 
     def add(self, now: float, count: int) -> float:
-        """The count at `now` (seconds); returns how many came a second over the last `seconds`."""
+        """Record the count at `now` (seconds); return the rate per second over the last `seconds`."""
         if self._seen and count < self._seen[-1][1]:
-            self._seen.clear()  # it counts from the beginning again
+            self._seen.clear()  # the counter was reset
         self._seen.append((now, count))
         while len(self._seen) > 2 and self._seen[1][0] <= now - self._seconds:
             self._seen.pop(0)

@@ -1,7 +1,8 @@
-"""Ctrl-C, at any time, without an exception in the middle of something.
+"""Ctrl-C at any time, without an exception at an arbitrary place.
 
-Signals are only noted; whoever waits here is told within a twentieth of a second, and raises `Interrupted` at a place where
-all that was started is known to who ends it.  What blocks for long runs in a thread or a process, and is waited for here.
+Signals are only recorded.  The wait functions here raise `Interrupted` within a twentieth of a second, at places where
+everything started so far is registered for cleanup.  Work that blocks for long runs in a thread or process, and these
+functions wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
-    """A signal came; `number` is its number."""
+    """A signal was received; `number` is its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -28,28 +29,28 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """What this process was told from outside."""
+    """The first signal that this process received, if any."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def install(self) -> None:
-        """Take the signals over; from now on they never raise by themselves."""
+        """Install the signal handlers; from now on signals raise only in the wait functions."""
         for number in _SIGNALS:
             signal.signal(number, self.note)
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """A signal has come; the first one counts."""
+        """Record a signal; only the first one counts."""
         if self._number is None:
             self._number = number
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has come."""
+        """Raise Interrupted if a signal was received."""
         if self._number is not None:
             raise Interrupted(self._number)
 
     def sleep(self, seconds: float) -> None:
-        """Wait.  Raises Interrupted as soon as a signal comes."""
+        """Sleep.  Raises Interrupted as soon as a signal is received."""
         deadline = time.monotonic() + seconds
         while True:
             self.check()
@@ -59,7 +60,7 @@ class Interruption:
             time.sleep(min(left, _POLL_SECONDS))
 
     def wait(self, process: subprocess.Popen[str], timeout: float) -> int:
-        """Wait for a process to end and return its exit code.  Raises Interrupted and TimeoutError; then it still runs."""
+        """Wait for a process to end and return its exit code.  Raises Interrupted and TimeoutError, and leaves it running."""
         deadline = time.monotonic() + timeout
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
@@ -68,16 +69,16 @@ class Interruption:
         return code
 
     def start(self, work: Callable[[], _T]) -> Task[_T]:
-        """Begin `work` in a thread, which does not keep the process alive."""
+        """Start `work` in a thread that does not keep the process alive."""
         return Task(self, work)
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread and wait for it.  Raises what it raises, or Interrupted: then it is left to itself."""
+        """Run `work` in a thread and wait for it.  Raises its exception, or Interrupted and leaves the thread running."""
         return self.start(work).result()
 
 
 class Task(Generic[_T]):
-    """Work in a thread of its own."""
+    """Work in its own thread."""
 
     def __init__(self, interruption: Interruption, work: Callable[[], _T]) -> None:
         self._interruption = interruption
@@ -89,15 +90,15 @@ class Task(Generic[_T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the work has ended, successfully or not."""
         return not self._thread.is_alive()
 
     def wait(self, timeout: float) -> None:
-        """Wait `timeout` seconds at most, interrupted or not."""
+        """Wait for at most `timeout` seconds, regardless of signals."""
         self._thread.join(timeout)
 
     def result(self) -> _T:
-        """Wait for it.  Raises what it raised, or Interrupted."""
+        """Wait for the work and return its result.  Raises its exception, or Interrupted."""
         while not self.done:
             self._interruption.sleep(_POLL_SECONDS)
         if self._error is not None:
@@ -107,5 +108,5 @@ class Task(Generic[_T]):
     def _run(self) -> None:
         try:
             self._value.append(self._work())
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised again by `result`
             self._error = error

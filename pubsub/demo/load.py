@@ -1,7 +1,7 @@
 """Writers on the demo's server: pgbench with its own TPC-B-like script, and with a shop's transactions on `orders`.
 
-The shop inserts, updates (keys, texts stored out of line, and other columns of the same rows, which leaves those texts
-unchanged and unsent), deletes, and truncates two tables at once.
+The shop inserts, updates, deletes, and truncates two tables at once.  Its updates change keys, texts stored out of line, and
+other columns of the same rows, for which those texts are unchanged and not sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pubsub.demo.interruption import Interruption
 from pubsub.errors import PubsubError
 from pubsub.testing.servers import EmbeddedPostgres
 
-# Names, how often in a hundred, and the transactions.  :orders, :customers and :documents are what there was at first.
+# Name, share in percent, and script of each transaction.  :orders, :customers and :documents are the initial row counts.
 _SHOP: Final[tuple[tuple[str, int, str], ...]] = (
     (
         "place an order",
@@ -132,28 +132,28 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Transactions a second that are offered to each database; 0: as many as it takes."""
+    """Transactions per second offered to each database; 0: as many as possible."""
 
     pgbench: int
     orders: int
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """The rates in words."""
         return ", ".join(
             f"{rate or 'as many as possible'} transactions/s on {name}"
             for name, rate in (("pgbench", self.pgbench), ("orders", self.orders))
         )
 
     def gentle(self) -> Rates:
-        """What is offered while the tables are copied."""
+        """Return a fifth of these rates, for the time while tables are copied."""
         return Rates(max(1, self.pgbench // 5), max(1, self.orders // 5))
 
 
 class Load:
-    """The writers.  `start`, then `stop`; `directory` is for their scripts.
+    """The writers.  Call `start`, then `stop`; `directory` is for their scripts.
 
-    `transactions` are those that they have committed, by database.
+    `transactions` counts the committed transactions by database; `stop` adds to it.
     """
 
     def __init__(self, server: EmbeddedPostgres, sizes: Sizes, directory: Path, interruption: Interruption) -> None:
@@ -165,7 +165,7 @@ class Load:
         self.transactions: dict[str, int] = {}
 
     def start(self, rates: Rates, seconds: int) -> None:
-        """Begin to write, for `seconds`."""
+        """Start the writers, which run for `seconds`."""
         for name, rate in (("pgbench", rates.pgbench), ("orders", rates.orders)):
             scripts = [] if name == "pgbench" else self._shop()
             command = [
@@ -190,11 +190,11 @@ class Load:
 
     @property
     def running(self) -> bool:
-        """Whether anybody still writes."""
+        """Whether any writer is still running."""
         return any(process.poll() is None for process in self._running.values())
 
     def stop(self) -> None:
-        """Take leave of writers that have ended.  Raises PubsubError for a failure of one."""
+        """Wait for the writers to end and count their transactions.  Raises PubsubError if one failed."""
         running, self._running = self._running, {}
         for name, process in running.items():
             output, _ = process.communicate()
@@ -204,7 +204,7 @@ class Load:
                 self.transactions[name] = self.transactions.get(name, 0) + int(found[1])
 
     def kill(self) -> None:
-        """End it at once; never fails."""
+        """Kill the writers at once; never fails."""
         running, self._running = self._running, {}
         for process in running.values():
             process.kill()

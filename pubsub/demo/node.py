@@ -1,6 +1,6 @@
-"""The demo's node: its directory, its daemon, and the command line, each as a user would have it.
+"""The demo's node: its directory, its daemon and the command line, used as a user would use them.
 
-The daemon runs under the watcher of pubsub.testing: it ends when this process does, however that ends.
+The daemon runs under the watcher of pubsub.testing, so it ends when this process ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.testing import watcher
 
 MARKER: Final = ".pubsub-demo"
-"""The file that says that a directory was made by a demo, and may be removed by the next one."""
+"""The file that marks a directory as made by a demo, which the next demo may remove."""
 
 _CLI: Final = (sys.executable, "-m", "pubsub.cli")
 _STATEMENT_SECONDS: Final = 120.0
@@ -35,13 +35,13 @@ Status = dict[str, Any]
 
 
 class DemoFailed(PubsubError):
-    """The demo can not go on, or found a difference."""
+    """The demo cannot continue."""
 
     default_sqlstate = "58000"
 
 
 class DemoNode:
-    """A fresh node in `home`.  `show` is told each statement and what came of it."""
+    """A fresh node in `home`.  `show` is called with each statement and its output."""
 
     def __init__(self, home: Path, interruption: Interruption, show: Callable[[str], None]) -> None:
         self.home = home
@@ -59,16 +59,19 @@ class DemoNode:
 
     @property
     def shown_home(self) -> str:
-        """The directory as one would type it here."""
+        """The node's directory as a user would type it here."""
         return _short(self.home)
 
     @property
     def daemon_pid(self) -> int | None:
-        """The daemon's process id, None before it was started and after it was stopped."""
+        """The daemon's process id; None before it is started and after it is stopped."""
         return self._daemon_pid
 
     def make_fresh(self) -> None:
-        """Remove what an earlier demo left, and make the directory.  Raises for one that is not a demo's, or in use."""
+        """Remove an earlier demo's directory and make a new one.
+
+        Raises DemoFailed if the directory was not made by a demo, ObjectInUse if a daemon uses it.
+        """
         if self.home.exists() and any(self.home.iterdir()):
             if not (self.home / MARKER).is_file():
                 raise DemoFailed(
@@ -88,19 +91,19 @@ class DemoNode:
     # the command line
 
     def command(self, *arguments: str) -> str:
-        """A command on this node as one would type it in the present directory."""
+        """Return a command on this node as a user would type it in the current directory."""
         program = Path(sys.executable).with_name("pubsub")
         typed = [_short(program)] if program.is_file() else [_short(Path(sys.executable)), "-m", "pubsub.cli"]
         return " ".join([shlex.join([*typed, "--home", _short(self.home)]), *map(_quoted, arguments)])
 
     def sql(self, statement: str, *, shown: str | None = None, quietly: bool = False) -> str:
-        """Run a statement with `pubsub sql` and return what it printed.  `shown` stands for one that holds a password.
+        """Run a statement with `pubsub sql` and return its output.  `shown` is displayed instead of one with a password.
 
-        Raises DemoFailed with what it printed on standard error.  When interrupted it is interrupted too, and waited for.
+        Raises DemoFailed with its standard error.  Raises Interrupted after interrupting the command and waiting for it.
         """
         if not quietly:
             self._show(f"$ pubsub sql {_quoted(shown or statement)}")
-        # By standard input: a command's arguments are for everybody to read.
+        # On standard input, because every user can read a command's arguments.
         out, err, code = self._run(["sql", "--file", "-"], statement)
         if code:
             raise DemoFailed(f"the statement failed:\n{err.strip()}", detail=self.log_tail() or None)
@@ -109,7 +112,7 @@ class DemoNode:
         return out
 
     def snapshot(self, subscription: str) -> dict[str, Any]:
-        """`pubsub snapshot --json`: the LSN that all tables show, and each one's version and path."""
+        """Run `pubsub snapshot --json`; return the LSN that all tables show, and each one's version and path."""
         out, err, code = self._run(["snapshot", subscription, "--json"])
         if code:
             raise DemoFailed(f"pubsub snapshot failed:\n{err.strip()}")
@@ -117,7 +120,7 @@ class DemoNode:
         return found
 
     def drop_subscription(self, name: str) -> str | None:
-        """DROP SUBSCRIPTION IF EXISTS, for the end of a demo: not interruptible.  Returns what went wrong, if anything."""
+        """Run DROP SUBSCRIPTION IF EXISTS at the end of a demo, not interruptible; return the error's text, None on success."""
         if not self.home.exists():
             return None
         try:
@@ -141,7 +144,7 @@ class DemoNode:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # Ctrl-C comes to us alone, and we pass it on.
+            # In its own session, so that Ctrl-C reaches only this process, which passes it on.
             start_new_session=True,
         )
         reading = self._interruption.start(lambda: process.communicate(given))
@@ -163,7 +166,7 @@ class DemoNode:
     # the daemon
 
     def start_daemon(self) -> None:
-        """Start `pubsub daemon`, and `pubsub status --watch --json` to look at it with."""
+        """Start `pubsub daemon`, and `pubsub status --watch --json` to watch it."""
         config = {
             "command": [*_CLI, "--home", str(self.home), "daemon"],
             "cwd": os.getcwd(),
@@ -198,24 +201,24 @@ class DemoNode:
             self._status = json.loads(line)
 
     def check(self) -> None:
-        """Raises DemoFailed with the end of the log when the daemon has ended."""
+        """Raise DemoFailed with the end of the log if the daemon has ended."""
         if self._watcher is not None and (code := self._watcher.poll()) is not None:
             raise DemoFailed(f"the daemon has ended with exit code {code}", detail=self.log_tail() or None)
 
     @property
     def status(self) -> Status:
-        """The latest document of `pubsub status --json`; without one, one that says nothing."""
+        """The latest document of `pubsub status --json`; one without subscriptions before the first."""
         return self._status or {"subscriptions": []}
 
     def subscription(self, name: str) -> Status | None:
-        """What the latest status says of one subscription."""
+        """Return one subscription's part of the latest status, if it has one."""
         for found in self.status["subscriptions"]:
             if found["name"] == name:
                 return dict(found)
         return None
 
     def stop(self, *, drain: bool) -> None:
-        """End the daemon, Spark with it: after a drain, or at once.  Not interruptible; bounded."""
+        """Stop the daemon and Spark, after a drain or at once; not interruptible, but bounded in time."""
         if self._watching is not None:
             self._watching.kill()
             self._watching.wait()
@@ -231,14 +234,14 @@ class DemoNode:
             except subprocess.TimeoutExpired:
                 drain = False
         if process.poll() is None and pid is not None:
-            # With its JVM, which would end by itself, but may be just starting.
+            # Kill its JVM too: it would end by itself, but not if it is just starting.
             kill_tree(pid)
         assert process.stdin is not None
         process.stdin.close()
         process.wait()
 
     def log_tail(self, count: int = _LOG_LINES) -> str:
-        """The last lines of the daemon's log, for people."""
+        """Return the last lines of the daemon's log in readable form."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()[-count:]
         except OSError:
@@ -248,7 +251,7 @@ class DemoNode:
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """The daemon's log as documents; lines that are none are left out."""
+        """Return the daemon's log as documents, without lines that are not JSON objects."""
         found = []
         for line in self.log.read_text(errors="replace").splitlines() if self.log.exists() else ():
             try:
@@ -261,12 +264,12 @@ class DemoNode:
 
 
 def _quoted(text: str) -> str:
-    """As a word for a shell: in double quotes where that is easier to read."""
+    """Quote a word for a shell, in double quotes if that is easier to read."""
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 def _readable(line: str) -> str:
-    """One line of the log without what only machines want."""
+    """Format one line of the log for reading."""
     try:
         document = json.loads(line)
     except ValueError:
@@ -279,7 +282,7 @@ def _readable(line: str) -> str:
 
 
 def _short(path: Path) -> str:
-    """Relative to the present directory where it lies in it."""
-    # Not resolved: a virtual environment's python is a link.
+    """Return a path relative to the current directory if it is inside it."""
+    # Not resolved, because a virtual environment's python is a link.
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

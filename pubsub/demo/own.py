@@ -1,14 +1,14 @@
-"""The demo on a database of the user's own: copied, followed for a while, compared; nobody there notices.
+"""The demo on the user's own database: copy it, follow it for a while, compare, without disturbing its users.
 
-What is made there has a name of its own, `pubsub_demo_…`, and goes at the end: a publication, a subscription's slots, and for
-the moment of the comparison a temporary slot.  Tables are only read.  A table that has no replica identity is left out:
-published, it would refuse its UPDATEs and DELETEs.
+The objects that it creates there are named `pubsub_demo_…` and removed at the end: a publication, a subscription's slots, and
+during the comparison a temporary slot.  Tables are only read.  Tables without a replica identity are left out: once published,
+they would refuse UPDATEs and DELETEs.
 
-Writers need not stop for the comparison.  The node rests, a temporary slot gives a snapshot of the database and the LSN that it
-shows, the node goes on up to exactly that LSN (stop_lsn) and rests again; then both sides are read as of that LSN.
+Writers need not stop for the comparison.  The node is paused, and a temporary slot provides a snapshot of the database with its
+LSN.  The node then applies up to exactly that LSN (stop_lsn) and pauses again, and both sides are read as of that LSN.
 
     writers   ──A──B──────────C──D──E──F──►
-    node      ──A──B── rests   C  D│ rests          compared: the snapshot, which shows A to D,
+    node      ──A──B── paused  C  D│ paused         compared: the snapshot, which shows A to D,
     snapshot               made at │                with the tables, which hold A to D
 """
 
@@ -41,8 +41,8 @@ _CONNECT_SECONDS: Final = 15
 _SNAPSHOT_SECONDS: Final = 120.0
 _SHOWN: Final = 10
 
-# Identities as relcache.c decides them: the key if it is immediate, a named index, or the whole row.  Partitions publish
-# themselves; a partitioned table holds no rows.  What an extension owns is its own business.
+# Replica identities as in relcache.c: the primary key if it is immediate, a named index, or the whole row.  Partitions are
+# published themselves, since a partitioned table has no rows.  Tables of extensions are left out.
 _CANDIDATES: Final = """
 SELECT n.nspname, c.relname, c.reltuples::bigint,
        pg_catalog.has_table_privilege(c.oid, 'SELECT'),
@@ -65,7 +65,7 @@ ORDER BY 1, 2
 """
 
 
-# A transaction that holds a snapshot is idle for as long as the comparison takes.
+# The transaction that holds the snapshot is idle while the comparison runs.
 _NO_TIMEOUTS: Final = """
 SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
 WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
@@ -84,7 +84,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A table of the database, and why it can not be followed (None: it can)."""
+    """A table of the database; `reason` says why it cannot be followed, None if it can."""
 
     schema: str
     name: str
@@ -94,7 +94,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """What was seen from `began` (Unix time) on; `applied` are the row changes up to then."""
+    """Measurements from `began` (Unix time) on; `applied` is the number of row changes applied before."""
 
     clock: figures.WalClock
     memory: figures.Memory
@@ -103,7 +103,7 @@ class _Followed:
 
 
 class OwnDemo:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, options: Options, interruption: Interruption, screen: Screen) -> None:
         self._options = options
@@ -115,7 +115,7 @@ class OwnDemo:
         self._left_behind: list[str] = []
 
     def run(self) -> bool:
-        """The whole of it: true when every value is equal and nothing is left behind.  Raises Interrupted and PubsubError."""
+        """Run the demo; return whether every value is equal and nothing is left behind.  Raises Interrupted and PubsubError."""
         screen, node = self._screen, self._node
         tables = self._choose(self._ask(_CANDIDATES))
         node.make_fresh()
@@ -142,7 +142,7 @@ class OwnDemo:
             self._tell_where(place)
         return equal
 
-    # what there is
+    # tables to follow
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._conninfo(), autocommit=True)
@@ -162,7 +162,7 @@ class OwnDemo:
         return self._interruption.run(lambda: _typed(ask))
 
     def _choose(self, rows: Sequence[tuple[Any, ...]]) -> list[Candidate]:
-        """The tables that are followed; those that can not be are told with the reason."""
+        """Return the tables to follow; show the others with the reason.  Raises DemoFailed if there are none."""
         found = [candidate(row) for row in rows]
         if self._options.tables:
             literals = ", ".join(f"{quote_literal(name)}::regclass" for name in self._options.tables)
@@ -187,7 +187,7 @@ class OwnDemo:
         )
         return chosen
 
-    # what is made there, and removed
+    # objects created in the database, and removed
 
     def _publish(self, tables: Sequence[Candidate]) -> None:
         names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(one.schema, one.name)) for one in tables)
@@ -198,7 +198,7 @@ class OwnDemo:
                 connection.execute(statement)
 
         self._screen.say(f"          CREATE PUBLICATION {self._name} FOR TABLE … ({len(tables)} tables)")
-        # Not interruptible: a moment later it is known whether it is there.
+        # Not interruptible: it takes only a moment, and then it is known whether the publication exists.
         _typed(publish)
         conninfo = self._options.conninfo
         create = "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {}"
@@ -219,7 +219,10 @@ class OwnDemo:
             )
 
     def _our_slots(self) -> str:
-        """Ours in pg_replication_slots: the subscription's, the temporary one, and those of sync workers of this node."""
+        """Return a condition for the demo's slots in pg_replication_slots.
+
+        They are the subscription's, the temporary one, and those of this node's sync workers.
+        """
         node = str(self._node.status.get("node") or "none")
         return f"slot_name LIKE '{self._name}%' OR slot_name LIKE 'pg\\_%\\_sync\\_%\\_{node}'"
 
@@ -229,7 +232,7 @@ class OwnDemo:
                 statement = f"SELECT slot_name FROM pg_replication_slots WHERE {self._our_slots()}"
                 return [str(row[0]) for row in connection.execute(statement.encode()).fetchall()]
         except psycopg.Error:
-            return []  # the failure to drop them is told
+            return []  # a failure to drop them is reported anyway
 
     def _drop_publication(self) -> None:
         try:
@@ -244,7 +247,7 @@ class OwnDemo:
     # copy, follow, compare
 
     def _follow(self, stack: ExitStack) -> _Followed:
-        """Copy, then look on for some time."""
+        """Copy the tables, then follow them for the chosen time."""
         node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
         clock = figures.WalClock(self._options.conninfo)
         stack.callback(clock.stop)
@@ -263,7 +266,7 @@ class OwnDemo:
         return followed
 
     def _measured(self, followed: _Followed, ended: float) -> Figures:
-        """Of what was committed while it was followed, all of which is in Delta by now."""
+        """Return the figures for the changes committed since `began`; all of them must be in Delta by now."""
         node, name, clock = self._node, self._name, followed.clock
         followed.memory.stop()
         committed = figures.batches(Path(place["path"]) for place in node.snapshot(name)["tables"].values())
@@ -288,7 +291,7 @@ class OwnDemo:
         return {table["name"]: int(table["rows_copied"] or 0) for table in subscription["tables"]}
 
     def _compare(self, tables: Sequence[Candidate], followed: _Followed) -> bool:
-        """As of one LSN, whatever the writers do meanwhile."""
+        """Compare as of one LSN, while writers may continue; return whether all values are equal."""
         node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
         screen.step("The node rests while a snapshot of the database is taken, then goes on up to exactly its LSN")
         node.sql(f"ALTER SUBSCRIPTION {name} DISABLE")
@@ -309,7 +312,7 @@ class OwnDemo:
         return equal
 
     def _largest(self) -> Path:
-        """Where the table with the most rows lies."""
+        """Return the path of the table with the most rows."""
         rows = self._copied()
         places = self._node.snapshot(self._name)["tables"]
         return Path(places[max(places, key=lambda name: rows.get(name, 0))]["path"])
@@ -318,10 +321,10 @@ class OwnDemo:
         return (self._node.subscription(self._name) or {}).get("enabled") is False
 
     def _snapshot(self, stack: ExitStack) -> tuple[Lsn, str]:
-        """An LSN, and the name of a snapshot that shows exactly what was committed up to it; it lives as long as `stack`.
+        """Return an LSN and the name of a snapshot of everything committed up to it; the snapshot lives as long as `stack`.
 
-        A slot begins at an LSN and exports what the database is there (snapbuild.c: SnapBuildInitialSnapshot).  It waits for
-        the transactions that are open.
+        A new slot starts at an LSN and exports a snapshot of the database at that LSN (snapbuild.c: SnapBuildInitialSnapshot).
+        Its creation waits for open transactions.  Raises DemoFailed after _SNAPSHOT_SECONDS, and Interrupted.
         """
         holder = stack.enter_context(_typed(self._connect))
         walsender = _typed(lambda: psycopg.connect(self._conninfo(replication="database"), autocommit=True))
@@ -338,14 +341,14 @@ class OwnDemo:
                     )
                 self._interruption.sleep(0.05)
         except BaseException:
-            # A server that waits does not see that nobody listens any more: the temporary slot would stay.
+            # A waiting server does not notice a closed connection, and the temporary slot would remain.
             walsender.cancel()
             task.wait(5.0)
             raise
         return task.result()
 
     def _take_snapshot(self, walsender: psycopg.Connection[Any], holder: psycopg.Connection[Any]) -> tuple[Lsn, str]:
-        """The slot goes as soon as a plain transaction has its snapshot."""
+        """Create the slot and adopt its snapshot in a plain transaction; drop the slot then, and export the snapshot anew."""
         with walsender:
             slot = f"{self._name}_compare"
             row = walsender.execute(
@@ -368,7 +371,7 @@ class OwnDemo:
 
 
 def candidate(row: Sequence[Any]) -> Candidate:
-    """From a row of the query above."""
+    """Build a Candidate from a row of _CANDIDATES."""
     schema, name, rows, readable, owned, permanent, identified = row
     reason = None
     if not permanent:
@@ -383,7 +386,7 @@ def candidate(row: Sequence[Any]) -> Candidate:
 
 
 def _typed(work: Callable[[], _T]) -> _T:
-    """What psycopg raises as the demo's failure."""
+    """Run `work`; turn psycopg's errors into DemoFailed."""
     try:
         return work()
     except psycopg.Error as error:

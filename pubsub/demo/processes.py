@@ -1,4 +1,4 @@
-"""Processes and their descendants, as /proc shows them."""
+"""Processes and their descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _END_SECONDS: Final = 20.0
 
 
 def descendants(pid: int) -> list[int]:
-    """The children of a process, theirs, and so on."""
+    """Return the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
@@ -27,12 +27,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def jvm_of(pid: int) -> int | None:
-    """The java process that the process `pid` has started."""
+    """Return the java process among the descendants of `pid`, if there is one."""
     return next((child for child in descendants(pid) if name_of(child) == "java"), None)
 
 
 def name_of(pid: int) -> str:
-    """What the process runs, in 15 characters; empty when it has gone."""
+    """Return the name of a process's program, cut to 15 characters; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
@@ -40,9 +40,9 @@ def name_of(pid: int) -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """kill -9 of a process and of all its descendants; returns when they are gone."""
+    """Kill a process and all its descendants with kill -9; wait at most 20 seconds until they are gone."""
     seen: set[int] = set()
-    # Stopped first: then nobody of them starts another one that would not be found.
+    # Suspended first, so that none of them starts another process that would be missed.
     while new := {pid, *descendants(pid)} - seen:
         for each in new:
             _signal(each, signal.SIGSTOP)
@@ -55,13 +55,13 @@ def kill_tree(pid: int) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
+    """Whether a process is running; a zombie is not."""
     status = _status(pid)
     return status is not None and status[0] != "Z"
 
 
 def memory(pid: int, name: str, file: str = "status") -> int:
-    """proc(5): a line such as VmHWM of /proc/PID/status, or of another file, in bytes; 0 when the process has gone."""
+    """Return a size such as VmHWM in /proc/PID/status, or another `file`, in bytes (proc(5)); 0 if the process is gone."""
     try:
         match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     except OSError:
@@ -70,12 +70,12 @@ def memory(pid: int, name: str, file: str = "status") -> int:
 
 
 def _status(pid: int) -> tuple[str, int] | None:
-    """The state and the parent; None when there is no such process."""
+    """Return a process's state and parent; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # proc(5): the name stands in parentheses and may hold anything.
+    # proc(5): the name is in parentheses and may contain anything.
     state, parent = text.rpartition(")")[2].split()[:2]
     return state, int(parent)
 

@@ -1,4 +1,4 @@
-"""Waiting for the node to come to a point, while the live view goes on."""
+"""Waiting for the node to reach a state, while the live view is updated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
 
 _POLL_SECONDS: Final = 0.25
-#: How long nothing at all may happen: a cold Spark on a busy machine takes most of a minute.
+#: The longest time without any progress: starting Spark on a busy machine takes most of a minute.
 PATIENCE_SECONDS: Final = 180.0
-#: How long a worker may keep failing; what a retry heals is no failure of the demo.
+#: The longest time that a worker may keep failing; an error that a retry cures does not fail the demo.
 _FAILING_SECONDS: Final = 30.0
 
 
 class Waiter:
-    """Waits for conditions on a node's status."""
+    """Waits for conditions on the node's status."""
 
     def __init__(self, node: DemoNode, interruption: Interruption, screen: Screen) -> None:
         self._node = node
@@ -27,9 +27,9 @@ class Waiter:
         self._screen = screen
 
     def until(self, reached: Callable[[], bool], doing: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Wait for `reached`, and show what goes on.
+        """Wait until `reached` is true, and show the progress.
 
-        Raises DemoFailed when the daemon ends, when a worker keeps failing, or when nothing moves for `patience` seconds.
+        Raises DemoFailed if the daemon ends, a worker keeps failing, or nothing moves for `patience` seconds; and Interrupted.
         """
         moved_at = time.monotonic()
         failing_since: float | None = None
@@ -63,13 +63,13 @@ class Waiter:
         return any(table["state"] != "i" for one in self._node.status["subscriptions"] for table in one["tables"])
 
     def caught_up(self, names: Sequence[str], lsn: Lsn) -> bool:
-        """Whether what was committed up to `lsn` is durable in Delta, for every table of these subscriptions."""
+        """Whether everything committed up to `lsn` is durable in Delta, for every table of these subscriptions."""
         found = [self._node.subscription(name) for name in names]
         return all(_is_ready(one) and _flushed(one) >= lsn for one in found)
 
 
 def first_error(status: Status) -> str | None:
-    """What a worker last failed of, and has not overcome."""
+    """Return the first unresolved error of a worker, if there is one."""
     for subscription in status["subscriptions"]:
         for table in subscription["tables"]:
             if table["error"]:

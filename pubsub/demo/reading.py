@@ -1,4 +1,4 @@
-"""Where the tables lie and how to read them: text to paste into a shell, each tried by the tests."""
+"""How to read the tables: scripts to paste into a shell, all run by the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pubsub import jars
 
 
 def ways(path: Path, query: str) -> list[str]:
-    """A paragraph for each way to read the table at `path`; `query` names it t."""
+    """Return a paragraph for each way to read the table at `path`; `query` calls it t."""
     return [
         "To read them, paste one of these into a shell.  Python (deltalake):\n" + with_python(path, query),
         "DuckDB:\n" + with_duckdb(path, query),
@@ -20,7 +20,7 @@ def ways(path: Path, query: str) -> list[str]:
 
 
 def with_python(path: Path, query: str) -> str:
-    """Python alone: deltalake's reader; no JVM, nothing of this project.  `query` names the table t."""
+    """Return a script for deltalake's reader, without a JVM and without this project.  `query` calls the table t."""
     return _script(
         "from deltalake import DeltaTable, QueryBuilder",
         f't = QueryBuilder().register("t", DeltaTable({_text(path)}))',
@@ -30,7 +30,7 @@ def with_python(path: Path, query: str) -> str:
 
 
 def with_duckdb(path: Path, query: str) -> str:
-    """DuckDB over what deltalake reads, as a stream of Arrow batches.  `query` names the table t."""
+    """Return a script for DuckDB over deltalake's stream of Arrow batches.  `query` calls the table t."""
     return _script(
         "import duckdb, pyarrow",
         "from deltalake import DeltaTable, QueryBuilder",
@@ -41,7 +41,7 @@ def with_duckdb(path: Path, query: str) -> str:
 
 
 def with_spark(path: Path, query: str) -> str:
-    """Spark with the jars of set-up.  `query` names the table t."""
+    """Return a script for Spark with the jars that set-up fetched.  `query` calls the table t."""
     classes = os.pathsep.join(_shown(each) for each in jars.class_path())
     return _script(
         "from pyspark.sql import SparkSession",
@@ -65,6 +65,9 @@ def _text(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Relative to the present directory where it lies in it; not resolved: a virtual environment's python is a link."""
+    """Return a path relative to the current directory if it is inside it.
+
+    Not resolved, because a virtual environment's python is a link.
+    """
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

@@ -1,4 +1,4 @@
-"""The figures as they are printed."""
+"""The printed figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pubsub.demo.figures import Copy, percentile
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured: times in seconds, sizes in bytes, `lags` sorted.
+    """The measurements: times in seconds, sizes in bytes, `lags` sorted.
 
-    `copies` are the initial copies with their rows, `applied` the row changes of each subscription while `seconds` went by, and
-    `fastest` how many a second over the best five seconds.
+    `copies` are the initial copies with their rows; `applied` the row changes of each subscription during `seconds`; `fastest` the
+    highest rate per second over five seconds.
     """
 
     copies: Sequence[tuple[Copy, int]]
@@ -28,7 +28,7 @@ class Figures:
 
 
 def report(found: Figures) -> str:
-    """A few lines for people."""
+    """Return the figures as a few lines of text."""
     lines = ["Figures:"]
     if found.copies:
         lines += _copies(found.copies)

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table on a terminal, a line now and then elsewhere."""
+"""The demo's output: a live table on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionLine:
-    """One subscription of the live view; lag and rates are None or 0 until known."""
+    """One subscription of the live view; lags are None and rates 0 until known."""
 
     name: str
     lag_seconds: float | None
@@ -53,14 +53,14 @@ class SubscriptionLine:
 
 
 class Reader:
-    """From status documents to lines: a document has counts, and the view shows rates."""
+    """Turns status documents into lines: a document has counts, the view shows rates."""
 
     def __init__(self) -> None:
         self.applied: dict[str, Rate] = {}
         self._copied: dict[tuple[str, str], Rate] = {}
 
     def read(self, status: Status, now: float) -> list[SubscriptionLine]:
-        """The lines for a document that came at `now` (seconds)."""
+        """Return the lines for a document read at `now` (seconds)."""
         return [self._subscription(found, now) for found in status["subscriptions"]]
 
     def _subscription(self, found: Status, now: float) -> SubscriptionLine:
@@ -90,7 +90,7 @@ class Reader:
 
 
 class Screen:
-    """Where the demo speaks.  `quiet` leaves the live view out."""
+    """The demo's output.  `quiet` omits the live view."""
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -104,28 +104,28 @@ class Screen:
 
     @property
     def reader(self) -> Reader:
-        """The rates so far."""
+        """The reader, which has the rates so far."""
         return self._reader
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """The time since the demo began."""
         return time.monotonic() - self._began
 
     def step(self, text: str) -> None:
-        """A step of the demo begins."""
+        """Announce a step of the demo."""
         self.console.print(Text(f"[{self.seconds:5.1f} s] ", style="dim").append(text, style="bold"), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Plain text, as it is: what a program printed, figures, commands."""
+        """Print plain text unchanged: a program's output, figures, commands."""
         self.console.print(Text(text), soft_wrap=True)
 
     def fail(self, text: str) -> None:
-        """An error."""
+        """Print an error."""
         self.console.print(Text(text, style="red"), soft_wrap=True)
 
     def show(self, status: Status, doing: str) -> None:
-        """The live view of a status document; `doing` is what goes on meanwhile."""
+        """Show a status document in the live view; `doing` names the current activity."""
         if status is not self._document:
             self._document = status
             self._lines = self._reader.read(status, time.monotonic())
@@ -142,14 +142,14 @@ class Screen:
                 self.say(f"          {line}")
 
     def end_live(self) -> None:
-        """The live view stays as it is; what comes next is printed below it."""
+        """Freeze the live view; later output is printed below it."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
 
 def summaries(lines: Sequence[SubscriptionLine]) -> list[str]:
-    """A line for each subscription, for output that is no terminal."""
+    """Return a line for each subscription, for output that is not a terminal."""
     found = []
     for line in lines:
         states = "".join(table.state for table in line.tables)
@@ -164,7 +164,7 @@ def summaries(lines: Sequence[SubscriptionLine]) -> list[str]:
 
 
 def picture(lines: Sequence[SubscriptionLine], heading: str) -> Any:
-    """The live view."""
+    """Return the live view."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("subscription", "table", "state"):
         table.add_column(name, no_wrap=True)
