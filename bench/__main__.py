@@ -1,28 +1,28 @@
-"""Speed beside PostgreSQL's own, in one run on one machine.
+"""Measure speed compared with PostgreSQL's own tools, in one run on one machine.
 
     python -m bench [--only NAME,…] [--rows N] [--runs N] [--quick] [--fsync on|off] [--output FILE]
 
-copy       initial copy of a table                       beside PostgreSQL's tablesync
-inserts    a backlog of as many inserts                  beside a stock subscriber
-updates    … of as many updates, keys in order                     "
-random     … of as many updates, keys at random                    "
-deletes    … of half as many deletes                               "
-pgbench    … of a tenth as many pgbench transactions               "
-lag        from commit to visible, at 1,000 transactions a second  "
-receive    receiving alone                               beside pg_recvlogical
-large      one transaction, from its COMMIT              beside a stock subscriber with streaming = on
-large-…    the same: updates; many at once; subtransactions         "
-decode-…   the publisher's decoder: inserts, pgbench, skip, ddl     beside pg_recvlogical
-types      fields of each type made columns, in processor time, with no server
+copy       initial copy of a table of N rows             vs. PostgreSQL's tablesync
+inserts    a backlog of N inserts                        vs. a stock subscriber
+updates    … of N updates, keys in order                           "
+random     … of N updates, keys at random                          "
+deletes    … of N/2 deletes                                        "
+pgbench    … of N/10 pgbench transactions                          "
+lag        from commit to visible, at 1,000 transactions/s         "
+receive    receiving only                                vs. pg_recvlogical
+large      one transaction, from its COMMIT              vs. a stock subscriber with streaming = on
+large-…    the same: updates; many at once; subtransactions        "
+decode-…   the publisher's decoder: inserts, pgbench, skip, ddl    vs. pg_recvlogical
+types      decoding of each type's fields, in processor time, without a server
 
-The publisher and the stock subscriber are two PostgreSQL servers of one version with the same settings, PostgreSQL's own
-but for those below; the stock subscriber's apply worker runs with synchronous_commit = off, the subscription's default.
-Ours is `pubsub daemon` in a process of its own, with Spark started and warmed up.  A backlog is written while nobody listens;
-the clock starts at ALTER SUBSCRIPTION … ENABLE (for a copy: at CREATE SUBSCRIPTION) and ends when the subscription's
-origin has passed the last transaction (when the table's state is s or r).  The sides run one after the other.  After each
-run all rows and columns are compared with the publisher's.
+The publisher and the stock subscriber are two PostgreSQL servers of the same version and settings, PostgreSQL's defaults
+except for a few listed in the results; the stock subscriber's apply worker runs with synchronous_commit = off, the
+subscription's default.  Ours is `pubsub daemon` in its own process, with Spark started and warmed up.  A backlog is written
+while no subscriber is enabled.  The clock starts at ALTER SUBSCRIPTION … ENABLE (for a copy: CREATE SUBSCRIPTION) and stops
+when the subscription's origin has passed the last transaction (for a copy: when the table's state is s or r).  The sides run
+one after the other.  After each run all rows and columns are compared with the publisher's.
 
-Exit code 1 when something failed or differed; a goal that was missed is no failure.
+The exit code is 1 if something failed or differed; a missed goal is not a failure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pubsub.testing.servers import EmbeddedPostgres
 _RESULTS: Final = Path(__file__).parent / "results"
 _WIDTH: Final = 132
 
-#: Over PostgreSQL's defaults, at both servers.  VACUUM and checkpoints are done between the runs, not in them.
+#: Settings of both servers that differ from the defaults.  VACUUM and checkpoints run between the runs, not during them.
 _SERVER: Final[dict[str, str | int]] = {
     "shared_buffers": "128MB",
     "max_wal_size": "8GB",
@@ -89,7 +89,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the benchmarks; return the exit code."""
     options = _arguments(arguments)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     plan = Plan(
@@ -151,7 +151,7 @@ def _measure(plan: Plan, fsync: str, say: Any) -> tuple[Results, dict[str, Any]]
 
 
 if __name__ == "__main__":
-    # The servers' programs and pg_recvlogical read PG… variables of whoever starts this.
+    # The servers' programs and pg_recvlogical would read the user's PG… variables.
     for name in [name for name in os.environ if name.startswith("PG")]:
         del os.environ[name]
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""How fast rows become columns: decoding of frames, folding of keys, parsing of a copy; on one core, with no server.
+"""Measure how fast rows become columns: decoding frames, folding keys, parsing a copy; on one core, without a server.
 
     python -m bench.columns [--rows N] [--json]
 
-The table is speed.md's: bigint key, text, numeric(12,2), timestamptz, bool, int.
+The table has a bigint key, text, numeric(12,2), timestamptz, bool and int, as in `python -m bench`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _blocks(kind: bytes, keys: Any) -> list[FrameBlock]:
 
 
 def _best(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of three runs."""
+    """Return the seconds of the fastest of three runs."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def _decode(blocks: list[FrameBlock]) -> Changes:
 
 
 def measure(rows: int) -> dict[str, float]:
-    """Seconds of each step for `rows` rows."""
+    """Return the seconds of each step for `rows` rows."""
     pa.set_cpu_count(1)
     random = np.random.default_rng(1)
     ordered = np.arange(1, rows + 1)

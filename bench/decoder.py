@@ -1,8 +1,8 @@
-"""Our decoder as `python -m walsender decode` runs it, measured from the moment when the catalogs have been read.
+"""Run our decoder like `python -m walsender decode`, and measure it from when the catalogs have been read.
 
     python -m bench.decoder CONNINFO WAL_DIRECTORY PUBLICATION START END
 
-A module of its own, so that its memory is the decoder's and not the benchmark's.
+It runs in its own process, so that the memory measured is the decoder's and not the benchmark's.
 """
 
 from __future__ import annotations

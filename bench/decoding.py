@@ -1,14 +1,14 @@
-"""The publisher's decoder beside pg_recvlogical: the same WAL, in one run.
+"""Measure the publisher's decoder compared with pg_recvlogical, on the same WAL in one run.
 
     python -m bench.decoding [--rows N] [--runs N]
 
-decode-inserts     an INSERT of as many rows
-decode-pgbench     a tenth as many of pgbench's transactions, by four clients
-decode-skip        the inserts, of which nothing is published
-decode-ddl         pgbench's transactions with a burst of DDL statements in their midst: how much slower than without
+decode-inserts     an INSERT of N rows
+decode-pgbench     N/10 pgbench transactions, by four clients
+decode-skip        the inserts, with a publication that has none of them
+decode-ddl         the pgbench transactions with a burst of DDL statements in the middle: how much slower than without
 
-Ours is a process that reads the WAL from the server's directory, on one core, from the moment when the catalogs have been read;
-pg_recvlogical waits for a walsender that decodes what a slot was made in front of.  Both throw away what they get.
+Ours is a process that reads the WAL from the server's directory on one core; its time starts when the catalogs have been read.
+pg_recvlogical waits for a walsender that decodes from a slot created before the WAL was written.  Both discard the output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DATABASE: Final = "decoding"
 _CLIENTS: Final = ("--client=4", "--jobs=2")
 _GOAL: Final = 0.5
 _SKIPPED_BYTES: Final = 60_000_000
-"""Of WAL in a second."""
+"""The goal: bytes of WAL per second."""
 _MEMORY_GOAL: Final = 200 << 20
 _SLOWDOWN_GOAL: Final = 2.0
 
@@ -43,7 +43,7 @@ _SLOWDOWN_GOAL: Final = 2.0
 def measure(
     server: EmbeddedPostgres, wanted: Sequence[str], rows: int, runs: int, results: Results, say: Callable[[str], None]
 ) -> None:
-    """All of `wanted`, into `results`.  The server is one that does nothing else, its WAL on this machine's disk."""
+    """Measure all of `wanted` and add to `results`.  The server must be otherwise idle, with its WAL on this machine's disk."""
     server.create_database(_DATABASE)
     server.execute(
         "CREATE TABLE rows (id bigint PRIMARY KEY, a int, b text, c timestamptz); CREATE TABLE other (x int);"
@@ -95,7 +95,7 @@ def measure(
 
 
 class _Load:
-    """WAL from `start` to `end`; `slots`: by publication."""
+    """WAL from `start` to `end`, and the `slots` created before it, by publication."""
 
     def __init__(self, start: int, end: int, slots: dict[str, str]) -> None:
         self.start, self.end, self.slots = start, end, slots
@@ -107,10 +107,10 @@ class _Decoding:
         self._runs = runs
         self._say = say
         self.peak = 0
-        """Bytes of memory of the largest of our processes."""
+        """The peak memory of our processes, in bytes."""
 
     def load(self, write: Callable[[], None], *publications: str) -> _Load:
-        """Write WAL that slots were made in front of."""
+        """Create a slot for each publication, then write WAL."""
         self._server.execute("CHECKPOINT")
         slots = {publication: f"bench_{publication}" for publication in publications}
         for slot in slots.values():
@@ -124,7 +124,7 @@ class _Decoding:
             self._server.drop_slot(slot)
 
     def both(self, load: _Load, publication: str) -> tuple[list[Run], int]:
-        """Each side, in turn first and second; and how many bytes of WAL it was."""
+        """Measure both sides, alternating which is first; return their runs and the bytes of WAL."""
         found: list[Run] = []
         for number in range(self._runs):
             for side in (THEIRS, OURS) if number % 2 == 0 else (OURS, THEIRS):
@@ -138,7 +138,7 @@ class _Decoding:
         return int(Lsn.parse(str(self._server.query("SELECT pg_current_wal_insert_lsn()")[0][0])))
 
     def _theirs(self, load: _Load, publication: str) -> Run:
-        # Whoever receives confirms, and the slot forgets: each run has a copy of its own.
+        # A receiver confirms what it received, which advances the slot: each run gets its own copy.
         self._server.query(
             f"SELECT pg_copy_logical_replication_slot('{load.slots[publication]}', 'bench_decoding')", _DATABASE
         )

@@ -1,6 +1,6 @@
-"""Transactions larger than memory: written while the subscriber follows, and measured from COMMIT on.
+"""Transactions larger than memory, written while the subscriber follows, and measured from their COMMIT on.
 
-What a transaction's commit costs is what this asks: all before it is sent while it is still in progress.
+The changes are streamed while the transaction is in progress, so that only the cost of its commit is measured.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pubsub.testing.servers import EmbeddedPostgres
 
 NAMES: Final = ("large", "large-updates", "large-many", "large-subtransactions")
 
-#: How many transactions at once, and in how many turns each is written.
+#: The number of concurrent transactions, and of turns in which each is written.
 INTERLEAVED: Final = 200
 _TURNS: Final = 5
 _SUBTRANSACTIONS: Final = 10_000
 
 Commit = Callable[[], Lsn]
-"""Commits what is open; returns an LSN inside the last transaction."""
+"""Commits the open transactions; returns an LSN inside the last one."""
 
 
 @contextmanager
 def inserts(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -> Iterator[Commit]:
-    """One transaction of `count` inserts."""
+    """Write one transaction of `count` inserts."""
     with _writer(publisher, data) as connection:
         connection.execute(f"INSERT INTO orders SELECT {NEW_ROW} FROM generate_series({first}, {first + count - 1}) i")
         yield lambda: _commit(connection)
@@ -36,7 +36,7 @@ def inserts(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -
 
 @contextmanager
 def updates(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -> Iterator[Commit]:
-    """One transaction that updates the first `count` rows, from key 1 on."""
+    """Write one transaction that updates the first `count` rows, from key 1 on."""
     with _writer(publisher, data) as connection:
         connection.execute(
             f"UPDATE orders SET name = 'large ' || {first} || id, quantity = quantity + 1 WHERE id <= {count}"
@@ -46,7 +46,7 @@ def updates(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -
 
 @contextmanager
 def interleaved(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -> Iterator[Commit]:
-    """Many transactions at once, which write in turns; `count` inserts in all."""
+    """Write INTERLEAVED concurrent transactions in turns, with `count` inserts in all."""
     each = max(1, count // (INTERLEAVED * _TURNS))
     with ExitStack() as stack:
         writers = [stack.enter_context(_writer(publisher, data)) for _ in range(INTERLEAVED)]
@@ -66,7 +66,7 @@ def interleaved(publisher: EmbeddedPostgres, data: Orders, first: int, count: in
 
 @contextmanager
 def subtransactions(publisher: EmbeddedPostgres, data: Orders, first: int, count: int) -> Iterator[Commit]:
-    """One transaction of many subtransactions, every other one rolled back; `count` inserts in all."""
+    """Write one transaction of many subtransactions with `count` inserts in all; every other one is rolled back."""
     each = max(1, count // _SUBTRANSACTIONS)
     with _writer(publisher, data) as connection:
         connection.execute(

@@ -1,7 +1,4 @@
-"""What the measurements ran on, and what processes cost: processor seconds and memory, from /proc.
-
-CPU times are seconds, memory is bytes.
-"""
+"""Facts about the machine, and processes' processor time (seconds) and memory (bytes), from /proc."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _SAMPLE_SECONDS: Final = 0.5
 
 
 def facts() -> dict[str, Any]:
-    """Hardware, system and versions; those of the servers are asked of them."""
+    """Return the hardware, system and versions, without the servers' versions."""
     model = next((value for key, value in _fields(Path("/proc/cpuinfo"), ":") if key == "model name"), "unknown")
     memory = next(value for key, value in _fields(Path("/proc/meminfo"), ":") if key == "MemTotal")
     return {
@@ -43,43 +40,43 @@ def facts() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MachineTime:
-    """Processor seconds since the machine started, over all cores; `stolen` is what its host gave to others."""
+    """Processor seconds since the machine started, over all cores; `stolen` were given to other guests by the host."""
 
     busy: float
     stolen: float
 
     @classmethod
     def now(cls) -> Self:
-        """proc(5): user nice system idle iowait irq softirq steal …"""
+        """Read the current values (proc(5): user nice system idle iowait irq softirq steal …)."""
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         stolen = ticks[7] / _TICK
         return cls((sum(ticks) - ticks[3] - ticks[4]) / _TICK - stolen, stolen)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process with all its threads and the children it has waited for; 0 when it is gone."""
+    """Return the processor time of a process, with its threads and the children it has waited for; 0 if it is gone."""
     words = _stat(pid)
     return sum(map(int, words[11:15])) / _TICK if words else 0.0
 
 
 def peak_memory(pid: int) -> int:
-    """The most that a process had resident, since it started or since `forget_peak`."""
+    """Return a process's peak resident memory since it started, or since `forget_peak`."""
     return _status_kilobytes(pid, "VmHWM")
 
 
 def resident_memory(pid: int) -> int:
-    """What a process has resident now, pages shared with others included."""
+    """Return a process's current resident memory, shared pages included."""
     words = _stat(pid)
     return int(words[21]) * _PAGE if words else 0
 
 
 def forget_peak(pid: int) -> None:
-    """Let `peak_memory` begin again from what is resident now (proc(5): clear_refs)."""
+    """Reset `peak_memory` to the current resident memory (proc(5): clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below `pid`, with their names."""
+    """Return the descendants of `pid`, with their names."""
     parents: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -96,9 +93,9 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 class MemoryWatch:
-    """The greatest resident memory of the Python processes below a daemon's JVM, which come and go with Spark's jobs.
+    """The peak resident memory of the Python processes among a daemon's descendants, which come and go with Spark's jobs.
 
-    Sampled, as no counter outlives a process; shared pages count once for each that has them.
+    It is sampled, because no counter outlives a process.  Shared pages count once per process.
     """
 
     def __init__(self, daemon: int) -> None:
@@ -125,7 +122,7 @@ class MemoryWatch:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat from the state (the third) on."""
+    """Return the fields of /proc/pid/stat from the third, the state, on."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -163,7 +160,7 @@ def _java() -> str:
 
 
 def _commit() -> str | None:
-    """The commit that was measured; a plus says that the tree had changes."""
+    """Return the measured commit, with a plus if the work tree had changes."""
     here = Path(__file__).parent
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)

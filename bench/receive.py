@@ -1,8 +1,8 @@
-"""Receiving alone: the frames of a slot taken as apply takes them, and dropped; the counterpart of pg_recvlogical.
+"""Receive a slot's frames like the apply worker, and drop them; the counterpart of pg_recvlogical.
 
     python -m bench.receive CONNINFO SLOT PUBLICATION END_LSN
 
-Prints JSON: {"frames", "bytes", "seconds"}; the seconds are those from connecting to the frame that reaches END_LSN.
+Prints JSON: {"frames", "bytes", "seconds"}; the seconds run from connecting to the frame that reaches END_LSN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POSITIONS: Final = struct.Struct(">xQQ")
 
 
 async def receive(conninfo: str, slot: str, publication: str, end: Lsn) -> dict[str, float]:
-    """Receive until the publisher has sent all up to `end`."""
+    """Receive until the publisher has sent everything up to `end`."""
     began = reported = time.monotonic()
     frames = size = 0
     async with await Connection.connect(conninfo, replication=True) as connection:
@@ -36,7 +36,7 @@ async def receive(conninfo: str, slot: str, publication: str, end: Lsn) -> dict[
             frames += len(received)
             size += sum(map(len, received))
             last = received[-1]
-            # A keepalive has but one position; its second field is a time.
+            # A keepalive has only one position; its second field is a time.
             position = max(_POSITIONS.unpack_from(last)) if last[0] == ord("w") else struct.unpack_from(">xQ", last)[0]
             if time.monotonic() - reported > _STATUS_SECONDS:
                 reported = time.monotonic()

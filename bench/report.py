@@ -1,4 +1,4 @@
-"""The table that is printed, and the document that is written."""
+"""Printing the results as tables, and writing them as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.results import OURS, THEIRS, Comparison, Limit, Results
 
 
 def show(console: Console, results: Results, machine: dict[str, Any]) -> None:
-    """Print ratios and limits, and the machine they hold for."""
+    """Print ratios and limits, and the machine they were measured on."""
     cores = f"{machine['cores']} cores, {machine['memory_bytes'] / (1 << 30):.0f} GB"
     console.print(
         f"\n{cores}, {machine['cpu']}; {machine['postgresql']}; Python {machine['python']}; {machine['java']}"

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks finds: every single measurement, and what is made of them."""
+"""The results of the benchmarks: every single measurement, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 THEIRS: Final = "theirs"
-"""The side that is compared with: the stock subscriber, or pg_recvlogical."""
+"""The reference side: the stock subscriber, or pg_recvlogical."""
 OURS: Final = "ours"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement of one side; `cpu` holds processor seconds by process, memory is the peak in bytes."""
+    """One measurement of one side; `cpu` is processor seconds by process, memory is the peak in bytes."""
 
     side: str
     seconds: float
@@ -26,7 +26,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same work done by both sides; `changes` rows of it, `goal` the rate that is aimed at as a share of theirs."""
+    """The same work done by both sides: `changes` row changes; `goal` is the rate to reach, as a share of theirs."""
 
     name: str
     title: str
@@ -35,11 +35,11 @@ class Comparison:
     runs: Sequence[Run]
 
     def seconds(self, side: str) -> float:
-        """The median of a side's runs."""
+        """Return the median of a side's runs."""
         return statistics.median(run.seconds for run in self.runs if run.side == side)
 
     def rate(self, side: str) -> float:
-        """Changes a second."""
+        """Return a side's changes per second."""
         return self.changes / self.seconds(side)
 
     @property
@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure of ours, to stay below `goal` if there is one; `theirs` is PostgreSQL's.  `unit`: seconds, bytes, rate, times."""
+    """A figure of ours that should stay below `goal`, if set; `theirs` is PostgreSQL's.  `unit`: seconds, bytes, rate, times."""
 
     name: str
     title: str
@@ -92,7 +92,7 @@ class Limit:
 
 @dataclass(slots=True)
 class Results:
-    """All of it; `failures` are the scenarios that could not be measured, or whose tables were wrong afterwards."""
+    """All results; `failures` are the scenarios that could not be measured, or left wrong tables."""
 
     comparisons: list[Comparison] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)

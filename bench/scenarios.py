@@ -1,5 +1,7 @@
-"""The measurements.  Each side runs alone, in turn first and second; after each run its tables are compared with the
-publisher's, so that speed without correctness fails.
+"""The measurements.
+
+Each side runs alone, and they alternate in going first.  After each run its tables are compared with the publisher's, so that
+speed without correctness fails.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _TIMEOUT: Final = 600.0
 _WARM_ROWS: Final = 20_000
 _LAG_RATE: Final = 1000
 
-#: The goals: our rate as a share of the other side's; seconds; bytes.
+#: The goals: our rate as a share of the reference side's (_GOALS); seconds (_LAG_GOAL); bytes (_MEMORY_GOAL).
 _GOALS: Final = {
     "copy": 1.0,
     "inserts": 0.8,
@@ -61,7 +63,7 @@ ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING, *TYPES)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured: `rows` of the table, `runs` of each scenario and side, seconds of load for the lag."""
+    """The plan: `rows` of the table, `runs` of each scenario and side, seconds of load for the lag, rounds of warm-up."""
 
     only: Sequence[str]
     rows: int
@@ -71,7 +73,7 @@ class Plan:
 
 
 class Bench:
-    """The servers, and what was found so far.  `say` is told what is going on."""
+    """The servers and the results so far.  `say` is called with progress messages."""
 
     def __init__(
         self, plan: Plan, publisher: EmbeddedPostgres, stock: Stock, ours: Ours, say: Callable[[str], None]
@@ -88,7 +90,7 @@ class Bench:
         self._data: Dataset | None = None
 
     def run(self) -> None:
-        """All that was asked for.  A scenario that fails ends those after it on the same data, not the others."""
+        """Run the plan.  A failed scenario ends the later ones on the same dataset, not the others."""
         groups = [
             (RECEIVE, self._receive_group),
             (ORDERS, self._orders_group),
@@ -120,7 +122,7 @@ class Bench:
         except (Failed, PubsubError, RuntimeError, psycopg.Error, OSError) as error:
             self.results.failures.append(f"{self._doing or name}: {error}")
             self._say(f"FAILED: {error}")
-            # What goes on failing must not burden those that come after it.
+            # A subscription that keeps failing must not slow the later scenarios.
             for subscriber in (self._stock, self._ours):
                 with suppress(Failed, PubsubError, psycopg.Error):
                     if self._data is not None:
@@ -133,7 +135,7 @@ class Bench:
     # Groups of scenarios, one for each dataset
 
     def _warm_up(self) -> None:
-        """Spark compiles what it runs often; a daemon has long done so when a backlog comes."""
+        """Warm up Spark, whose JVM compiles frequent code: a daemon in use has done so before a backlog arrives."""
         data = Orders("warm", min(self._plan.rows, _WARM_ROWS))
         self._begin(
             "warm-up", f"starting Spark and warming it up with {self._plan.warm_rounds} rounds of small batches"
@@ -175,7 +177,7 @@ class Bench:
         }
         try:
             for number in range(plan.runs):
-                # Each round adds as many keys as it had, and takes half of these away.
+                # Each round inserts plan.rows new keys, and deletes half of them.
                 first = plan.rows * (number + 1) + 1
                 writers = {
                     "inserts": partial(data.insert, self._publisher, first, plan.rows),
@@ -191,7 +193,7 @@ class Bench:
         self._drop(data)
 
     def _deletes(self, data: Orders, first: int, count: int, *, written: bool) -> Lsn:
-        """Delete keys that no update will miss; those of this round's inserts, or made here when there were none."""
+        """Delete keys that no update needs: this round's inserts, or rows inserted here if there were none."""
         if not written:
             lsn = data.insert(self._publisher, first, count)
             for subscriber in (self._stock, self._ours):
@@ -215,16 +217,16 @@ class Bench:
                 found += self._backlog(data, partial(data.transactions, self._publisher, count), number)
         finally:
             title = f"backlog of {count:,} pgbench transactions"
-            # Each transaction changes three rows and adds one.
+            # Each transaction updates three rows and inserts one.
             self._add({"pgbench": found}, {"pgbench": title}, {"pgbench": count * 4})
         if "lag" in wanted:
             self._lag(data)
         self._drop(data)
 
     def _large_group(self, wanted: Sequence[str]) -> None:
-        """Transactions that each side receives while they are written; the clock starts at their COMMIT."""
+        """Measure transactions that each side receives while they are written; the clock starts at their COMMIT."""
         plan = self._plan
-        # The rows that updates change; only those need more than a few.
+        # Only the updates need more than a few rows.
         data = Orders("large", max(1, plan.rows * 3 // 10) if "large-updates" in wanted else 1000)
         self._begin("large", f"making a table of {data.rows:,} rows")
         self._load(data)
@@ -249,7 +251,7 @@ class Bench:
         }
         found: dict[str, list[Run]] = {name: [] for name in wanted}
         first = data.rows + 1
-        # What the other side had written for it.
+        # The end of the transactions written for the other side, which this side must apply before its run.
         last: Lsn | None = None
         try:
             for number in range(plan.runs):
@@ -284,7 +286,7 @@ class Bench:
     # The initial copy
 
     def _copy(self, data: Dataset, runs: int) -> None:
-        """Measure it `runs` times; then both subscriptions are there, ready and disabled."""
+        """Measure the copy `runs` times; leave both subscriptions created, ready and disabled."""
         found: list[Run] = []
         for number in range(runs):
             for subscriber in self._in_turn(number):
@@ -312,7 +314,7 @@ class Bench:
     # A backlog
 
     def _backlog(self, data: Dataset, write: Callable[[], Lsn], number: int) -> list[Run]:
-        """Write it while nobody listens; then each side applies it, from its ALTER SUBSCRIPTION … ENABLE on."""
+        """Write a backlog while both are disabled; then measure each side from its ALTER SUBSCRIPTION … ENABLE on."""
         lsn = write()
         found = []
         for subscriber in self._in_turn(number):
@@ -330,7 +332,7 @@ class Bench:
     # Lag
 
     def _lag(self, data: Pgbench) -> None:
-        """From a transaction's commit to the moment when its subscriber's origin is seen to have passed its end."""
+        """Measure from a transaction's commit until the subscriber's origin is seen to have passed its end."""
         seconds = self._plan.lag_seconds
         found: dict[str, tuple[float, ...]] = {}
         rates: dict[str, float] = {}
@@ -366,7 +368,7 @@ class Bench:
         self.results.limits.append(limit)
 
     def _lags(self, data: Pgbench, slot: str, seen: Sequence[tuple[Lsn, float]]) -> Any:
-        """Seconds for each transaction that the slot holds; the mark's included."""
+        """Return the lag in seconds of each transaction in the slot, the mark's included."""
         options = commands.pgoutput_options(180000, [data.publication])
         words = ", ".join(sql.Literal(word).as_string(None) for pair in options.items() for word in pair)
         rows = self._publisher.query(
@@ -379,7 +381,7 @@ class Bench:
         times = np.array([pg_time_to_datetime(commit.commit_time).timestamp() for commit in commits])
         positions = np.array([int(lsn) for lsn, _ in seen], np.uint64)
         moments = np.array([moment for _, moment in seen])
-        # The last commit may lie beyond the mark's LSN, which is taken inside it; it was seen with it.
+        # The mark's LSN is taken inside the last transaction, whose commit may lie after it; that counts as seen with the mark.
         first = np.minimum(np.searchsorted(positions, ends), len(positions) - 1)
         return moments[first] - times
 
@@ -397,7 +399,7 @@ class Bench:
             sides = (THEIRS, OURS) if number % 2 == 0 else (OURS, THEIRS)
             for side in sides:
                 self._settle()
-                # Whoever receives confirms, and the slot forgets: each has a copy of its own.
+                # A receiver confirms what it received, which advances the slot: each gets its own copy.
                 self._publisher.query(
                     "SELECT pg_copy_logical_replication_slot('bench_receive', 'bench_receiver')", data.database
                 )
@@ -433,7 +435,7 @@ class Bench:
         details: dict[str, Any] = {}
         if side == OURS:
             details = json.loads(output)
-            # Without the start of Python, which a daemon does once.
+            # Without Python's start, which happens once in a daemon's life.
             seconds = details.pop("seconds")
         after = machine.MachineTime.now()
         cpu = {"machine": after.busy - before.busy, "stolen": after.stolen - before.stolen}
@@ -451,7 +453,7 @@ class Bench:
         self._say("fields of each type")
         self.results.limits += types.limits(max(1, self._plan.rows // 5))
 
-    # What they share
+    # Shared parts
 
     def _load(self, data: Dataset) -> None:
         self._data = data
@@ -486,7 +488,7 @@ class Bench:
         )
 
     def _note_peaks(self) -> int | None:
-        """Keep the greatest memory so far and let it be counted anew; returns the JVM's process."""
+        """Keep the peak memory so far and reset the counters; return the JVM's process id, if there is a JVM."""
         jvm = self._ours.jvm_pid()
         self._daemon_peak = max(self._daemon_peak, machine.peak_memory(self._ours.pid))
         machine.forget_peak(self._ours.pid)
@@ -498,7 +500,7 @@ class Bench:
     def _follow(
         self, subscriber: Subscriber, data: Dataset, until: Lsn, seen: list[tuple[Lsn, float]] | None = None
     ) -> None:
-        """Look until the origin has passed `until`, which lies inside the last transaction."""
+        """Poll until the origin has passed `until`, which lies inside the last transaction.  Raises Failed after _TIMEOUT."""
         seen = [] if seen is None else seen
         deadline = time.monotonic() + _TIMEOUT
         while _look(subscriber, data, seen) <= until:
@@ -512,14 +514,14 @@ class Bench:
             raise Failed(f"the tables of {subscriber.name} are not the publisher's\n{difference}")
 
     def _settle(self) -> None:
-        """Work left over from what came before is done outside of what is measured."""
+        """Run VACUUM and CHECKPOINT, so that work left by earlier scenarios is not measured."""
         for server in (self._publisher, self._stock.server):
             for (database,) in server.query("SELECT datname FROM pg_database WHERE NOT datistemplate"):
                 server.execute("VACUUM", database)
             server.execute("CHECKPOINT")
 
     def _in_turn(self, number: int) -> Sequence[Subscriber]:
-        """Who comes first changes from run to run."""
+        """Return both sides, alternating which is first from run to run."""
         return (self._stock, self._ours) if number % 2 == 0 else (self._ours, self._stock)
 
     def _drop(self, data: Dataset) -> None:
@@ -528,7 +530,7 @@ class Bench:
         self._publisher.drop_database(data.database)
 
     def _add(self, found: dict[str, list[Run]], titles: dict[str, str], changes: dict[str, int]) -> None:
-        """Note what was measured; `changes` where they are not the rows of the table."""
+        """Add the measured runs to the results; `changes` has the counts that differ from the table's rows."""
         for name, runs in found.items():
             if runs:
                 count = changes.get(name, self._plan.rows)
@@ -536,7 +538,7 @@ class Bench:
 
 
 def _look(subscriber: Subscriber, data: Dataset, seen: list[tuple[Lsn, float]]) -> Lsn:
-    """Where the origin is now; noted with the time when it has moved."""
+    """Return the origin's position; if it has moved, add it and the time to `seen`."""
     lsn = subscriber.applied(data)
     if not seen or lsn > seen[-1][0]:
         seen.append((lsn, time.time()))

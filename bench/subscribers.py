@@ -1,7 +1,7 @@
-"""The two subscribers that are measured, behind one interface: PostgreSQL's own, and a node's daemon in a process of its own.
+"""The two measured subscribers behind one interface: PostgreSQL's own, and a node's daemon in its own process.
 
-Both follow the same publisher.  What they have applied is asked in the same words: remote_lsn of the subscription's origin,
-which each moves when a transaction is visible in its tables (ours: and durable).
+Both follow the same publisher.  Progress is read in the same way from both: remote_lsn of the subscription's origin, which each
+advances when a transaction is visible in its tables (ours: and durable).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _T = TypeVar("_T")
 
 _POLL: Final = 0.02
 _PATIENCE: Final = 60.0
-# A command of another process reaches the daemon at its next look at the catalog: kept short, as it is no part of a rate.
+# The daemon sees another process's commands when it next polls the catalog: kept short, since that is not part of a rate.
 _SETTINGS: Final = 'catalog_poll_interval = "100ms"\n'
 
 
 class Failed(Exception):
-    """A scenario that can not be measured: what a subscriber did instead."""
+    """A scenario cannot be measured; the message says what the subscriber did instead."""
 
 
 class Subscriber(Protocol):
@@ -53,40 +53,40 @@ class Subscriber(Protocol):
     name: str
 
     def prepare(self, data: Dataset) -> None:
-        """What must be there before CREATE SUBSCRIPTION: no table, or empty ones."""
+        """Prepare for CREATE SUBSCRIPTION: create empty tables, if the subscriber needs them."""
 
     def create(self, data: Dataset) -> None:
-        """CREATE SUBSCRIPTION with the initial copy."""
+        """Run CREATE SUBSCRIPTION with the initial copy."""
 
     def drop(self, data: Dataset) -> None:
-        """DROP SUBSCRIPTION, and the tables' contents."""
+        """Run DROP SUBSCRIPTION, and remove the tables' contents."""
 
     def enable(self, data: Dataset) -> None:
-        """ALTER SUBSCRIPTION … ENABLE."""
+        """Run ALTER SUBSCRIPTION … ENABLE."""
 
     def disable(self, data: Dataset) -> None:
-        """ALTER SUBSCRIPTION … DISABLE, and wait until it has ended."""
+        """Run ALTER SUBSCRIPTION … DISABLE, and wait until its workers have ended."""
 
     def wait_until_copied(self, data: Dataset, timeout: float) -> None:
-        """Until every table's state is s or r."""
+        """Wait until every table's state is s or r."""
 
     def wait_until_ready(self, data: Dataset, timeout: float) -> None:
-        """Until every table's state is r."""
+        """Wait until every table's state is r."""
 
     def applied(self, data: Dataset) -> Lsn:
-        """The origin: the end of the last transaction that is visible in the tables."""
+        """Return the origin's LSN: the end of the last transaction visible in the tables."""
 
     def difference(self, data: Dataset) -> str | None:
-        """How the tables differ from the publisher's, which stand still; None when they are equal."""
+        """Return how the tables differ from the publisher's, None if they are equal; the publisher must be idle."""
 
     def cpu(self) -> dict[str, float]:
-        """Processor seconds so far, by process."""
+        """Return the processor seconds so far, by process."""
 
     def details(self, data: Dataset) -> dict[str, int]:
-        """What else is worth knowing of a run; counts that only grow."""
+        """Return further counts for a run's results; they only grow."""
 
     def failure(self) -> str:
-        """What it says of a subscription that does not come forward."""
+        """Return the subscriber's status and log, to explain a subscription that does not progress."""
 
 
 class Stock:
@@ -139,7 +139,7 @@ class Stock:
     def applied(self, data: Dataset) -> Lsn:
         if data.database not in self._connections:
             self._connections[data.database] = self.server.connect(data.database)
-        # What is applied, flushed or not: that is when other sessions see it.
+        # With false, the progress does not wait for a flush: other sessions see a transaction once it is applied.
         row = (
             self._connections[data.database]
             .execute(
@@ -158,7 +158,7 @@ class Stock:
         return None
 
     def cpu(self) -> dict[str, float]:
-        # The workers are children of the postmaster, which counts them only when they have ended.
+        # The workers are children of the postmaster, whose own time includes them only once they have ended.
         below = machine.descendants(self.server.pid)
         return {"server": sum(map(machine.cpu_seconds, [self.server.pid, *below]))}
 
@@ -187,7 +187,7 @@ class Stock:
 
 
 class Ours:
-    """`pubsub daemon` in a directory of its own, spoken to through the node's catalog as the command line does."""
+    """`pubsub daemon` in its own directory, controlled through the node's catalog like the command line."""
 
     name = "pubsub"
 
@@ -225,16 +225,16 @@ class Ours:
             self._runner.close()
 
     def read_log(self) -> str:
-        """What the daemon has logged."""
+        """Return the daemon's log."""
         path = self.home / "daemon.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def jvm_pid(self) -> int | None:
-        """Spark's JVM, when it runs."""
+        """Return the process id of Spark's JVM, if it is running."""
         return next((pid for pid, name in machine.descendants(self.pid).items() if name == "java"), None)
 
     def prepare(self, data: Dataset) -> None:
-        """Delta tables are made by the subscription."""
+        """Do nothing: the subscription creates the Delta tables."""
 
     def create(self, data: Dataset) -> None:
         conninfo = sql.Literal(self._publisher.conninfo(data.database)).as_string(None)
@@ -312,7 +312,7 @@ class Ours:
         return self._oids[data.database]
 
     def _catalog_rows(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
-        """From the catalog's file: looking often must cost next to nothing, which the async engine does not offer."""
+        """Query the catalog's file directly: polling must cost almost nothing, and the async engine would cost more."""
         if self._reader is None:
             self._reader = sqlite3.connect(f"file:{self.home}/catalog.db?mode=ro", uri=True, isolation_level=None)
         return self._reader.execute(statement, values).fetchall()
@@ -343,7 +343,7 @@ class Ours:
             "gid": None,
             "remove": str(self.home),
         }
-        # Through the watcher, so that no daemon outlives a benchmark that was killed.
+        # Started by the watcher, so that no daemon outlives a benchmark that was killed.
         self._watcher = subprocess.Popen(
             [sys.executable, "-I", "-S", watcher.__file__, json.dumps(config)],
             stdin=subprocess.PIPE,
@@ -378,7 +378,7 @@ class Ours:
 
 
 def _checksum(server: EmbeddedPostgres, database: str, table: str) -> tuple[Any, ...]:
-    """A table's rows, and a sum over their texts that does not depend on their order."""
+    """Return a table's row count, and a sum of hashes of the rows' texts, which does not depend on their order."""
     return server.query(
         f"SELECT count(*), sum(hashtextextended(t::text, 0)::numeric) FROM {table} t",
         database,

@@ -1,8 +1,8 @@
-"""How many fields of each type become columns in a second, from text and from binary transfer; in processor time, with no server.
+"""Measure how many fields of each type are decoded per second of processor time, from text and binary transfer, without a server.
 
     python -m bench.types [--rows N] [--json]
 
-A row is eight columns of the type.  What goes value by value (docs/types.md) is measured with fewer rows.
+A row has eight columns of the type.  Types that are decoded value by value (docs/types.md) are measured with fewer rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES: Final = ("types",)
 _COLUMNS: Final = 8
 _RELATION: Final = Oid(16384)
 _DISTINCT: Final = 20_000
-"""Different values of a type; made in Python, so not one for each field."""
+"""The number of distinct values of a type.  Python makes them, so they are fewer than the fields."""
 
 _MICROSECONDS: Final = 770_000_000_000_000  # in 2024, from 2000
 
@@ -44,13 +44,13 @@ class _Type:
     oid: int
     modifier: int
     goal: int
-    """Fields a second."""
+    """Fields per second; 0 for no goal."""
     text: Callable[[int], str]
     binary: Callable[[int], bytes]
     slow: bool = False
-    """Value by value in binary transfer."""
+    """Whether binary transfer is decoded value by value."""
     shape: TypeShape | None = None
-    """Of a type that is natural by choice."""
+    """The type's shape, for a type whose target depends on `choice`."""
     choice: str = "natural"
     slow_text: bool = False
 
@@ -197,7 +197,7 @@ def _blocks(values: list[bytes], kind: bytes, rows: int) -> list[FrameBlock]:
 
 
 def _speed(one: _Type, kind: bytes, rows: int) -> float:
-    """Fields a second of processor time, of the fastest of three runs: other work on the machine counts less than by the clock."""
+    """Return fields per second of the fastest of three runs; in processor time, which other work on the machine affects less."""
     make: Callable[[int], bytes] = one.binary if kind == b"b" else lambda n: one.text(n).encode()
     blocks = _blocks([make(n) for n in range(_DISTINCT)], kind, rows)
     relation = Relation(
@@ -217,7 +217,7 @@ def _speed(one: _Type, kind: bytes, rows: int) -> float:
 
 
 def measure(rows: int) -> dict[str, dict[str, float]]:
-    """Fields a second of each type, by way of transfer, and the goal (0: none)."""
+    """Return the fields per second of each type, for text and binary transfer, and the goal (0: none)."""
     pa.set_cpu_count(1)
     return {
         one.name: {
@@ -230,7 +230,7 @@ def measure(rows: int) -> dict[str, dict[str, float]]:
 
 
 def limits(rows: int) -> list[Limit]:
-    """The types that have a goal, as seconds of processor time for a million fields."""
+    """Return limits for the types with a goal, as seconds of processor time for a million fields."""
     return [
         Limit(
             f"fields_{name}_{kind}",

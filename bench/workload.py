@@ -1,6 +1,6 @@
-"""What is measured on: the datasets, and the changes that are written to the publisher.
+"""The datasets, and the changes written to the publisher.
 
-A backlog is written while no subscriber listens, then applied by each in turn: the same WAL for both.
+A backlog is written while no subscriber is enabled, then each applies it in turn: the same WAL for both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pubsub.testing import binaries
 from pubsub.testing.servers import EmbeddedPostgres
 
 TRANSACTIONS: Final = 100
-"""How many transactions a backlog of rows comes in."""
+"""The number of transactions in a backlog of rows."""
 
 _CLIENTS: Final = 4
-# Who writes a backlog need not wait for the disk; the backlog is flushed before it is measured.
+# The writer of a backlog need not wait for the disk: the backlog is flushed before it is measured.
 _WRITER: Final = "SET synchronous_commit = off"
 
 _ORDERS: Final = """
@@ -47,7 +47,7 @@ _CHANGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Dataset(ABC):
-    """A database of the publisher, all whose tables are published."""
+    """A database of the publisher, with the published tables `tables`."""
 
     database: str
 
@@ -56,11 +56,11 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def tables(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the published tables."""
 
     @abstractmethod
     def create_tables(self, server: EmbeddedPostgres) -> None:
-        """Empty ones."""
+        """Create the tables, empty."""
 
     @abstractmethod
     def load(self, publisher: EmbeddedPostgres) -> None:
@@ -69,7 +69,7 @@ class Dataset(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Orders(Dataset):
-    """One table of bigint key, text, numeric(12,2), timestamptz, bool and int, with the keys 1 to `rows`."""
+    """One table with a bigint key, text, numeric(12,2), timestamptz, bool and int; its keys are 1 to `rows`."""
 
     rows: int
 
@@ -86,7 +86,7 @@ class Orders(Dataset):
         with publisher.connect(self.database) as connection:
             connection.execute(_WRITER)
             connection.execute(f"INSERT INTO orders SELECT {NEW_ROW} FROM generate_series(1, {self.rows}) i".encode())
-            # Not published: the keys in the order in which updates at random take them, the same in each run.
+            # Not published: the order of the random updates' keys, the same in each run.
             connection.execute("CREATE TABLE shuffled (place int PRIMARY KEY, id bigint)")
             connection.execute("SELECT setseed(0.5)")
             connection.execute(
@@ -97,7 +97,7 @@ class Orders(Dataset):
             connection.execute(f"CREATE PUBLICATION {self.publication} FOR TABLE orders".encode())
 
     def insert(self, publisher: EmbeddedPostgres, first: int, count: int) -> Lsn:
-        """Insert the keys from `first` on."""
+        """Insert `count` keys from `first` on; return an LSN as `last_transaction` does."""
         return self._write(
             publisher,
             [
@@ -107,11 +107,11 @@ class Orders(Dataset):
         )
 
     def update_in_order(self, publisher: EmbeddedPostgres, count: int) -> Lsn:
-        """Update the first `count` rows, neighbours together."""
+        """Update the first `count` rows in the order of their keys; return an LSN as `last_transaction` does."""
         return self._write(publisher, [f"{_CHANGE} WHERE id > {low} AND id <= {high}" for low, high in _parts(count)])
 
     def update_at_random(self, publisher: EmbeddedPostgres, count: int) -> Lsn:
-        """Update `count` rows in an order that has nothing to do with where they lie."""
+        """Update `count` rows in an order unrelated to their places; return an LSN as `last_transaction` does."""
         return self._write(
             publisher,
             [
@@ -119,12 +119,12 @@ class Orders(Dataset):
                 " OFFSET 0) s WHERE orders.id = s.id"
                 for low, high in _parts(count)
             ],
-            # Any other join would bring them into the table's order.
+            # Any other join would put the updates into the table's order.
             "SET enable_hashjoin = off; SET enable_mergejoin = off",
         )
 
     def delete(self, publisher: EmbeddedPostgres, first: int, count: int) -> Lsn:
-        """Delete the keys from `first` on."""
+        """Delete `count` keys from `first` on; return an LSN as `last_transaction` does."""
         return self._write(
             publisher,
             [f"DELETE FROM orders WHERE id >= {first + low} AND id < {first + high}" for low, high in _parts(count)],
@@ -158,7 +158,7 @@ class Pgbench(Dataset):
         publisher.execute(f"CREATE PUBLICATION {self.publication} FOR TABLE {tables}", self.database)
 
     def transactions(self, publisher: EmbeddedPostgres, count: int) -> Lsn:
-        """As many of its TPC-B-like transactions as `count` says, by four clients."""
+        """Run `count` of pgbench's TPC-B-like transactions with four clients; return an LSN as `mark` does."""
         each = max(1, count // _CLIENTS)
         self._run(
             publisher,
@@ -172,7 +172,10 @@ class Pgbench(Dataset):
         return self.mark(publisher)
 
     def start_at_rate(self, publisher: EmbeddedPostgres, rate: int, seconds: int) -> subprocess.Popen[str]:
-        """Begin to run transactions at a rate a second; `mark` when it has ended, `rate_of` what it said."""
+        """Start to run `rate` transactions per second.
+
+        When the process has ended, call `mark`, and `rate_of` with its output.
+        """
         return subprocess.Popen(
             self._command(
                 publisher,
@@ -189,7 +192,7 @@ class Pgbench(Dataset):
         )
 
     def mark(self, publisher: EmbeddedPostgres) -> Lsn:
-        """One transaction more; see `last_transaction`."""
+        """Run one more transaction; return an LSN as `last_transaction` does."""
         return last_transaction(
             publisher, self.database, "UPDATE pgbench_branches SET bbalance = bbalance + 1 WHERE bid = 1"
         )
@@ -210,7 +213,7 @@ class Pgbench(Dataset):
 
 
 def rate_of(output: str) -> float:
-    """Transactions a second, out of what pgbench printed."""
+    """Return the transactions per second from pgbench's output."""
     found = re.search(r"^tps = ([0-9.]+)", output, re.MULTILINE)
     if found is None:
         raise RuntimeError(f"pgbench failed: {output.strip()[-2000:]}")
@@ -218,9 +221,9 @@ def rate_of(output: str) -> float:
 
 
 def last_transaction(publisher: EmbeddedPostgres, database: str, statement: str, settings: str = "") -> Lsn:
-    """Run `statement` as the last transaction of a backlog; returns an LSN before its commit, after that of any other.
+    """Run `statement` as the last transaction of a backlog; return an LSN before its commit and after all other commits.
 
-    A subscriber is through with the backlog when its origin, which moves from one commit's end to the next, is past it.
+    A subscriber has applied the backlog once its origin, which moves from one commit's end to the next, is past that LSN.
     """
     with publisher.connect(database) as connection:
         connection.execute(f"{_WRITER}; {settings}".encode())
@@ -232,7 +235,7 @@ def last_transaction(publisher: EmbeddedPostgres, database: str, statement: str,
 
 
 def _parts(count: int) -> list[tuple[int, int]]:
-    """0 to `count` in at most TRANSACTIONS ranges, of one row at least."""
+    """Split 0 to `count` into at most TRANSACTIONS ranges of at least one row."""
     parts = min(TRANSACTIONS, count)
     edges = [count * part // parts for part in range(parts + 1)]
     return list(itertools.pairwise(edges))

@@ -74,7 +74,7 @@ WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`conninfo` as libpq takes it; `seconds` to follow; `tables` as regclass reads them, none for all."""
+    """The run's options: a libpq `conninfo`; `seconds` to follow; `tables` named as for regclass, empty for all."""
 
     home: Path
     conninfo: str
