@@ -15,12 +15,13 @@ large-…    the same: updates; many at once; subtransactions        "
 decode-…   the publisher's decoder: inserts, pgbench, skip, ddl    vs. pg_recvlogical
 types      decoding of each type's fields, in processor time, without a server
 
-The publisher and the stock subscriber are two PostgreSQL servers of the same version and settings, PostgreSQL's defaults
-except for a few listed in the results; the stock subscriber's apply worker runs with synchronous_commit = off, the
-subscription's default.  Ours is `pubsub daemon` in its own process, with Spark started and warmed up.  A backlog is written
-while no subscriber is enabled.  The clock starts at ALTER SUBSCRIPTION … ENABLE (for a copy: CREATE SUBSCRIPTION) and stops
-when the subscription's origin has passed the last transaction (for a copy: when the table's state is s or r).  The sides run
-one after the other.  After each run all rows and columns are compared with the publisher's.
+The publisher and the stock subscriber are two PostgreSQL servers of the same version and settings, PostgreSQL's
+defaults except for a few listed in the results; the stock subscriber's apply worker runs with synchronous_commit = off,
+the subscription's default.  Ours is `pubsub daemon` in its own process, with Spark started and warmed up.  A backlog is
+written while no subscriber is enabled.  The clock starts at ALTER SUBSCRIPTION … ENABLE (for a copy: CREATE
+SUBSCRIPTION) and stops when the subscription's origin has passed the last transaction (for a copy: when the table's
+state is s or r).  The sides run one after the other.  After each run all rows and columns are compared with the
+publisher's.
 
 The exit code is 1 if something failed or differed; a missed goal is not a failure.
 """
@@ -50,7 +51,8 @@ from pubsub.testing.servers import EmbeddedPostgres
 _RESULTS: Final = Path(__file__).parent / "results"
 _WIDTH: Final = 132
 
-#: Settings of both servers that differ from the defaults.  VACUUM and checkpoints run between the runs, not during them.
+#: Settings of both servers that differ from the defaults.  VACUUM and checkpoints run between the runs, not during
+#: them.
 _SERVER: Final[dict[str, str | int]] = {
     "shared_buffers": "128MB",
     "max_wal_size": "8GB",

@@ -7,8 +7,9 @@ decode-pgbench     N/10 pgbench transactions, by four clients
 decode-skip        the inserts, with a publication that has none of them
 decode-ddl         the pgbench transactions with a burst of DDL statements in the middle: how much slower than without
 
-Ours is a process that reads the WAL from the server's directory on one core; its time starts when the catalogs have been read.
-pg_recvlogical waits for a walsender that decodes from a slot created before the WAL was written.  Both discard the output.
+Ours is a process that reads the WAL from the server's directory on one core; its time starts when the catalogs have
+been read.  pg_recvlogical waits for a walsender that decodes from a slot created before the WAL was written.  Both
+discard the output.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SLOWDOWN_GOAL: Final = 2.0
 def measure(
     server: EmbeddedPostgres, wanted: Sequence[str], rows: int, runs: int, results: Results, say: Callable[[str], None]
 ) -> None:
-    """Measure all of `wanted` and add to `results`.  The server must be otherwise idle, with its WAL on this machine's disk."""
+    """Measure all of `wanted` into `results`.  The server must be otherwise idle, its WAL on this machine's disk."""
     server.create_database(_DATABASE)
     server.execute(
         "CREATE TABLE rows (id bigint PRIMARY KEY, a int, b text, c timestamptz); CREATE TABLE other (x int);"

@@ -93,9 +93,10 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 class MemoryWatch:
-    """The peak resident memory of the Python processes among a daemon's descendants, which come and go with Spark's jobs.
+    """The peak resident memory of the Python processes among a daemon's descendants.
 
-    It is sampled, because no counter outlives a process.  Shared pages count once per process.
+    They come and go with Spark's jobs, and no counter outlives a process: so it is sampled.  Shared pages count once
+    per process.
     """
 
     def __init__(self, daemon: int) -> None:

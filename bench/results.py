@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure of ours that should stay below `goal`, if set; `theirs` is PostgreSQL's.  `unit`: seconds, bytes, rate, times."""
+    """A figure of ours, to stay below `goal` if set; `theirs` is PostgreSQL's.  `unit`: seconds, bytes, rate, times."""
 
     name: str
     title: str

@@ -1,7 +1,7 @@
 """The measurements.
 
-Each side runs alone, and they alternate in going first.  After each run its tables are compared with the publisher's, so that
-speed without correctness fails.
+Each side runs alone, and they alternate in going first.  After each run its tables are compared with the publisher's,
+so that speed without correctness fails.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING, *TYPES)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan: `rows` of the table, `runs` of each scenario and side, seconds of load for the lag, rounds of warm-up."""
+    """The scenarios, `rows` of the table, `runs` per scenario and side, seconds of load for the lag, warm-up rounds."""
 
     only: Sequence[str]
     rows: int
@@ -381,7 +381,8 @@ class Bench:
         times = np.array([pg_time_to_datetime(commit.commit_time).timestamp() for commit in commits])
         positions = np.array([int(lsn) for lsn, _ in seen], np.uint64)
         moments = np.array([moment for _, moment in seen])
-        # The mark's LSN is taken inside the last transaction, whose commit may lie after it; that counts as seen with the mark.
+        # The mark's LSN is taken inside the last transaction, whose commit may lie after it; that counts as seen with
+        # the mark.
         first = np.minimum(np.searchsorted(positions, ends), len(positions) - 1)
         return moments[first] - times
 
@@ -500,7 +501,7 @@ class Bench:
     def _follow(
         self, subscriber: Subscriber, data: Dataset, until: Lsn, seen: list[tuple[Lsn, float]] | None = None
     ) -> None:
-        """Poll until the origin has passed `until`, which lies inside the last transaction.  Raises Failed after _TIMEOUT."""
+        """Poll until the origin is past `until`, an LSN inside the last transaction.  Raises Failed after _TIMEOUT."""
         seen = [] if seen is None else seen
         deadline = time.monotonic() + _TIMEOUT
         while _look(subscriber, data, seen) <= until:

@@ -1,7 +1,7 @@
 """The two measured subscribers behind one interface: PostgreSQL's own, and a node's daemon in its own process.
 
-Both follow the same publisher.  Progress is read in the same way from both: remote_lsn of the subscription's origin, which each
-advances when a transaction is visible in its tables (ours: and durable).
+Both follow the same publisher.  Progress is read in the same way from both: remote_lsn of the subscription's origin,
+which each advances when a transaction is visible in its tables (ours: and durable).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _T = TypeVar("_T")
 
 _POLL: Final = 0.02
 _PATIENCE: Final = 60.0
-# The daemon sees another process's commands when it next polls the catalog: kept short, since that is not part of a rate.
+# The daemon sees another process's commands when it next polls the catalog: kept short, since that is not part of a
+# rate.
 _SETTINGS: Final = 'catalog_poll_interval = "100ms"\n'
 
 

@@ -1,8 +1,9 @@
-"""Measure how many fields of each type are decoded per second of processor time, from text and binary transfer, without a server.
+"""Measure the fields of each type decoded per second of processor time, from text and binary transfer, with no server.
 
     python -m bench.types [--rows N] [--json]
 
-A row has eight columns of the type.  Types that are decoded value by value (docs/types.md) are measured with fewer rows.
+A row has eight columns of the type.  Types that are decoded value by value (docs/types.md) are measured with fewer
+rows.
 """
 
 from __future__ import annotations
@@ -197,7 +198,10 @@ def _blocks(values: list[bytes], kind: bytes, rows: int) -> list[FrameBlock]:
 
 
 def _speed(one: _Type, kind: bytes, rows: int) -> float:
-    """Return fields per second of the fastest of three runs; in processor time, which other work on the machine affects less."""
+    """Return the fields per second of the fastest of three runs.
+
+    In processor time, which other work on the machine affects less than the clock.
+    """
     make: Callable[[int], bytes] = one.binary if kind == b"b" else lambda n: one.text(n).encode()
     blocks = _blocks([make(n) for n in range(_DISTINCT)], kind, rows)
     relation = Relation(

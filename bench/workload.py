@@ -221,9 +221,10 @@ def rate_of(output: str) -> float:
 
 
 def last_transaction(publisher: EmbeddedPostgres, database: str, statement: str, settings: str = "") -> Lsn:
-    """Run `statement` as the last transaction of a backlog; return an LSN before its commit and after all other commits.
+    """Run `statement` as a backlog's last transaction; return an LSN before its commit and after all other commits.
 
-    A subscriber has applied the backlog once its origin, which moves from one commit's end to the next, is past that LSN.
+    A subscriber has applied the backlog once its origin, which moves from one commit's end to the next, is past that
+    LSN.
     """
     with publisher.connect(database) as connection:
         connection.execute(f"{_WRITER}; {settings}".encode())

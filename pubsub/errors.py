@@ -1,8 +1,8 @@
 """The project's errors, with PostgreSQL's fields and SQLSTATEs.
 
-Every error that a user can see is a `PubsubError`.  Its fields are those of PostgreSQL's error reports (elog.c: ereport),
-and it prints as in psql.  Lower layers only raise; the launcher alone decides about an error: retry, stop the table, or stop
-the subscription.
+Every error that a user can see is a `PubsubError`.  Its fields are those of PostgreSQL's error reports (elog.c:
+ereport), and it prints as in psql.  Lower layers only raise; the launcher alone decides about an error: retry, stop the
+table, or stop the subscription.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PubsubError(Exception):
         self.finish_lsn: int | None = None
 
     def report(self, *, verbose: bool = False) -> str:
-        """Return the error as psql prints it: ERROR, DETAIL, HINT, CONTEXT, one line each; if `verbose`, with the SQLSTATE."""
+        """Return the error as in psql: ERROR, DETAIL, HINT, CONTEXT, one line each; `verbose` adds the SQLSTATE."""
         head = f"ERROR:  {self.sqlstate}: {self.message}" if verbose else f"ERROR:  {self.message}"
         rest = [("DETAIL", self.detail), ("HINT", self.hint), ("CONTEXT", self.context)]
         return "\n".join([head, *(f"{label}:  {text}" for label, text in rest if text)])

@@ -1,7 +1,7 @@
 """Named fault points, where a test kills this process or holds it, to examine the state it leaves.
 
-The environment variable PUBSUB_FAULT names a directory.  A file there with a point's name arms that point; the file's one
-word says what happens:
+The environment variable PUBSUB_FAULT names a directory.  A file there with a point's name arms that point; the file's
+one word says what happens:
 
     kill    the process is killed as by kill -9
     hold    the caller waits until the file is removed

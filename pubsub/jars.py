@@ -1,15 +1,15 @@
 """The Java that Spark needs, and the jars that pyspark does not include.
 
-`make setup` fetches the jars once into the virtual environment; Spark then starts without a network.  Ivy, which pyspark
-includes, fetches them, so a site's own Ivy settings file ($PUBSUB_IVY_SETTINGS) applies here too.  Every file is checked
-against the digest in this module.
+`make setup` fetches the jars once into the virtual environment; Spark then starts without a network.  Ivy, which
+pyspark includes, fetches them, so a site's own Ivy settings file ($PUBSUB_IVY_SETTINGS) applies here too.  Every file
+is checked against the digest in this module.
 
     python -m pubsub.jars check     check that there is a suitable Java
     python -m pubsub.jars fetch     fetch the jars that are missing
 
-A class-data-sharing archive beside the jars (made by scripts/class_data_archive.py) saves some three seconds at each start
-of the JVM.  It fits only one JVM and class path.  Its name has a digest of both, so an archive that does not fit is not found,
-and Spark starts without one.
+A class-data-sharing archive beside the jars (made by scripts/class_data_archive.py) saves some three seconds at each
+start of the JVM.  It fits only one JVM and class path.  Its name has a digest of both, so an archive that does not fit
+is not found, and Spark starts without one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def cds_archive_path() -> Path | None:
 
 
 def find_java() -> Path | None:
-    """Return the java that Spark's scripts start: $JAVA_HOME/bin/java if JAVA_HOME is set, else the first on the path."""
+    """Return the java that Spark's scripts start: $JAVA_HOME/bin/java if JAVA_HOME is set, else the path's first."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     return Path(found) if found else None
@@ -159,7 +159,7 @@ def require_java() -> int:
 
 
 def java_version(output: str) -> int | None:
-    """Return the major version in the output of `java -version`: 8 for "1.8.0_402", 17 for "17.0.15"; None if it has none."""
+    """Return the major version in `java -version`'s output: 8 for "1.8.0_402", 17 for "17.0.15"; None without one."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', output)
     if match is None:
         return None
@@ -170,8 +170,8 @@ def java_version(output: str) -> int | None:
 def fetch(artifacts: Sequence[Artifact], into: Path) -> list[Path]:
     """Fetch those of `artifacts` that are not in the directory `into` yet; return the paths of all, in the same order.
 
-    One JVM fetches all of them.  A file gets its own name only once it is complete and checked.  Raises PubsubError if Ivy
-    cannot fetch one, DataCorrupted if its digest differs.
+    One JVM fetches all of them.  A file gets its own name only once it is complete and checked.  Raises PubsubError if
+    Ivy cannot fetch one, DataCorrupted if its digest differs.
     """
     into.mkdir(parents=True, exist_ok=True)
     paths = [into / artifact.filename for artifact in artifacts]
@@ -233,7 +233,7 @@ def _run_ivy(artifacts: Iterable[Artifact], into: Path) -> None:
 
 
 def _ivy_module(artifacts: Iterable[Artifact]) -> str:
-    """Return an Ivy file that requests exactly these artifacts, without dependencies; one name may have several versions."""
+    """Return an Ivy file that requests exactly these artifacts, without dependencies, even several versions of one."""
     dependencies = "".join(
         f"<dependency org={quoteattr(each.group)} name={quoteattr(each.name)} rev={quoteattr(each.version)}"
         ' transitive="false" conf="default->master"/>'

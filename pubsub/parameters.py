@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An integer parameter: `unit` is that of a bare number ("" for a count); the bounds are in that unit, inclusive."""
+    """An integer parameter; `unit` is a bare number's unit ("" for a count); the bounds are in that unit, inclusive."""
 
     name: str
     unit: str
@@ -32,7 +32,7 @@ class Parameter:
     high: int = INT_MAX
 
     def parse(self, value: object) -> int:
-        """Return the value in the parameter's unit, rounded to an integer as in PostgreSQL.  Raises PubsubError (22023)."""
+        """Return the value in the parameter's unit, rounded as in PostgreSQL.  Raises PubsubError (22023)."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self._invalid(value)
         match = _NUMBER.fullmatch(str(value))

@@ -1,7 +1,7 @@
 """`make demo`, `python -m pubsub.demo`: exit code 0 if every value is equal, 1 if not or if something failed.
 
-Ctrl-C (or SIGTERM) ends it at any time and leaves no server, slot, publication or process; the exit code is then 128 plus
-the signal's number.
+Ctrl-C (or SIGTERM) ends it at any time and leaves no server, slot, publication or process; the exit code is then 128
+plus the signal's number.
 """
 
 from __future__ import annotations

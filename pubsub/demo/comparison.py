@@ -46,8 +46,8 @@ def compare(
 ) -> Compared:
     """Compare all tables of a subscription as of `at`; call `tell` with each table's result.
 
-    The node must have reached `at` and show nothing later.  `snapshot` is an exported snapshot of the publisher at `at`; None if
-    nothing writes there.  Raises DemoFailed if the node has not reached `at`, and Interrupted.
+    The node must have reached `at` and show nothing later.  `snapshot` is an exported snapshot of the publisher at
+    `at`; None if nothing writes there.  Raises DemoFailed if the node has not reached `at`, and Interrupted.
     """
     shown = node.snapshot(source.subscription)
     if Lsn.parse(shown["lsn"]) < at:

@@ -56,7 +56,7 @@ class EmbeddedDemo:
         self._stack = ExitStack()
 
     def run(self) -> bool:
-        """Run the demo; return whether every value is equal.  Raises Interrupted and PubsubError; leaves nothing running."""
+        """Run the demo; return whether all values are equal.  Raises Interrupted, PubsubError; leaves nothing running."""
         screen, node = self._screen, self._node
         node.make_fresh()
         with self._stack as stack:

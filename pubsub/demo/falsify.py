@@ -1,7 +1,8 @@
 """Change one value in a Delta table without the node's knowledge, to see that the comparison finds it.
 
-A lost or wrong change would look the same: a valid commit with a wrong row.  The row's data file is rewritten with another
-value, and a commit replaces the old file with the new one.  A deletion vector stays valid, since the rows keep their positions.
+A lost or wrong change would look the same: a valid commit with a wrong row.  The row's data file is rewritten with
+another value, and a commit replaces the old file with the new one.  A deletion vector stays valid, since the rows keep
+their positions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The demo's figures, measured from outside the daemon, not reported by it.
 
-Lag is the time from the publisher's commit until the change is visible in Delta.  A thread asks the publisher twenty times a
-second how far its WAL is flushed.  Every Delta commit names its transactions, and its log entry's time says when it became
-visible.  A transaction between two samples counts from the earlier one, so a lag is at most 50 ms too long, never too short.
+Lag is the time from the publisher's commit until the change is visible in Delta.  A thread asks the publisher twenty
+times a second how far its WAL is flushed.  Every Delta commit names its transactions, and its log entry's time says
+when it became visible.  A transaction between two samples counts from the earlier one, so a lag is at most 50 ms too
+long, never too short.
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ def lags(times: Sequence[float], lsns: Sequence[Lsn], committed: Iterable[Batch]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the percentile of sorted values: the smallest value that `percent` of them do not exceed; None without values."""
+    """Return the smallest of sorted values that `percent` of them do not exceed; None without values."""
     if not values:
         return None
     return values[min(len(values) - 1, max(0, -(-len(values) * percent // 100).__int__() - 1))]
 
 
 class Memory:
-    """The peak resident sizes, in bytes, of a daemon, its JVM, and the Python processes that Spark starts for copies."""
+    """The peak resident bytes of a daemon, of its JVM, and of the Python processes that Spark starts for copies."""
 
     def __init__(self, daemon: int) -> None:
         self.python = 0
@@ -146,8 +147,8 @@ class Memory:
         jvm = jvm_of(self._daemon)
         if jvm is not None:
             self.jvm = max(self.jvm, memory(jvm, "VmHWM"))
-            # The workers are forks of one process, so shared memory must count once: hence Pss.  While the JVM starts a program
-            # it briefly has a copy of itself as a child, which the name excludes.
+            # The workers are forks of one process, so shared memory must count once: hence Pss.  While the JVM starts a
+            # program it briefly has a copy of itself as a child, which the name excludes.
             workers = [pid for pid in descendants(jvm) if name_of(pid).startswith("python")]
             self.workers = max(self.workers, sum(memory(pid, "Pss", "smaps_rollup") for pid in workers))
 

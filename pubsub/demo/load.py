@@ -1,7 +1,7 @@
 """Writers on the demo's server: pgbench with its own TPC-B-like script, and with a shop's transactions on `orders`.
 
-The shop inserts, updates, deletes, and truncates two tables at once.  Its updates change keys, texts stored out of line, and
-other columns of the same rows, for which those texts are unchanged and not sent.
+The shop inserts, updates, deletes, and truncates two tables at once.  Its updates change keys, texts stored out of
+line, and other columns of the same rows, for which those texts are unchanged and not sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pubsub.demo.interruption import Interruption
 from pubsub.errors import PubsubError
 from pubsub.testing.servers import EmbeddedPostgres
 
-# Name, share in percent, and script of each transaction.  :orders, :customers and :documents are the initial row counts.
+# Name, share in percent, and script of each transaction.  :orders, :customers and :documents are the initial row
+# counts.
 _SHOP: Final[tuple[tuple[str, int, str], ...]] = (
     (
         "place an order",

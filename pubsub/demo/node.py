@@ -97,9 +97,10 @@ class DemoNode:
         return " ".join([shlex.join([*typed, "--home", _short(self.home)]), *map(_quoted, arguments)])
 
     def sql(self, statement: str, *, shown: str | None = None, quietly: bool = False) -> str:
-        """Run a statement with `pubsub sql` and return its output.  `shown` is displayed instead of one with a password.
+        """Run a statement with `pubsub sql`; return its output.  `shown` is displayed instead of one with a password.
 
-        Raises DemoFailed with its standard error.  Raises Interrupted after interrupting the command and waiting for it.
+        Raises DemoFailed with its standard error.  Raises Interrupted after interrupting the command and waiting for
+        it.
         """
         if not quietly:
             self._show(f"$ pubsub sql {_quoted(shown or statement)}")
@@ -120,7 +121,7 @@ class DemoNode:
         return found
 
     def drop_subscription(self, name: str) -> str | None:
-        """Run DROP SUBSCRIPTION IF EXISTS at the end of a demo, not interruptible; return the error's text, None on success."""
+        """Run DROP SUBSCRIPTION IF EXISTS at the end of a demo, uninterruptibly; return the error's text, if any."""
         if not self.home.exists():
             return None
         try:

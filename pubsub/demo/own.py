@@ -1,11 +1,12 @@
 """The demo on the user's own database: copy it, follow it for a while, compare, without disturbing its users.
 
-The objects that it creates there are named `pubsub_demo_…` and removed at the end: a publication, a subscription's slots, and
-during the comparison a temporary slot.  Tables are only read.  Tables without a replica identity are left out: once published,
-they would refuse UPDATEs and DELETEs.
+The objects that it creates there are named `pubsub_demo_…` and removed at the end: a publication, a subscription's
+slots, and during the comparison a temporary slot.  Tables are only read.  Tables without a replica identity are left
+out: once published, they would refuse UPDATEs and DELETEs.
 
-Writers need not stop for the comparison.  The node is paused, and a temporary slot provides a snapshot of the database with its
-LSN.  The node then applies up to exactly that LSN (stop_lsn) and pauses again, and both sides are read as of that LSN.
+Writers need not stop for the comparison.  The node is paused, and a temporary slot provides a snapshot of the database
+with its LSN.  The node then applies up to exactly that LSN (stop_lsn) and pauses again, and both sides are read as of
+that LSN.
 
     writers   ──A──B──────────C──D──E──F──►
     node      ──A──B── paused  C  D│ paused         compared: the snapshot, which shows A to D,
@@ -41,8 +42,8 @@ _CONNECT_SECONDS: Final = 15
 _SNAPSHOT_SECONDS: Final = 120.0
 _SHOWN: Final = 10
 
-# Replica identities as in relcache.c: the primary key if it is immediate, a named index, or the whole row.  Partitions are
-# published themselves, since a partitioned table has no rows.  Tables of extensions are left out.
+# Replica identities as in relcache.c: the primary key if it is immediate, a named index, or the whole row.  Partitions
+# are published themselves, since a partitioned table has no rows.  Tables of extensions are left out.
 _CANDIDATES: Final = """
 SELECT n.nspname, c.relname, c.reltuples::bigint,
        pg_catalog.has_table_privilege(c.oid, 'SELECT'),
@@ -115,7 +116,10 @@ class OwnDemo:
         self._left_behind: list[str] = []
 
     def run(self) -> bool:
-        """Run the demo; return whether every value is equal and nothing is left behind.  Raises Interrupted and PubsubError."""
+        """Run the demo; return whether all values are equal and nothing is left behind.
+
+        Raises Interrupted and PubsubError.
+        """
         screen, node = self._screen, self._node
         tables = self._choose(self._ask(_CANDIDATES))
         node.make_fresh()
@@ -321,10 +325,11 @@ class OwnDemo:
         return (self._node.subscription(self._name) or {}).get("enabled") is False
 
     def _snapshot(self, stack: ExitStack) -> tuple[Lsn, str]:
-        """Return an LSN and the name of a snapshot of everything committed up to it; the snapshot lives as long as `stack`.
+        """Return an LSN and the name of a snapshot of everything committed up to it, which lives as long as `stack`.
 
-        A new slot starts at an LSN and exports a snapshot of the database at that LSN (snapbuild.c: SnapBuildInitialSnapshot).
-        Its creation waits for open transactions.  Raises DemoFailed after _SNAPSHOT_SECONDS, and Interrupted.
+        A new slot starts at an LSN and exports a snapshot of the database at that LSN (snapbuild.c:
+        SnapBuildInitialSnapshot).  Its creation waits for open transactions.  Raises DemoFailed after
+        _SNAPSHOT_SECONDS, and Interrupted.
         """
         holder = stack.enter_context(_typed(self._connect))
         walsender = _typed(lambda: psycopg.connect(self._conninfo(replication="database"), autocommit=True))
@@ -348,7 +353,7 @@ class OwnDemo:
         return task.result()
 
     def _take_snapshot(self, walsender: psycopg.Connection[Any], holder: psycopg.Connection[Any]) -> tuple[Lsn, str]:
-        """Create the slot and adopt its snapshot in a plain transaction; drop the slot then, and export the snapshot anew."""
+        """Create the slot, adopt its snapshot in a plain transaction, export it from there, and drop the slot."""
         with walsender:
             slot = f"{self._name}_compare"
             row = walsender.execute(

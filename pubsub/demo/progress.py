@@ -29,7 +29,8 @@ class Waiter:
     def until(self, reached: Callable[[], bool], doing: str, *, patience: float = PATIENCE_SECONDS) -> None:
         """Wait until `reached` is true, and show the progress.
 
-        Raises DemoFailed if the daemon ends, a worker keeps failing, or nothing moves for `patience` seconds; and Interrupted.
+        Raises DemoFailed if the daemon ends, a worker keeps failing, or nothing moves for `patience` seconds; and
+        Interrupted.
         """
         moved_at = time.monotonic()
         failing_since: float | None = None

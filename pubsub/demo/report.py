@@ -12,8 +12,8 @@ from pubsub.demo.figures import Copy, percentile
 class Figures:
     """The measurements: times in seconds, sizes in bytes, `lags` sorted.
 
-    `copies` are the initial copies with their rows; `applied` the row changes of each subscription during `seconds`; `fastest` the
-    highest rate per second over five seconds.
+    `copies` are the initial copies with their rows; `applied` the row changes of each subscription during `seconds`;
+    `fastest` the highest rate per second over five seconds.
     """
 
     copies: Sequence[tuple[Copy, int]]

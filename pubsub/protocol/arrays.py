@@ -28,9 +28,9 @@ def slices(
 ) -> Any:
     """Return the array of data[starts[i]:ends[i]], of type `target` (binary or string).
 
-    The slices must be in order and not overlap; where `valid` is False the slice must be empty.  The offsets s0, e0, s1, e1, …
-    make the gaps elements of their own, so that they describe one array over `data` as it is; taking every second element copies
-    each value once.  Raises ProgramLimitExceeded for more than MAX_BYTES.
+    The slices must be in order and not overlap; where `valid` is False the slice must be empty.  The offsets s0, e0,
+    s1, e1, … make the gaps elements of their own, so that they describe one array over `data` as it is; taking every
+    second element copies each value once.  Raises ProgramLimitExceeded for more than MAX_BYTES.
     """
     if data.size > MAX_BYTES:
         raise ProgramLimitExceeded(

@@ -5,7 +5,8 @@ quotes, a quote within doubled.  Nothing else is special: no backslash escapes, 
 PQescapeLiteral is therefore wrong here: it writes an E'' string for text with a backslash.
 
 This module builds commands; repl_gram.py parses them.  Follows libpqwalreceiver.c (libpqrcv_startstreaming,
-libpqrcv_create_slot, libpqrcv_alter_slot), tablesync.c (ReplicationSlotDropAtPubNode) and worker.c (set_stream_options).
+libpqrcv_create_slot, libpqrcv_alter_slot), tablesync.c (ReplicationSlotDropAtPubNode) and worker.c
+(set_stream_options).
 
 `server_version` is libpq's number: 150004 is 15.4.
 """
@@ -40,8 +41,8 @@ _PLAIN_IDENTIFIER: Final = re.compile(r"[a-z_][a-z0-9_]*")
 def quote_identifier(name: str) -> str:
     """Return `name` in double quotes.  Raises InvalidValue for a NUL, which no command can carry.
 
-    Servers up to 18 accept doubled quotes in publication_names but not in a command's own identifiers: a name with a quote
-    reads as two identifiers in a row, a syntax error.  No slot can have such a name anyway.
+    Servers up to 18 accept doubled quotes in publication_names but not in a command's own identifiers: a name with a
+    quote reads as two identifiers in a row, a syntax error.  No slot can have such a name anyway.
     """
     return _quote(name, '"')
 
@@ -52,7 +53,7 @@ def quote_string(text: str) -> str:
 
 
 def join_identifiers(names: Sequence[str]) -> str:
-    """Return a list in the form of pgoutput's publication_names: quoted, comma-separated (SplitIdentifierString reads it)."""
+    """Return a list for pgoutput's publication_names: quoted, comma-separated (SplitIdentifierString reads it)."""
     return ",".join(quote_identifier(name) for name in names)
 
 
@@ -71,9 +72,10 @@ def create_replication_slot(
     failover: bool = False,
     server_version: int,
 ) -> str:
-    """Build the command for a logical slot; the answer is one row: slot_name, consistent_point, snapshot_name, output_plugin.
+    """Build the command that creates a logical slot.
 
-    Raises FeatureNotSupported for an option that the server is too old for: two_phase before 15, failover before 17.
+    The answer is one row: slot_name, consistent_point, snapshot_name, output_plugin.  Raises FeatureNotSupported for an
+    option that the server is too old for: two_phase before 15, failover before 17.
     """
     if two_phase and server_version < 150000:
         raise FeatureNotSupported("the publisher does not support two-phase replication slots before version 15")
@@ -100,7 +102,7 @@ def alter_replication_slot(name: str, *, failover: bool | None = None, two_phase
 
 
 def drop_replication_slot(name: str, *, wait: bool) -> str:
-    """Build the command that drops a slot.  If the slot is in use, `wait` waits; otherwise the server reports error 55006."""
+    """Build the command that drops a slot; if the slot is in use, the server waits with `wait`, else reports 55006."""
     return f"DROP_REPLICATION_SLOT {quote_identifier(name)}{' WAIT' if wait else ''}"
 
 
@@ -114,7 +116,7 @@ def start_replication(slot: str, lsn: int, options: Mapping[str, str]) -> str:
 
 
 def start_physical_replication(slot: str | None, lsn: int, timeline: int) -> str:
-    """Build the command that streams the WAL of `timeline` from `lsn` on; a physical `slot` retains unacknowledged WAL."""
+    """Build the command that streams `timeline`'s WAL from `lsn` on; a physical `slot` retains unacknowledged WAL."""
     given = f"SLOT {quote_identifier(slot)} " if slot is not None else ""
     return f"START_REPLICATION {given}PHYSICAL {Lsn(lsn)} TIMELINE {timeline}"
 
@@ -177,5 +179,5 @@ def _quote(text: str, mark: str) -> str:
 
 
 def _name(name: str) -> str:
-    """Quote an identifier only if it needs quotes.  A lower-case name never does: the grammar's keywords are upper case."""
+    """Quote an identifier only if needed; a plain lower-case name needs no quotes, since keywords are upper case."""
     return name if _PLAIN_IDENTIFIER.fullmatch(name) else quote_identifier(name)

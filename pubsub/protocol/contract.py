@@ -1,9 +1,9 @@
 """The type contract as data: each PostgreSQL type's type in Delta, the reason, and the values it refuses.
 
-`pubsub.protocol.types` converts values by this contract; `make docs` writes docs/types.md from it.  A type's natural type is a
-Delta type that holds all its values, or all but a few that are listed.  If there is none, or PostgreSQL's text says more (a
-scale, a lower bound, the order of keys), the column is a string with PostgreSQL's own text, which reads back to exactly the
-same value.
+`pubsub.protocol.types` converts values by this contract; `make docs` writes docs/types.md from it.  A type's natural
+type is a Delta type that holds all its values, or all but a few that are listed.  If there is none, or PostgreSQL's
+text says more (a scale, a lower bound, the order of keys), the column is a string with PostgreSQL's own text, which
+reads back to exactly the same value.
 
 Arrays, composites, domains, enums, user-defined ranges and extension types have no fixed oids: KINDS covers them.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 Binary = Literal["columns", "values", "text", "refused"]
-"""How binary transfer is read: columns: a column at a time; values: value by value, in Python; text: the server has no binary
+"""How binary transfer is read.  columns: a column at a time; values: value by value, in Python; text: there is no binary
 form and sends text; refused: not at all."""
 
 
@@ -24,8 +24,9 @@ form and sends text; refused: not at all."""
 class TypeRule:
     """A built-in type: its name and oid in pg_type, the name that SQL prints, and its conversion.
 
-    `natural` is the Arrow type of the natural choice; None if the type is kept as text.  `refused` names the values that stop the
-    table if the type is natural, as prose without `{}`.  `since` is the server version that introduced the type, 0 for all.
+    `natural` is the Arrow type of the natural choice; None if the type is kept as text.  `refused` names the values
+    that stop the table if the type is natural, as prose without `{}`.  `since` is the server version that introduced
+    the type, 0 for all.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""Rows of `COPY … TO STDOUT (FORMAT csv)` as columns, with the same values as the stream's (types.py: from_text reads both).
+"""Rows of `COPY … TO STDOUT (FORMAT csv)` as columns, with the same values as the stream's: types.from_text reads both.
 
-In PostgreSQL's CSV an unquoted empty value is NULL and a quoted one is the empty string.  A value is quoted if it contains a
-quote, a comma or a line end, or would look like NULL; a quote in it is doubled (copyto.c: CopyAttributeOutCSV).
+In PostgreSQL's CSV an unquoted empty value is NULL and a quoted one is the empty string.  A value is quoted if it
+contains a quote, a comma or a line end, or would look like NULL; a quote in it is doubled (copyto.c:
+CopyAttributeOutCSV).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 class InvalidCopiedField(InvalidValue):
     """A copied value that its target column cannot hold.
 
-    `row` is its row in the chunk, from 0; `column` is the column's name.  `key` identifies the row by its NOT NULL columns:
-    (a, b)=(1, x).
+    `row` is its row in the chunk, from 0; `column` is the column's name.  `key` identifies the row by its NOT NULL
+    columns: (a, b)=(1, x).
     """
 
     def __init__(self, column: str, row: int, key: str, cause: InvalidText) -> None:

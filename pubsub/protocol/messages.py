@@ -48,7 +48,7 @@ Value = bytes | Binary | Unchanged | None
 """A column's value: text as bytes, Binary, UNCHANGED, or None for NULL."""
 TupleData = tuple[Value, ...]
 OldKind = Literal["K", "O"]
-"""An old tuple's contents: 'K': the replica identity's columns, NULL in the others; 'O': the row (REPLICA IDENTITY FULL)."""
+"""An old tuple's contents: 'K': the replica identity's columns, others NULL; 'O': the row (REPLICA IDENTITY FULL)."""
 ReplicaIdentity = Literal["d", "n", "f", "i"]
 """Default, nothing, full, index (pg_class.relreplident)."""
 
@@ -179,7 +179,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """`subxid` equals `xid` if the whole transaction aborted.  LSN and time are set together, under streaming 'parallel'."""
+    """`subxid` equals `xid` if the whole transaction aborted; LSN and time are set together, under 'parallel'."""
 
     xid: Xid
     subxid: Xid

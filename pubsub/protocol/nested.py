@@ -2,9 +2,9 @@
 
     {1,NULL,"a \\"b"}      (1,"a ""b",)
 
-Commas and braces outside quotes are separators.  A byte is inside quotes if an odd number of quotes precedes it.  Each row has
-an even number of quotes, so they can be counted over all rows together.  At the end the escape characters are removed.
-(arrayfuncs.c: array_out; rowtypes.c: record_out.)
+Commas and braces outside quotes are separators.  A byte is inside quotes if an odd number of quotes precedes it.  Each
+row has an even number of quotes, so they can be counted over all rows together.  At the end the escape characters are
+removed.  (arrayfuncs.c: array_out; rowtypes.c: record_out.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Parts:
 def array_parts(values: Any) -> Parts:
     """Split the texts of arrays that are empty or have one dimension with lower bound 1; a NULL array has no elements.
 
-    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for any other array, and for text that is no array's.
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for any other array, and for text that is no
+    array's.
     """
     data, there, starts, ends = _between(values, "{", "}")
     escapes = _escapes(data)
@@ -68,8 +69,8 @@ def array_parts(values: Any) -> Parts:
 def record_parts(values: Any, width: int) -> list[Any]:
     """Split the texts of composites into `width` binary arrays, one per attribute; all are NULL if the composite is.
 
-    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for a composite with another number of attributes, and for
-    text that is no composite's.
+    `values` is a binary array; a NULL has no bytes.  Raises OtherShape for a composite with another number of
+    attributes, and for text that is no composite's.
     """
     data, there, starts, ends = _between(values, "(", ")")
     quotes = _quotes(data, there, starts, ends, None)
@@ -123,7 +124,7 @@ def _require_some(rows: Places, of_elements: Places, good: Mask) -> None:
 
 
 def _escapes(data: Bytes) -> Mask | None:
-    """Return which backslashes escape the next byte, None if there are none.  Every second one in a run is itself escaped."""
+    """Return which backslashes escape the next byte (every second one in a run is itself escaped); None without any."""
     found = data == _BACKSLASH
     if not found.any():
         return None

@@ -3,13 +3,15 @@
     blocks ── split_by_relation ──► relation → pieces (the places of its I, U and D messages)
     pieces ── decode_changes ─────► Changes: one array per column, one element per change
 
-A message is a type byte, the relation's oid, and tuples.  The new row is 'N' and a tuple (I, U).  The old tuple comes before it
-(U, optional) or alone (D): 'K' and the replica identity's columns, or 'O' and the whole old row.  A tuple is a count (2 bytes)
-and for each column: 't', a length (4 bytes) and PostgreSQL's text; 'b', a length and the type's binary form; 'n' for NULL; or
-'u' for an unchanged TOASTed value that was not sent.  (proto.c: logicalrep_write_insert, _update, _delete, _tuple.)
+A message is a type byte, the relation's oid, and tuples.  The new row is 'N' and a tuple (I, U).  The old tuple comes
+before it (U, optional) or alone (D): 'K' and the replica identity's columns, or 'O' and the whole old row.  A tuple is
+a count (2 bytes) and for each column: 't', a length (4 bytes) and PostgreSQL's text; 'b', a length and the type's
+binary form; 'n' for NULL; or 'u' for an unchanged TOASTed value that was not sent.  (proto.c: logicalrep_write_insert,
+_update, _delete, _tuple.)
 
-Decoding walks all rows in parallel: positions[i] is the read position in row i, and each column advances every position by one
-value.  A piece is one relation's share of a block, small enough for the cache; the pieces' arrays are joined at the end.
+Decoding walks all rows in parallel: positions[i] is the read position in row i, and each column advances every position
+by one value.  A piece is one relation's share of a block, small enough for the cache; the pieces' arrays are joined at
+the end.
 """
 
 from __future__ import annotations
@@ -63,9 +65,10 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFrames:
-    """Row changes of one relation in `data`: messages from `starts` (the type byte) to `ends` (exclusive), both ascending.
+    """Row changes of one relation in `data`.
 
-    `seq` is each change's number in the batch, in order of arrival.
+    Messages run from `starts` (the type byte) to `ends` (exclusive), both ascending.  `seq` is each change's number in
+    the batch, in order of arrival.
     """
 
     data: Bytes
@@ -78,10 +81,10 @@ class RowFrames:
 class Changes:
     """The changes of one relation in order of arrival.  All arrays have one element per change.
 
-    `op` is I, U or D.  `new` has the new rows' columns, by target column name; NULL for D.  `unchanged` marks the new values that
-    were sent neither in the new nor in the old tuple, and are NULL in `new`; it has only columns with such values.  `old_kind` is
-    'K' or 'O', or 0 without an old tuple.  `old` has the old tuples' columns, or only the requested ones; NULL without an old
-    tuple.  The arrays of `new` and `old` are pyarrow's.
+    `op` is I, U or D.  `new` has the new rows' columns, by target column name; NULL for D.  `unchanged` marks the new
+    values that were sent neither in the new nor in the old tuple, and are NULL in `new`; it has only columns with such
+    values.  `old_kind` is 'K' or 'O', or 0 without an old tuple.  `old` has the old tuples' columns, or only the
+    requested ones; NULL without an old tuple.  The arrays of `new` and `old` are pyarrow's.
     """
 
     seq: Offsets
@@ -169,9 +172,10 @@ def decode_changes(
 ) -> Changes:
     """Decode the changes in `frames`, which are in order of arrival, into arrays of the targets' types.
 
-    `targets` has a pyarrow.Field for each column of the relation, or None for a column that is not replicated.  `key`, if given,
-    names the targets whose old values are returned; otherwise all are.  `types` reads values in binary transfer.  Raises
-    ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target cannot hold.
+    `targets` has a pyarrow.Field for each column of the relation, or None for a column that is not replicated.  `key`,
+    if given, names the targets whose old values are returned; otherwise all are.  `types` reads values in binary
+    transfer.  Raises ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target
+    cannot hold.
     """
     if len(targets) != len(relation.columns):
         raise ValueError(f"{len(targets)} targets for {len(relation.columns)} columns")
@@ -250,7 +254,7 @@ class _Tuples:
     """Tuples read in parallel: `positions` is the read position in each row's tuple, `ends` the end of its message."""
 
     def __init__(self, data: Bytes, positions: Offsets, ends: Offsets, columns: int) -> None:
-        """`positions` are those of the tuples' marks ('N', 'K' or 'O').  Raises ProtocolViolation for another column count."""
+        """`positions` are those of the tuples' marks: N, K or O.  Raises ProtocolViolation for a wrong column count."""
         self._data = data
         self._ends = ends
         self.positions = positions + 3
@@ -260,8 +264,8 @@ class _Tuples:
     def next(self) -> tuple[Bytes | None, Offsets, Offsets]:
         """Read the next column: each value's kind (None if all are text), and where its bytes begin and end.
 
-        A read past a message's end is harmless: it moves the position past the end too, which this method checks, and the caller
-        checks after the last tuple.
+        A read past a message's end is harmless: it moves the position past the end too, which this method checks, and
+        the caller checks after the last tuple.
         """
         kinds = self._data.take(self.positions, mode="clip")
         text = (kinds == _TEXT) | (kinds == _BINARY)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class TypeShape:
     """A type, with domains resolved to their base type.
 
-    `modifier` is atttypmod, which an array's elements share; `kind` is pg_type.typtype; `name` is format_type's, without the
-    modifier.  `element` is an array's element type, `delimiter` the character between elements; `attributes` are a
-    composite's, in order.
+    `modifier` is atttypmod, which an array's elements share; `kind` is pg_type.typtype; `name` is format_type's,
+    without the modifier.  `element` is an array's element type, `delimiter` the character between elements;
+    `attributes` are a composite's, in order.
     """
 
     oid: int

@@ -1,13 +1,13 @@
-"""PostgreSQL's types as Arrow and Delta types, and PostgreSQL's text as their values, by the type contract (contract.py).
+"""PostgreSQL's types as Arrow and Delta types, and its text as their values, by the type contract (contract.py).
 
-`shaped_type` (`delta_type` for types without parts) gives a column's type; `from_text` converts a column of PostgreSQL's text
-output to it, all rows at once.  Each value is converted exactly or refused (InvalidText): nothing is rounded, clipped or made
-NULL.  The text must come from a session with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0
-(every connection to a publisher sets them).
+`shaped_type` (`delta_type` for types without parts) gives a column's type; `from_text` converts a column of
+PostgreSQL's text output to it, all rows at once.  Each value is converted exactly or refused (InvalidText): nothing is
+rounded, clipped or made NULL.  The text must come from a session with datestyle ISO, TimeZone UTC, bytea_output hex and
+extra_float_digits above 0 (every connection to a publisher sets them).
 
-A natural type refuses the values that Delta lacks: infinity, BC and years past 9999 in dates and timestamps, NaN in numeric.
-Values that Arrow's own casts would let through (hexadecimal integers, floats out of range as infinity or zero, a year 0) are
-checked here.
+A natural type refuses the values that Delta lacks: infinity, BC and years past 9999 in dates and timestamps, NaN in
+numeric.  Values that Arrow's own casts would let through (hexadecimal integers, floats out of range as infinity or
+zero, a year 0) are checked here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pubsub.protocol.shapes import TypeShape
 from pubsub.protocol.variant import variants
 
 UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that a Parquet column's name cannot contain without column mapping (delta: DeltaColumnMapping / SchemaUtils)."""
+"""Characters not allowed in a Parquet column's name without column mapping (Delta: DeltaColumnMapping, SchemaUtils)."""
 
 MAX_DECIMAL_PRECISION: Final = 38
 """Digits of Delta's widest decimal."""
@@ -86,9 +86,10 @@ def delta_type(
 ) -> Any:
     """Return the Arrow type (pyarrow.DataType) of a column whose type has no parts.
 
-    `type_oid` and `type_modifier` are those of the base type if the column's type is a domain; `type_kind` is pg_type.typtype;
-    `type_name` (format_type's) is used only in the error; `choice` is "natural" or "text".  Raises FeatureNotSupported for a
-    pseudo-type.  Numeric's type modifier follows numeric.c: make_numeric_typmod, numeric_typmod_precision, numeric_typmod_scale.
+    `type_oid` and `type_modifier` are those of the base type if the column's type is a domain; `type_kind` is
+    pg_type.typtype; `type_name` (format_type's) is used only in the error; `choice` is "natural" or "text".  Raises
+    FeatureNotSupported for a pseudo-type.  Numeric's type modifier follows numeric.c: make_numeric_typmod,
+    numeric_typmod_precision, numeric_typmod_scale.
     """
     if type_kind == "p":
         raise FeatureNotSupported(f"a column of pseudo-type {type_name or type_oid} can not be replicated")
@@ -113,9 +114,9 @@ Choice = Callable[[tuple[str, ...]], str | None]
 def shaped_type(shape: TypeShape, choice: Choice, own: str | None = None) -> Any:
     """Return the Arrow type of a column whose base type is `shape`.
 
-    Arrays and composites are text by default; other types are natural.  `own` is the column's own choice and has precedence.
-    Types within a natural array or composite are natural too, unless the choice for that type is text.  Raises
-    FeatureNotSupported.
+    Arrays and composites are text by default; other types are natural.  `own` is the column's own choice and has
+    precedence.  Types within a natural array or composite are natural too, unless the choice for that type is text.
+    Raises FeatureNotSupported.
     """
     default = "text" if shape.element is not None or shape.kind == "c" else "natural"
     return _chosen(shape, own or choice(type_names(shape)) or default, choice)
@@ -205,7 +206,7 @@ def is_nested(data_type: Any) -> bool:
 
 
 def nulls(count: int, kind: Any) -> Any:
-    """Return `count` NULLs.  Arrow's own NULLs of a VARIANT have NULL parts too, and those fields must not be NULL in a file."""
+    """Return `count` NULLs.  Arrow's own NULLs of a VARIANT have NULL parts too, which cannot be written to a file."""
     if kind != VARIANT:
         return pa.nulls(count, kind)
     empty = pa.repeat(pa.scalar(b"", pa.binary()), count)
@@ -220,8 +221,8 @@ def repeated(value: Any, count: int) -> Any:
 def from_text(values: Any, target: Any) -> Any:
     """Convert PostgreSQL's text to values of `target`: a pyarrow Array to one of the same length, NULLs kept.
 
-    `values` is a binary or string array (32-bit offsets); a NULL has no bytes.  Raises InvalidText for the first value that does
-    not fit.
+    `values` is a binary or string array (32-bit offsets); a NULL has no bytes.  Raises InvalidText for the first value
+    that does not fit.
     """
     if pa.types.is_string(values.type):
         values = values.view(pa.binary())
@@ -236,9 +237,9 @@ def from_text(values: Any, target: Any) -> Any:
 
 
 def nested_values(values: Any, target: Any, convert: Callable[[], Any], out: Callable[[bytes], bytes]) -> Any:
-    """Call `convert`; turn its OtherShape or InvalidText into an InvalidText with the whole value's text, which `out` writes.
+    """Return what `convert` returns; turn its OtherShape or InvalidText into InvalidText with the whole value's text.
 
-    The `index` of both errors must be the row's.
+    `out` writes that text.  The `index` of both errors must be the row's.
     """
     try:
         return convert()
@@ -375,7 +376,8 @@ def _boolean(values: Any, target: Any) -> Any:
 def _bytea(values: Any, target: Any) -> Any:
     """Decode hexadecimal, "\\x6162" (bytea.c: byteaout with bytea_output hex).
 
-    All values are decoded as one run of digit pairs; each value's "\\x" counts as a pair, and its byte is left out afterwards.
+    All values are decoded as one run of digit pairs; each value's "\\x" counts as a pair, and its byte is left out
+    afterwards.
     """
     valid = validity(values)
     data, offsets = contents(values if valid is None else pc.fill_null(values, b"\\x"))

@@ -1,8 +1,8 @@
 """jsonb as VARIANT: each value's text encoded in Parquet's variant format (Apache Parquet, VariantEncoding.md).
 
-A variant has two parts: the metadata, which lists the names of all fields in it, and the value, which refers to names by number.
-An integer takes the smallest of 1, 2, 4 and 8 bytes that holds it; any other number is a decimal of at most 38 digits with the
-scale that jsonb shows.  Values are encoded one by one, in Python.
+A variant has two parts: the metadata, which lists the names of all fields in it, and the value, which refers to names
+by number.  An integer takes the smallest of 1, 2, 4 and 8 bytes that holds it; any other number is a decimal of at most
+38 digits with the scale that jsonb shows.  Values are encoded one by one, in Python.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class NoVariant(Exception):
 def variants(texts: Any) -> Any:
     """Convert the texts of a binary array to VARIANT values.
 
-    Raises OtherShape for a number of more than 38 digits, for nesting more than 400 deep, for more than 16 MB, and for text that
-    is not JSON.
+    Raises OtherShape for a number of more than 38 digits, for nesting more than 400 deep, for more than 16 MB, and for
+    text that is not JSON.
     """
     found: list[tuple[bytes, bytes] | None] = []
     for index, text in enumerate(texts.to_pylist()):
@@ -74,7 +74,7 @@ _decode: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_consta
 
 
 def _metadata(names: Iterable[str]) -> bytes:
-    """Return the dictionary of names: a header (version 1, not marked as sorted), their number, their offsets, the names."""
+    """Return the dictionary of names: a header (version 1, not marked as sorted), the count, the offsets, the names."""
     written = [name.encode() for name in names]
     total = sum(map(len, written))
     size = _bytes_for(max(total, len(written)))

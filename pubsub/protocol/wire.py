@@ -102,7 +102,7 @@ class Reader:
 
 
 def write_string(text: str, limit: int | None = None) -> bytes:
-    """Return `text` in UTF-8, NUL-terminated.  Raises ValueError if it contains a NUL or has more than `limit` bytes."""
+    """Return `text` in UTF-8, NUL-terminated.  Raises ValueError if it has a NUL or more than `limit` bytes."""
     encoded = text.encode("utf-8")
     if b"\0" in encoded:
         raise ValueError("a string of the protocol can not hold a NUL")

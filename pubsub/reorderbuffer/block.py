@@ -1,12 +1,12 @@
 """Blocks of changes in byte buffers: an OpenBlock grows, a ChangeBlock is immutable.
 
-A change is a frame of arbitrary bytes.  A block holds the concatenated frames, the length of each, and their (sub)transactions
-as runs: a run is consecutive frames of one (sub)transaction, with none of another log received between them.  There is no
-Python object per change.
+A change is a frame of arbitrary bytes.  A block holds the concatenated frames, the length of each, and their
+(sub)transactions as runs: a run is consecutive frames of one (sub)transaction, with none of another log received
+between them.  There is no Python object per change.
 
-The frames of a streamed transaction carry the id of their (sub)transaction after the type byte (proto.c).  Sealing a block
-reads all its ids at once and moves each type byte to the last byte of the id.  A streamed message then looks as it would
-outside a stream, with a header four bytes longer.
+The frames of a streamed transaction carry the id of their (sub)transaction after the type byte (proto.c).  Sealing a
+block reads all its ids at once and moves each type byte to the last byte of the id.  A streamed message then looks as
+it would outside a stream, with a header four bytes longer.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ Arrivals = npt.NDArray[np.int64]
 class ChangeBlock:
     """Frames in order of arrival: `data` holds them concatenated, `lengths` the bytes of each.
 
-    Run i begins with frame `run_starts[i]` (the first run with 0) and belongs to (sub)transaction `run_xids[i]`.  `run_arrivals`
-    never decreases and orders runs among those of other logs.  `header` is the number of bytes before the message in each frame.
-    `memory` is the bytes that the block's buffers take, unused capacity included; 0 if it is a view of another block's.
+    Run i begins with frame `run_starts[i]` (the first run with 0) and belongs to (sub)transaction `run_xids[i]`.
+    `run_arrivals` never decreases and orders runs among those of other logs.  `header` is the number of bytes before
+    the message in each frame.  `memory` is the bytes that the block's buffers take, unused capacity included; 0 if it
+    is a view of another block's.
     """
 
     data: Bytes
@@ -92,7 +93,7 @@ class ChangeBlock:
             start += length
 
     def others(self, types: bytes = b"IUD") -> Iterator[tuple[int, bytes]]:
-        """Yield the messages whose type is not in `types` (Relation, Type, Truncate, …), each with its frame's number."""
+        """Yield the messages of types not in `types` (Relation, Type, Truncate, …), each with its frame's number."""
         wanted = ~np.isin(self.message_types(), np.frombuffer(types, np.uint8))
         ends = np.cumsum(self.lengths.astype(np.int64))
         for number in np.flatnonzero(wanted).tolist():

@@ -2,9 +2,9 @@
 
     append ─► one log for each top-level transaction ─► commit, prepare, take ─► Transaction: read in chunks, then released
 
-`append` never blocks: it only uses memory.  When `exceeded`, the owner calls `spill`, which writes files and may run in a
-thread, or streams the `largest` transaction with `take`.  Call one method at a time; other threads may meanwhile read the
-Transactions that were returned.
+`append` never blocks: it only uses memory.  When `exceeded`, the owner calls `spill`, which writes files and may run in
+a thread, or streams the `largest` transaction with `take`.  Call one method at a time; other threads may meanwhile read
+the Transactions that were returned.
 
     buffer.append_tagged(700, frames)            # between Stream Start and Stop, as they came
     if buffer.exceeded:
@@ -58,9 +58,9 @@ class Statistics:
 class ReorderBuffer:
     """Transactions in progress, and those returned but not yet released.
 
-    `directory` belongs to this buffer alone; the constructor removes spill files that an earlier process left there, and raises
-    FileFailure.  `work_mem` is logical_decoding_work_mem in bytes; it may be changed at any time.  `header`: bytes before the
-    message in frames that are not tagged.  `memory`: bytes that all changes hold in memory.
+    `directory` belongs to this buffer alone; the constructor removes spill files that an earlier process left there,
+    and raises FileFailure.  `work_mem` is logical_decoding_work_mem in bytes; it may be changed at any time.  `header`:
+    bytes before the message in frames that are not tagged.  `memory`: bytes that all changes hold in memory.
     """
 
     def __init__(self, directory: Path, work_mem: int, *, header: int = XLOG_HEADER) -> None:
@@ -95,8 +95,8 @@ class ReorderBuffer:
     def append(self, xid: int, frames: Sequence[bytes], *, top: int | None = None, lsn: Lsn = INVALID_LSN) -> None:
         """Append the changes of (sub)transaction `xid`, in order.
 
-        `top` is its top-level transaction, needed where this buffer may not know it yet.  Raises ProgramLimitExceeded for a frame
-        over 2 GB.
+        `top` is its top-level transaction, needed where this buffer may not know it yet.  Raises ProgramLimitExceeded
+        for a frame over 2 GB.
         """
         if top is not None and top != xid:
             known = self._by_xid.get(xid)
@@ -105,17 +105,18 @@ class ReorderBuffer:
         self._append(self.begin(xid, lsn), frames, xid, tagged=False)
 
     def append_tagged(self, top: int, frames: Sequence[bytes], *, lsn: Lsn = INVALID_LSN) -> None:
-        """Append messages R, Y, I, U, D, T and M as received between Stream Start and Stop; each names its (sub)transaction.
+        """Append messages R, Y, I, U, D, T and M as received between Stream Start and Stop.
 
-        The ids are read only when a block is sealed, at the latest in `spill` or `commit`: a frame without one raises
-        ProtocolViolation there.  Raises ProgramLimitExceeded like `append`.
+        Each names its (sub)transaction.  The ids are read only when a block is sealed, at the latest in `spill` or
+        `commit`: a frame without one raises ProtocolViolation there.  Raises ProgramLimitExceeded like `append`.
         """
         self._append(self.begin(top, lsn), frames, top, tagged=True)
 
     def assign(self, xid: int, parent: int) -> None:
         """Record `xid` as a subtransaction of `parent`, which may itself be a subtransaction.
 
-        May be repeated, and may come after changes of `xid`.  Raises ValueError if it contradicts an earlier assignment.
+        May be repeated, and may come after changes of `xid`.  Raises ValueError if it contradicts an earlier
+        assignment.
         """
         transaction = self.begin(parent)
         known = self._by_xid.get(xid)
@@ -159,7 +160,8 @@ class ReorderBuffer:
     def commit(self, xid: int) -> Transaction | None:
         """Commit the transaction `xid` and return it; None if it is unknown.
 
-        `spill` may still move its changes to disk, except while they are read.  Raises ValueError if `xid` is a subtransaction.
+        `spill` may still move its changes to disk, except while they are read.  Raises ValueError if `xid` is a
+        subtransaction.
         """
         transaction = self._ended(xid)
         if transaction is not None:
@@ -170,8 +172,8 @@ class ReorderBuffer:
     def prepare(self, xid: int, gid: str) -> Transaction:
         """Prepare the transaction `xid`, which may be without changes, as `gid` and return it.
 
-        It can be read and released before its outcome.  Raises DuplicateObject if `gid` is in use, and ValueError if `xid` is a
-        subtransaction.
+        It can be read and released before its outcome.  Raises DuplicateObject if `gid` is in use, and ValueError if
+        `xid` is a subtransaction.
         """
         if gid in self._prepared:
             raise DuplicateObject(f'transaction identifier "{gid}" is already in use')
@@ -201,8 +203,8 @@ class ReorderBuffer:
     def take(self, xid: int) -> Transaction:
         """Return the changes of transaction `xid` so far; it continues without them (ReorderBufferStreamTXN).
 
-        Subtransactions aborted so far are left out.  The caller must undo those aborted later: see `Transaction.xids`.  Raises
-        KeyError for an unknown transaction, ValueError if `xid` is a subtransaction.
+        Subtransactions aborted so far are left out.  The caller must undo those aborted later: see `Transaction.xids`.
+        Raises KeyError for an unknown transaction, ValueError if `xid` is a subtransaction.
         """
         transaction = self._top(xid)
         if transaction is None:
@@ -228,8 +230,9 @@ class ReorderBuffer:
     def spill(self) -> None:
         """If `work_mem` is reached, move the largest transactions to disk until an eighth of it is free.
 
-        Transactions that are being read stay in memory.  PostgreSQL moves one at a time; with many small ones the search for the
-        largest would cost more than the move.  Raises DiskFull and FileFailure; nothing is lost then, and it may be called again.
+        Transactions that are being read stay in memory.  PostgreSQL moves one at a time; with many small ones the
+        search for the largest would cost more than the move.  Raises DiskFull and FileFailure; nothing is lost then,
+        and it may be called again.
         """
         if not self.exceeded:
             return
@@ -269,7 +272,7 @@ class ReorderBuffer:
         yield from self._prepared.items()
 
     def oldest_lsn(self) -> Lsn:
-        """Return the LSN where the oldest transaction in progress began; 0 if there is none (ReorderBufferGetOldestTXN)."""
+        """Return where the oldest transaction in progress began; 0 if there is none (ReorderBufferGetOldestTXN)."""
         return min((one.first_lsn for one in self.in_progress() if one.first_lsn), default=INVALID_LSN)
 
     def close(self) -> None:

@@ -22,8 +22,9 @@ Counted = Callable[[ChangeBlock], None]
 class ChangeLog:
     """A log of frames, each with `header` bytes before its message.
 
-    The frames of a `tagged` log are XLogData whose messages name their (sub)transaction.  `memory` is the memory that the log
-    holds, in bytes; the log calls `account` with each change of it.  It calls `counted` once for each block, on sealing it.
+    The frames of a `tagged` log are XLogData whose messages name their (sub)transaction.  `memory` is the memory that
+    the log holds, in bytes; the log calls `account` with each change of it.  It calls `counted` once for each block, on
+    sealing it.
     """
 
     __slots__ = ("_account", "_blocks", "_counted", "_header", "_open", "_sealed_memory", "file", "memory", "tagged")
@@ -51,8 +52,9 @@ class ChangeLog:
     def append(self, frames: Sequence[bytes], xid: int, arrival: int, *, tagged: bool) -> None:
         """Append the `frames` (at least one) of (sub)transaction `xid`.
 
-        `tagged` frames name their own, and sealing ignores `xid`.  Raises ProgramLimitExceeded for a frame longer than MAX_BYTES,
-        ProtocolViolation like OpenBlock.seal, and ValueError if the log already holds frames of the other kind.
+        `tagged` frames name their own, and sealing ignores `xid`.  Raises ProgramLimitExceeded for a frame longer than
+        MAX_BYTES, ProtocolViolation like OpenBlock.seal, and ValueError if the log already holds frames of the other
+        kind.
         """
         if tagged != self.tagged:
             if not self.empty:
@@ -92,8 +94,8 @@ class ChangeLog:
     def spill(self, new_file: Callable[[int], SegmentFile], aborted: Xids) -> None:
         """Move the changes in memory to disk; drop those of the (sub)transactions `aborted`.
 
-        `new_file` is called with the header's length in bytes and makes the log's file.  After an error, the changes not yet
-        written are still in memory.
+        `new_file` is called with the header's length in bytes and makes the log's file.  After an error, the changes
+        not yet written are still in memory.
         """
         self.seal()
         while self._blocks:

@@ -1,7 +1,7 @@
 """Directories for data that a process spills from memory; the data is useless once the process has ended.
 
-A process locks its directory with flock; the system releases the lock when the process ends, in whatever way.  Any process may
-remove the contents of an unlocked directory.
+A process locks its directory with flock; the system releases the lock when the process ends, in whatever way.  Any
+process may remove the contents of an unlocked directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpillDirectory:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Make, lock and empty the directory `path`.  Raises ObjectInUse if another process has it locked, and FileFailure."""
+        """Make, lock and empty the directory `path`.  Raises ObjectInUse if another process holds it; FileFailure."""
         while True:
             files.make_directory(path)
             descriptor = _lock(path)
@@ -129,8 +129,8 @@ def _empty(directory: Path) -> None:
 def _remove(directory: Path) -> None:
     """Remove a directory and its contents.
 
-    A child that outlived its process may still be using it: files that the child has removed already are no error, and files that
-    it adds meanwhile remain until the next removal.
+    A child that outlived its process may still be using it: files that the child has removed already are no error, and
+    files that it adds meanwhile remain until the next removal.
     """
 
     def failed(_function: object, path: str, info: tuple[type[BaseException], BaseException, TracebackType]) -> None:

@@ -2,9 +2,9 @@
 
     Arrow IPC stream | its end mark | trailer (JSON) | length and CRC-32 of the trailer, magic
 
-The trailer holds the caller's metadata and each segment's place and checksum.  Readers of Arrow streams stop at the end mark, so
-any of them can read the changes.  The file is written under a temporary name, flushed and renamed, and then its directory is
-flushed: the file exists whole or not at all.
+The trailer holds the caller's metadata and each segment's place and checksum.  Readers of Arrow streams stop at the end
+mark, so any of them can read the changes.  The file is written under a temporary name, flushed and renamed, and then
+its directory is flushed: the file exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Stored:
 def persist(transaction: Transaction, path: Path, metadata: Mapping[str, Any]) -> None:
     """Write `transaction`, without its aborted subtransactions, to the file `path`; it is durable on return.
 
-    `metadata` is stored with it and must be JSON values.  An existing file of that name is replaced.  Needs memory for a few
-    blocks.  Raises DiskFull and FileFailure (and leaves no temporary file), and what Transaction.blocks raises.
+    `metadata` is stored with it and must be JSON values.  An existing file of that name is replaced.  Needs memory for
+    a few blocks.  Raises DiskFull and FileFailure (and leaves no temporary file), and what Transaction.blocks raises.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     files.make_directory(path.parent)
@@ -111,7 +111,7 @@ def load(path: Path) -> Stored:
 
 
 def remove(path: Path) -> None:
-    """Remove the file `path` durably, once its transaction has its outcome.  It may be gone already.  Raises FileFailure."""
+    """Remove a transaction's file durably, after its outcome; it may be gone already.  Raises FileFailure."""
     files.remove(path)
     files.sync_directory(path.parent)
 

@@ -20,7 +20,7 @@ DIRECTORY_MODE: Final = 0o700
 
 
 class FileFailure(PubsubError):
-    """A file could not be made, written, read or removed.  The SQLSTATEs are those of elog.c: errcode_for_file_access."""
+    """A file could not be made, written, read or removed.  SQLSTATEs follow elog.c: errcode_for_file_access."""
 
     default_sqlstate = "58030"
 

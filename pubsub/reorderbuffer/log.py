@@ -1,8 +1,8 @@
 """Frames as received, in blocks.
 
 A frame is the payload of one copy-both message: XLogData's 25-byte header and one pgoutput message.  A block is some
-megabytes of concatenated frames and their lengths, the form that column decoding (rows.py) reads.  A frame's `bytes` object
-lives only until its block is closed.
+megabytes of concatenated frames and their lengths, the form that column decoding (rows.py) reads.  A frame's `bytes`
+object lives only until its block is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pubsub.protocol.copyboth import XLOG_HEADER
 
 BLOCK_BYTES: Final = 2 << 20
-"""The size at which a block is closed.  It is of the order of a core's cache: decoding walks a block once per column."""
+"""The size at which a block is closed: of the order of a core's cache, since decoding walks a block once per column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

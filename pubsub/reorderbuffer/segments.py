@@ -2,9 +2,9 @@
 
     schema | segment | segment | …            xid uint32, arrival int64, frame binary; metadata: header
 
-Segments are written once, one after the other, and read back in that order.  Their offsets and CRC-32 checksums stay with the
-writer, not in the file: a file that was changed, cut, exchanged or left by another process fails the check.  Any reader of Arrow
-streams can read the file; it must leave out aborted subtransactions itself.
+Segments are written once, one after the other, and read back in that order.  Their offsets and CRC-32 checksums stay
+with the writer, not in the file: a file that was changed, cut, exchanged or left by another process fails the check.
+Any reader of Arrow streams can read the file; it must leave out aborted subtransactions itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Segment:
 
 
 class SegmentFile:
-    """The part of a log that is on disk.  `end` is the file's length, `nbytes` the length of the frames in it, in bytes."""
+    """The part of a log on disk.  `end` is the file's length, `nbytes` the length of the frames in it, in bytes."""
 
     __slots__ = ("_durable", "end", "header", "nbytes", "path", "segments")
 

@@ -7,7 +7,8 @@
                  └────────────────► ABORTED         abort
 
 The ReorderBuffer owns a transaction that is IN_PROGRESS.  After that the receiver owns it: it may read the changes with
-`chunks` any number of times, and must `release` them.  A PREPARED transaction can be read and released before its outcome.
+`chunks` any number of times, and must `release` them.  A PREPARED transaction can be read and released before its
+outcome.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Transaction:
     """The changes of the top-level transaction `xid` and of its subtransactions.
 
     `first_lsn` is where the transaction began, 0 if that is unknown.  `streamed`: earlier changes were taken already;
-    `spilled`: some changes have been on disk.  `header` and `account` are those of ChangeLog.  `released` is called once, by the
-    first `release`.
+    `spilled`: some changes have been on disk.  `header` and `account` are those of ChangeLog.  `released` is called
+    once, by the first `release`.
     """
 
     def __init__(
@@ -166,11 +167,11 @@ class Transaction:
     # How it is read.
 
     def blocks(self, bound: int = BLOCK_BYTES) -> Generator[ChangeBlock]:
-        """Yield the changes in order of arrival, without those of aborted subtransactions, in blocks of at most `bound` bytes.
+        """Yield the changes in order of arrival in blocks of at most `bound` bytes, without aborted subtransactions.
 
-        Only a block of a single frame may be larger.  A few blocks from disk are in memory at a time.  May run in another thread
-        than the buffer.  Raises ValueError in a state that cannot be read or after `release`, FileFailure, and DataCorrupted if a
-        file is not as it was written.
+        Only a block of a single frame may be larger.  A few blocks from disk are in memory at a time.  May run in
+        another thread than the buffer.  Raises ValueError in a state that cannot be read or after `release`,
+        FileFailure, and DataCorrupted if a file is not as it was written.
         """
         with self._lock:
             if self._released is None or self.state not in (State.COMMITTED, State.PREPARED):
@@ -183,7 +184,7 @@ class Transaction:
                 self._readers -= 1
 
     def chunks(self, max_bytes: int) -> Generator[Chunk]:
-        """Yield the blocks of `blocks` grouped into chunks of at most `max_bytes`; only a single frame may be larger."""
+        """Yield the blocks of `blocks` in chunks of at most `max_bytes`; only a chunk of one frame may be larger."""
         first = size = 0
         pending: list[ChangeBlock] = []
         for block in self.blocks(min(max_bytes, BLOCK_BYTES)):
@@ -238,8 +239,8 @@ class Transaction:
     def assign(self, xid: int, parent: int) -> None:
         """Record `xid` as a subtransaction of `parent`, which is this transaction or one of its subtransactions.
 
-        Of several parents recorded for `xid` the innermost counts: one that already contains `xid` is ignored.  Raises ValueError
-        for a cycle.
+        Of several parents recorded for `xid` the innermost counts: one that already contains `xid` is ignored.  Raises
+        ValueError for a cycle.
         """
         if xid == self.xid or xid in self._above(parent):
             raise ValueError(f"{xid} can not be a subtransaction of {parent}")
@@ -299,7 +300,7 @@ class Transaction:
         return part
 
     def spill(self, new_file: Callable[[int], SegmentFile]) -> None:
-        """Move the changes in memory to disk; do nothing while they are being read.  Raises FileFailure and loses nothing."""
+        """Move the changes in memory to disk; do nothing while they are read.  Raises FileFailure and loses nothing."""
         if not self._lock.acquire(blocking=False):
             return
         try:

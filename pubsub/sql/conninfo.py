@@ -33,8 +33,8 @@ def mask_conninfo(conninfo: str) -> str:
 
 def _mask_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
-    # The user and password end at the last @ before a slash or a question mark.  An @ after a slash means a raw slash in
-    # the password, which libpq misreads: nothing of the string is shown then.
+    # The user and password end at the last @ before a slash or a question mark.  An @ after a slash means a raw slash
+    # in the password, which libpq misreads: nothing of the string is shown then.
     authority = re.match(r"[^/?]*", rest)
     assert authority is not None
     before, at, hosts = authority[0].rpartition("@")

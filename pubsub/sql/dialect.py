@@ -91,7 +91,7 @@ def parse_query(text: str) -> exp.Query:
 
 
 def tables_of(tree: exp.Query) -> tuple[QualifiedName, ...]:
-    """Return the tables that a query names, each once, in the order of its text; WITH queries and functions do not count."""
+    """Return the tables that a query names, each once, in the order of its text, without WITH queries and functions."""
     own = {_fold(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
     found: dict[QualifiedName, None] = {}
     for table in tree.find_all(exp.Table, bfs=False):

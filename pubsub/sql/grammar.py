@@ -1,7 +1,7 @@
 """The grammar of the statements on subscriptions: gram.y of PostgreSQL 18, plus RESYNC TABLE.
 
-A recursive descent over the tokens of one statement.  As in PostgreSQL, an error gives the token that no rule accepts, and
-its position: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
+A recursive descent over the tokens of one statement.  As in PostgreSQL, an error gives the token that no rule accepts,
+and its position: `syntax error at or near "PUBLICATON"`, `syntax error at end of input`.
 """
 
 from __future__ import annotations
@@ -340,7 +340,10 @@ def _is_integer(text: str) -> bool:
 
 
 def _distinct(publications: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the publications; raise DuplicateObject for a repeated one (subscriptioncmds.c: check_duplicates_in_publist)."""
+    """Return the publications; refuse a repeated one with DuplicateObject.
+
+    Follows subscriptioncmds.c: check_duplicates_in_publist.
+    """
     for place, name in enumerate(publications):
         if name in publications[:place]:
             raise DuplicateObject(f'publication name "{name}" used more than once')

@@ -83,7 +83,7 @@ def parse_qualified_name(text: str) -> QualifiedName:
 
 
 def qualified(names: list[str]) -> QualifiedName:
-    """Build a name from its dotted parts (namespace.c: DeconstructQualifiedName).  Raises PubsubError for more than two."""
+    """Build a name from its parts (namespace.c: DeconstructQualifiedName).  Raises PubsubError for more than two."""
     if len(names) > 2:
         dotted = ".".join(names)
         if len(names) == 3:

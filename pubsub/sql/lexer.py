@@ -1,7 +1,7 @@
 """Split SQL text into tokens, and a script into statements, like PostgreSQL and psql (scan.l, psqlscan.l).
 
-Tokens keep their place in the text, so that an error can point at them.  Errors have the texts of scan.l, which quote the
-offending text: `unterminated quoted string at or near "'abc"`.  standard_conforming_strings is on.
+Tokens keep their place in the text, so that an error can point at them.  Errors have the texts of scan.l, which quote
+the offending text: `unterminated quoted string at or near "'abc"`.  standard_conforming_strings is on.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ _UESCAPE: Final = re.compile(r"[ \t\n\r\f\v]+uescape[ \t\n\r\f\v]*'(.)'", re.IGN
 def tokenize(text: str, notices: list[str] | None = None) -> list[Token]:
     """Return the tokens of one statement, without comments and white space.
 
-    Names that are too long are truncated, as in PostgreSQL, and a notice is added to `notices`.  Raises SqlSyntaxError, and
-    PubsubError (22021) for an escape that gives invalid UTF-8.
+    Names that are too long are truncated, as in PostgreSQL, and a notice is added to `notices`.  Raises SqlSyntaxError,
+    and PubsubError (22021) for an escape that gives invalid UTF-8.
     """
     return list(_tokens(text, notices))
 
@@ -98,9 +98,9 @@ def tokenize(text: str, notices: list[str] | None = None) -> list[Token]:
 def split(script: str) -> tuple[list[str], str]:
     """Split a script into its statements, and the rest after the last semicolon.
 
-    A statement includes its semicolon, but not the white space and comments around it.  Semicolons in quotes, comments and
-    parentheses do not end a statement.  The rest is empty, or a statement without an end: an interactive prompt asks for
-    more, at a file's end it is the last statement.  Never raises.
+    A statement includes its semicolon, but not the white space and comments around it.  Semicolons in quotes, comments
+    and parentheses do not end a statement.  The rest is empty, or a statement without an end: an interactive prompt
+    asks for more, at a file's end it is the last statement.  Never raises.
     """
     statements: list[str] = []
     start: int | None = None
@@ -238,10 +238,10 @@ def _parts(raw: str, part: str) -> list[str]:
 
 
 def _unescape(text: str, body: str, first: int) -> str:
-    """Resolve the escapes of an E'…' string (scan.l: xe).  Octal and hexadecimal escapes are bytes; the result must be UTF-8.
+    """Resolve an E'…' string's escapes (scan.l: xe).  Octal and hexadecimal ones are bytes; the result must be UTF-8.
 
-    `first` is where the body begins in the text.  In a string of several parts, error positions after the first part are
-    not exact.
+    `first` is where the body begins in the text.  In a string of several parts, error positions after the first part
+    are not exact.
     """
     out = bytearray()
     place = 0
@@ -281,7 +281,7 @@ def _unescape(text: str, body: str, first: int) -> str:
 
 
 def _unicode(text: str, start: int, end: int, body: str) -> tuple[str, int]:
-    """Resolve a U&'…' string or name; return it and where its UESCAPE clause ends, 0 without one (parser.c: str_udeescape)."""
+    """Resolve a U&'…' string or name; return it and its UESCAPE clause's end, or 0 (parser.c: str_udeescape)."""
     clause = _UESCAPE.match(text, end)
     escape = clause[1] if clause else "\\"
     if clause and escape in "0123456789abcdefABCDEF+'\" \t\n\r\f\v":

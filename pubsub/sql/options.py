@@ -1,8 +1,8 @@
 """The options of a subscription: PostgreSQL 18's and those of this project.
 
 The options that each statement accepts, the defaults, and the errors' texts are those of subscriptioncmds.c:
-parse_subscription_options and define.c: defGetBoolean, defGetString, defGetStreamingMode.  This module imports no parser,
-so that the catalog can use it.
+parse_subscription_options and define.c: defGetBoolean, defGetString, defGetStreamingMode.  This module imports no
+parser, so that the catalog can use it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Option:
 class SubscriptionOptions:
     """Every option with its value; `specified` names those that the statement gave (subscriptioncmds.c: SubOpts).
 
-    `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.  `two_phase_state` and
-    `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command has set another publisher,
-    which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds.  `types` is the text that TypeChoices
-    parses.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.
+    `slot_name` is None for NONE, and also if it was not given and the subscription's own name is used.
+    `two_phase_state` and `rebound` are state, not options: how far `two_phase` has been enabled, and whether a command
+    has set another publisher, which may be another system.  `batch_bytes` is in bytes, `batch_age` in seconds.  `types`
+    is the text that TypeChoices parses.  `stop_lsn` is the last LSN to apply, inclusive; None for no end.
     """
 
     connect: bool = True

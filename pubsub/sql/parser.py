@@ -3,8 +3,8 @@
     for text in script_statements(script):
         statement = parse_statement(text)
 
-A script's statements are parsed one by one, each when its turn comes, as psql sends them: the statements before an error
-are executed.
+A script's statements are parsed one by one, each when its turn comes, as psql sends them: the statements before an
+error are executed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def script_statements(script: str) -> list[str]:
 def parse_statement(text: str, notices: list[str] | None = None) -> Statement | None:
     """Parse one statement; return None if the text has none (a lone semicolon, a comment).
 
-    Raises SqlSyntaxError with its position in `text`, other PubsubErrors for invalid options, and FeatureNotSupported for
-    statements that a node does not accept.  NOTICEs (truncated names) are added to `notices`.
+    Raises SqlSyntaxError with its position in `text`, other PubsubErrors for invalid options, and FeatureNotSupported
+    for statements that a node does not accept.  NOTICEs (truncated names) are added to `notices`.
     """
     grammar = Grammar(text, notices)
     if grammar.empty:

@@ -62,7 +62,7 @@ class AddPublication:
     copy_data: bool = True
 
     def apply(self, current: tuple[str, ...], subscription: str) -> tuple[str, ...]:
-        """Return the publications after this action (subscriptioncmds.c: merge_publications).  Raises DuplicateObject."""
+        """Return the publications after it (subscriptioncmds.c: merge_publications).  Raises DuplicateObject."""
         for name in self.publications:
             if name in current:
                 raise DuplicateObject(f'publication "{name}" is already in subscription "{subscription}"')
@@ -208,7 +208,7 @@ Statement = CreateSubscription | AlterSubscription | DropSubscription | Select |
 
 
 def command_tag(statement: Statement) -> str:
-    """Return the tag that a successful statement prints (cmdtaglist.h); for a query the caller adds the number of rows."""
+    """Return the tag that a successful statement prints (cmdtaglist.h); for a query the caller adds the row count."""
     match statement:
         case CreateSubscription():
             return "CREATE SUBSCRIPTION"

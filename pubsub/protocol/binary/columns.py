@@ -1,8 +1,8 @@
-"""Columns in binary transfer, converted to what types.from_text would make of their text; all rows at once if the type allows.
+"""Columns in binary transfer, converted to what types.from_text makes of their text; all rows at once where possible.
 
-Converted by columns: booleans, integers, oid, floats, dates and timestamps, numeric, uuid, bytea, jsonb, jsonpath, types whose
-binary form is text, and plain arrays.  Other types are converted value by value (values.py), and so is a type with another target
-than its natural one (a date kept as text).
+Converted by columns: booleans, integers, oid, floats, dates and timestamps, numeric, uuid, bytea, jsonb, jsonpath,
+types whose binary form is text, and plain arrays.  Other types are converted value by value (values.py), and so is a
+type with another target than its natural one (a date kept as text).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _LAST_DAY: Final = 2_932_896 - _EPOCH_DAYS  # 9999-12-31
 def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> Any:
     """Convert a send function's bytes to values of `target`: a pyarrow Array to one of the same length, NULLs kept.
 
-    `values` is a binary array (32-bit offsets).  Raises InvalidText with the value's text, like from_text; UnknownBinary;
-    ProtocolViolation for malformed bytes.
+    `values` is a binary array (32-bit offsets).  Raises InvalidText with the value's text, like from_text;
+    UnknownBinary; ProtocolViolation for malformed bytes.
     """
     oid = types.base(type_oid)
     if target == VARIANT and oid in _VERSIONED:
@@ -145,7 +145,7 @@ def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
 
 
 def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
-    """Return values of `width` bytes each as a matrix, zeros for NULL, and which are not NULL.  Raises ProtocolViolation."""
+    """Return values of `width` bytes as a matrix, zeros for NULL, and which are not NULL.  Raises ProtocolViolation."""
     data, offsets = contents(values)
     valid = validity(values)
     lengths = np.diff(offsets)
@@ -193,7 +193,8 @@ def _boolean(values: Any, target: Any) -> Any:
 def _since_2000(kind: str, unit: int) -> Callable[[Any, Any], Any]:
     """Make the converter of a date or timestamp, counted from 2000-01-01 with `unit` to the day.
 
-    The converter raises BadValue for values outside the years 1 to 9999; infinities, the ends of the range, are among them.
+    The converter raises BadValue for values outside the years 1 to 9999; infinities, the ends of the range, are among
+    them.
     """
 
     def convert(values: Any, target: Any) -> Any:
@@ -282,8 +283,8 @@ _SPECIAL: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 class _Numerics:
     """The parts of the numerics that are not NULL.
 
-    `there` are their indices among the values.  `digits` are their groups of four digits, with as many columns as the longest
-    value has groups; shorter ones are filled with 0.  The constructor raises ProtocolViolation.
+    `there` are their indices among the values.  `digits` are their groups of four digits, with as many columns as the
+    longest value has groups; shorter ones are filled with 0.  The constructor raises ProtocolViolation.
     """
 
     def __init__(self, values: Any) -> None:
@@ -320,7 +321,7 @@ _WHOLE_GROUPS: Final = 4
 
 
 def _decimals(values: Any, target: Any) -> Any | None:
-    """Convert numerics to a decimal if 18 digits hold every value; None if not, or if a value is not finite or does not fit."""
+    """Convert numerics to a decimal; None if 18 digits do not hold each, or a value is not finite or does not fit."""
     parts = _Numerics(values)
     scale, weight, digits = target.scale, parts.weight, parts.digits
     most = int(weight.max(initial=-1))
@@ -360,8 +361,8 @@ def _shifted(numbers: npt.NDArray[np.int64], exponents: npt.NDArray[np.int64]) -
 def numeric_texts(values: Any) -> Any:
     """Return numeric_out of each value, as a binary array.
 
-    Values of the same shape (number of groups, weight, sign, scale, length of the first group) are written together: a column has
-    few shapes.
+    Values of the same shape (number of groups, weight, sign, scale, length of the first group) are written together: a
+    column has few shapes.
     """
     parts = _Numerics(values)
     count, weight, sign, scale, there = parts.count, parts.weight, parts.sign, parts.scale, parts.there
@@ -393,7 +394,7 @@ def numeric_texts(values: Any) -> Any:
 
 
 def _numeric_group(digits: npt.NDArray[np.int64], weight: int, sign: int, scale: int, leading: int) -> Bytes:
-    """Return the texts of values of one shape, one per row; `digits` are groups of four, `leading` the first group's length."""
+    """Return the texts of values of one shape, a row each; `digits` are groups, `leading` is the first one's length."""
     rows, count = digits.shape
     if sign & 0xC000 == 0xC000:
         text = _SPECIAL.get(sign)

@@ -1,11 +1,13 @@
 """Single values in binary transfer as PostgreSQL's text: the inverse of a send function, then the output function.
 
-Each function takes the bytes that a type's send function wrote.  Built-in types are known by oid; user-defined and extension types
-by their rows of pg_type (TypeRow).  A type without a row, or whose binary form does not determine its text, raises UnknownBinary.
+Each function takes the bytes that a type's send function wrote.  Built-in types are known by oid; user-defined and
+extension types by their rows of pg_type (TypeRow).  A type without a row, or whose binary form does not determine its
+text, raises UnknownBinary.
 
-Follows the receive functions: numeric.c (numeric_recv), timestamp.c (interval_recv), network.c (network_recv), varbit.c,
-geo_ops.c, tsvector.c, tsquery.c, arrayfuncs.c (array_recv), rowtypes.c (record_recv), rangetypes.c, multirangetypes.c;
-hstore_io.c (hstore_send), ltree_io.c, pgvector's vector.c, halfvec.c and sparsevec.c, PostGIS's lwgeom_inout.c.
+Follows the receive functions: numeric.c (numeric_recv), timestamp.c (interval_recv), network.c (network_recv),
+varbit.c, geo_ops.c, tsvector.c, tsquery.c, arrayfuncs.c (array_recv), rowtypes.c (record_recv), rangetypes.c,
+multirangetypes.c; hstore_io.c (hstore_send), ltree_io.c, pgvector's vector.c, halfvec.c and sparsevec.c, PostGIS's
+lwgeom_inout.c.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Texts of arrays, composites and ranges, from the texts of their parts.
 
-Follows arrayfuncs.c (array_out), rowtypes.c (record_out), rangetypes.c (range_deparse, range_bound_escape), multirangetypes.c
-(multirange_out).
+Follows arrayfuncs.c (array_out), rowtypes.c (record_out), rangetypes.c (range_deparse, range_bound_escape),
+multirangetypes.c (multirange_out).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANGE_UB_INF: Final = 0x10
 
 
 def array_text(dims: Sequence[int], lower: Sequence[int], texts: Sequence[bytes | None], delimiter: bytes) -> bytes:
-    """Return an array's text from its dimensions, their lower bounds, and the elements' texts in order, None for NULL."""
+    """Return an array's text from its dimensions, lower bounds, and elements' texts in order, None for NULL."""
     if not texts:
         return b"{}"
     special = _ARRAY_SPECIAL | {delimiter[0]}

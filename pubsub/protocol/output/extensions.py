@@ -1,4 +1,4 @@
-"""Types of extensions that come with PostgreSQL (hstore_io.c, hstore.h, ltree_io.c, ltxtquery_io.c, ltree.h, cube.c, cubedata.h)."""
+"""Types of PostgreSQL's extensions (hstore_io.c, hstore.h, ltree_io.c, ltxtquery_io.c, ltree.h, cube.c, cubedata.h)."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def jsonpath_send(value: bytes) -> bytes:
 
 
 def _item(data: bytes, at: int, out: list[bytes], *, in_key: bool, brackets: bool, depth: int) -> None:
-    """Write the item at `at` and the items that follow it in its path; positions of nested items are relative to `at`."""
+    """Write the item at `at` and those that follow it in its path; nested items' positions are relative to `at`."""
     while True:
         if depth > _MAX_DEPTH:
             raise DataCorrupted("a jsonpath is nested too deeply")

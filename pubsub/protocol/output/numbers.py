@@ -106,7 +106,7 @@ def _digits(text: str) -> tuple[str, int]:
 
 
 def _is_midpoint(digits: int, power: int, number: float, bits: int) -> bool:
-    """Whether digits * 10^power, at least 2^bits, lies exactly halfway between `number` and an adjacent float of `bits` bits."""
+    """Whether digits * 10^power, at least 2^bits, is halfway from `number` to an adjacent float of `bits` bits."""
     if power < 0:
         return False
     value = digits * 10**power
@@ -147,7 +147,7 @@ _NUMERIC_NINF: Final = 0xF000
 
 
 def _numeric_parts(value: bytes) -> tuple[bool, int, int, tuple[int, ...]]:
-    """Return whether it is negative, the weight, the display scale, the base-10000 digits (numeric.c: NumericChoice)."""
+    """Return whether it is negative, the weight, display scale and base-10000 digits (numeric.c: NumericChoice)."""
     try:
         (header,) = struct.unpack_from("<H", value)
         if header & _NUMERIC_SIGN_MASK == _NUMERIC_SHORT:

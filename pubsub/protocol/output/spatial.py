@@ -1,4 +1,4 @@
-"""PostGIS's geometry and geography: from the stored form (gserialized.txt, gserialized2.c) to extended WKB (lwout_wkb.c).
+"""PostGIS's geometry and geography: the stored form (gserialized.txt, gserialized2.c) as extended WKB (lwout_wkb.c).
 
 The binary form is the WKB; the text is its hexadecimal digits.
 """
@@ -59,7 +59,7 @@ def geometry_send(value: bytes) -> bytes:
 
 
 def _write(value: bytes, at: int, width: int, modifiers: int, srid: int, parts: list[bytes], depth: int) -> int:
-    """Append the geometry at `at` to `parts`, with `width` bytes per point; return where it ends.  An `srid` of 0 is not written."""
+    """Append the geometry at `at`, with `width` bytes per point, to `parts`; return its end.  A zero `srid` is omitted."""
     if depth > 64:
         raise DataCorrupted("a geometry is nested too deeply")
     kind: int = _U4.unpack_from(value, at)[0]

@@ -1,7 +1,7 @@
 """Texts that depend on a session's settings: TimeZone, DateStyle, IntervalStyle, extra_float_digits, bytea_output.
 
-Follows datetime.c (EncodeDateOnly, EncodeDateTime, EncodeInterval), timestamp.c (timestamp2tm), localtime.c (localsub, whose
-rules repeat after 400 years), float.c (float8out_internal with extra_float_digits <= 0), bytea.c (byteaout).
+Follows datetime.c (EncodeDateOnly, EncodeDateTime, EncodeInterval), timestamp.c (timestamp2tm), localtime.c (localsub,
+whose rules repeat after 400 years), float.c (float8out_internal with extra_float_digits <= 0), bytea.c (byteaout).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
 class TimeZone:
     """A time zone's offsets (seconds east of Greenwich) and abbreviations.
 
-    `offsets[i]` and `names[i]` hold from `since[i]` on, in seconds since 1970, ascending.  From `end` on, the 400 years before
-    `end` repeat.  Before `since[0]`, a zone that `is_rule` (one rule at all times) repeats the 400 years after it; any other
-    zone has the first offset and name.
+    `offsets[i]` and `names[i]` hold from `since[i]` on, in seconds since 1970, ascending.  From `end` on, the 400 years
+    before `end` repeat.  Before `since[0]`, a zone that `is_rule` (one rule at all times) repeats the 400 years after
+    it; any other zone has the first offset and name.
     """
 
     since: tuple[int, ...] = (0,)
@@ -78,8 +78,8 @@ class Styles:
     def outputs(self) -> dict[int, Output]:
         """Return the output functions, by oid, of the built-in types that these settings change.
 
-        The reference is a session with DateStyle ISO, TimeZone UTC, IntervalStyle postgres, extra_float_digits above 0 and
-        bytea_output hex.
+        The reference is a session with DateStyle ISO, TimeZone UTC, IntervalStyle postgres, extra_float_digits above 0
+        and bytea_output hex.
         """
         found: dict[int, Output] = {}
         if self.date != "ISO":
@@ -161,7 +161,7 @@ def _float_out(value: bytes, unpack: Callable[[bytes], tuple[float]], digits: in
 
 
 Fields = tuple[int, int, int, int, int, int, int]
-"""Years, months, days, hours, minutes, seconds, microseconds; years and months have one sign, the time fields another."""
+"""Years, months, days, hours, minutes, seconds, microseconds; years and months share a sign, as do the time fields."""
 
 
 def _interval_out(value: bytes, write: Callable[[Fields], str]) -> bytes:

@@ -1,7 +1,7 @@
 """Text, bytes, bits, addresses, uuids, jsonb and the text search types.
 
-Follows varlena.c, bytea.c, varbit.c, network.c (network_out, network_send), inet_net_ntop.c, mac.c, mac8.c, uuid.c, json.c
-(escape_json), jsonb.c (JsonbToCString), jsonb_util.c, tsvector.c, tsquery.c, xid8funcs.c, pg_lsn.c.
+Follows varlena.c, bytea.c, varbit.c, network.c (network_out, network_send), inet_net_ntop.c, mac.c, mac8.c, uuid.c,
+json.c (escape_json), jsonb.c (JsonbToCString), jsonb_util.c, tsvector.c, tsquery.c, xid8funcs.c, pg_lsn.c.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _ipv6(address: bytes) -> str:
             best = (start, end - start)
         start = end
     first, length = best
-    # An embedded IPv4 address is written as such, but not after seven zero words: inet_net_ntop.c skips word 6 as part of the
-    # zeros before it tests for one.
+    # An embedded IPv4 address is written as such, but not after seven zero words: inet_net_ntop.c skips word 6 as part
+    # of the zeros before it tests for one.
     if first == 0 and (length == 6 or (length == 5 and words[5] == 0xFFFF)):
         dotted = ".".join(str(byte) for byte in address[12:])
         head = "::" + "".join(f"{word:x}:" for word in words[length:6])
@@ -248,7 +248,8 @@ def _element(data: bytes, base: int, start: int, end: int, entry: int, out: list
     elif kind == _JE_FALSE:
         out.append(b"false")
     elif kind == _JE_NUMERIC:
-        # Alignment counts from the container's start, which is aligned itself.  The varlena has a header of 4 bytes or 1.
+        # Alignment counts from the container's start, which is aligned itself.  The varlena has a header of 4 bytes or
+        # 1.
         position = base + ((start + 3) & ~3)
         first = data[position]
         if first & 1:

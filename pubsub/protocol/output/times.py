@@ -1,4 +1,4 @@
-"""Dates, times and intervals in datestyle ISO and intervalstyle postgres, timestamptz in UTC; styles.py has the other styles.
+"""Dates, times and intervals in datestyle ISO and intervalstyle postgres, timestamptz in UTC; styles.py has the others.
 
 Follows datetime.c (EncodeDateTime, EncodeDateOnly, EncodeTimeOnly, EncodeInterval, j2date), date.c, timestamp.c.
 """
@@ -84,7 +84,7 @@ def _timestamp_text(microseconds: int, zone: str) -> bytes:
 
 
 def calendar_date(days: int) -> tuple[int, int, int]:
-    """Convert days since 2000-01-01 to year, month and day of the proleptic Gregorian calendar; the year before 1 is 0."""
+    """Convert days since 2000-01-01 to year, month, day of the proleptic Gregorian calendar; the year before 1 is 0."""
     # Julian day to date (datetime.c: j2date), in whole 400-year cycles.
     julian = days + _EPOCH_JULIAN + 32044
     quad, extra = divmod(julian, 146097)

@@ -23,7 +23,7 @@ def xml_out(value: bytes) -> bytes:
 
 
 def xml_send(encoding: str) -> Callable[[bytes], bytes]:
-    """Return the send function for the encoding of that name; the declaration names it unless it is UTF8 or SQL_ASCII."""
+    """Return the send function for an encoding; the declaration names the encoding unless it is UTF8 or SQL_ASCII."""
     told = b"" if encoding in {"UTF8", "SQL_ASCII"} else b' encoding="%s"' % encoding.encode()
     return lambda value: _written(value, told)
 
