@@ -56,7 +56,10 @@ class EmbeddedDemo:
         self._stack = ExitStack()
 
     def run(self) -> bool:
-        """Run the demo; return whether all values are equal.  Raises Interrupted, PubsubError; leaves nothing running."""
+        """Run the demo, leaving nothing running; return whether all values are equal.
+
+        Raises Interrupted and PubsubError.
+        """
         screen, node = self._screen, self._node
         node.make_fresh()
         with self._stack as stack:

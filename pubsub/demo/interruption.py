@@ -60,7 +60,7 @@ class Interruption:
             time.sleep(min(left, _POLL_SECONDS))
 
     def wait(self, process: subprocess.Popen[str], timeout: float) -> int:
-        """Wait for a process; return its exit code.  Raises Interrupted and TimeoutError while it goes on running."""
+        """Wait for a process; return its exit code.  Raises Interrupted and TimeoutError, which leave it running."""
         deadline = time.monotonic() + timeout
         while (code := process.poll()) is None:
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ class Interruption:
         return Task(self, work)
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread and wait for it.  Raises its exception, or Interrupted while it goes on running."""
+        """Run `work` in a thread and wait for it.  Raises its exception, or Interrupted, which leaves it running."""
         return self.start(work).result()
 
 

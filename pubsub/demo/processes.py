@@ -61,7 +61,10 @@ def is_alive(pid: int) -> bool:
 
 
 def memory(pid: int, name: str, file: str = "status") -> int:
-    """Return a size such as VmHWM from /proc/PID/status or another `file` (proc(5)), in bytes; 0 without the process."""
+    """Return a size such as VmHWM from /proc/PID/status or another `file` (proc(5)), in bytes.
+
+    It is 0 if the process is gone.
+    """
     try:
         match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     except OSError:

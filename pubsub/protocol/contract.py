@@ -16,8 +16,11 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 Binary = Literal["columns", "values", "text", "refused"]
-"""How binary transfer is read.  columns: a column at a time; values: value by value, in Python; text: there is no binary
-form and sends text; refused: not at all."""
+"""How binary transfer is read.
+
+columns: a column at a time; values: value by value, in Python; text: the server has no binary form and sends text;
+refused: not at all.
+"""
 
 
 @dataclass(frozen=True, slots=True)

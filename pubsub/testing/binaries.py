@@ -164,7 +164,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _readable(path: Path) -> bool:
-    """Whether the servers' account can read `path`, by the permissions for others of it and of all directories above."""
+    """Whether the servers' account can read `path`: others may read it and search every directory above it."""
     who = account()
     if who.uid is None:
         return os.access(path, os.R_OK)

@@ -1,4 +1,7 @@
-"""Delta's arrays, structs and variants as PostgreSQL's text, one by one, for comparisons; it shares no code with them."""
+"""Delta's arrays, structs and variants as PostgreSQL's text, value by value, for comparisons.
+
+It shares no code with the modules whose results it judges.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def _stamp(value: datetime.datetime) -> str:
 
 
 def float_text(value: float, bits: int) -> str:
-    """Write like float8out or float4out: the shortest exact digits; an exponent from 1e15 (1e6) on and below 1e-4."""
+    """Write like float8out or float4out: the shortest digits that read back.
+
+    An exponent is written from 1e15 (1e6 for 32 bits) on, and below 1e-4.
+    """
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -59,7 +59,7 @@ def geometry_send(value: bytes) -> bytes:
 
 
 def _write(value: bytes, at: int, width: int, modifiers: int, srid: int, parts: list[bytes], depth: int) -> int:
-    """Append the geometry at `at`, with `width` bytes per point, to `parts`; return its end.  A zero `srid` is omitted."""
+    """Append the geometry at `at`, with `width` bytes per point, to `parts`; return its end.  `srid` 0 is not written."""
     if depth > 64:
         raise DataCorrupted("a geometry is nested too deeply")
     kind: int = _U4.unpack_from(value, at)[0]
