@@ -117,7 +117,7 @@ def cds_archive_path() -> Path | None:
 
 
 def find_java() -> Path | None:
-    """Return the java that Spark's scripts start: $JAVA_HOME/bin/java if JAVA_HOME is set, else the path's first."""
+    """Return the java of Spark's scripts: $JAVA_HOME/bin/java if JAVA_HOME is set, else the first on the path."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     return Path(found) if found else None
@@ -233,7 +233,7 @@ def _run_ivy(artifacts: Iterable[Artifact], into: Path) -> None:
 
 
 def _ivy_module(artifacts: Iterable[Artifact]) -> str:
-    """Return an Ivy file that requests exactly these artifacts, without dependencies, even several versions of one."""
+    """Return an Ivy file that requests exactly these artifacts, several versions of one too, without dependencies."""
     dependencies = "".join(
         f"<dependency org={quoteattr(each.group)} name={quoteattr(each.name)} rev={quoteattr(each.version)}"
         ' transitive="false" conf="default->master"/>'

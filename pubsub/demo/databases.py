@@ -140,7 +140,7 @@ def make_orders(server: EmbeddedPostgres, sizes: Sizes) -> None:
 
 
 class PgbenchTables:
-    """The making of the database `pgbench` by `pgbench --initialize`, which the constructor starts."""
+    """Makes the database `pgbench` with `pgbench --initialize`, which the constructor starts."""
 
     def __init__(self, server: EmbeddedPostgres, sizes: Sizes, interruption: Interruption) -> None:
         self._server = server

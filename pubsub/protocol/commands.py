@@ -102,7 +102,7 @@ def alter_replication_slot(name: str, *, failover: bool | None = None, two_phase
 
 
 def drop_replication_slot(name: str, *, wait: bool) -> str:
-    """Build the command that drops a slot; if the slot is in use, the server waits with `wait`, else reports 55006."""
+    """Build the command that drops a slot; `wait`: wait while it is in use, instead of failing with 55006."""
     return f"DROP_REPLICATION_SLOT {quote_identifier(name)}{' WAIT' if wait else ''}"
 
 

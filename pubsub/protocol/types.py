@@ -1,9 +1,9 @@
 """PostgreSQL's types as Arrow and Delta types, and its text as their values, by the type contract (contract.py).
 
-`shaped_type` (`delta_type` for types without parts) gives a column's type; `from_text` converts a column of
-PostgreSQL's text output to it, all rows at once.  Each value is converted exactly or refused (InvalidText): nothing is
-rounded, clipped or made NULL.  The text must come from a session with datestyle ISO, TimeZone UTC, bytea_output hex and
-extra_float_digits above 0 (every connection to a publisher sets them).
+`shaped_type` returns a column's type; `from_text` converts a column of PostgreSQL's text output to it, all rows at
+once.  Each value is converted exactly or refused (InvalidText): nothing is rounded, clipped or made NULL.  The text
+must come from a session with datestyle ISO, TimeZone UTC, bytea_output hex and extra_float_digits above 0 (every
+connection to a publisher sets them).
 
 A natural type refuses the values that Delta lacks: infinity, BC and years past 9999 in dates and timestamps, NaN in
 numeric.  Values that Arrow's own casts would let through (hexadecimal integers, floats out of range as infinity or
@@ -84,7 +84,7 @@ class BadValue(Exception):
 def delta_type(
     type_oid: int, type_modifier: int, type_kind: str = "b", type_name: str = "", choice: str = "natural"
 ) -> Any:
-    """Return the Arrow type (pyarrow.DataType) of a column whose type has no parts.
+    """Return the Arrow type (pyarrow.DataType) of a column; arrays and composites are text here (see `shaped_type`).
 
     `type_oid` and `type_modifier` are those of the base type if the column's type is a domain; `type_kind` is
     pg_type.typtype; `type_name` (format_type's) is used only in the error; `choice` is "natural" or "text".  Raises

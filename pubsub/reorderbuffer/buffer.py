@@ -132,9 +132,10 @@ class ReorderBuffer:
         self._by_xid[xid] = transaction
 
     def abort(self, xid: int, *, top: int | None = None) -> None:
-        """Roll back the (sub)transaction `xid` with all the subtransactions in it; do nothing for an unknown one.
+        """Roll back the (sub)transaction `xid` with all the subtransactions in it.
 
-        `top` is its top-level transaction, needed where this buffer may not know it yet.  Raises FileFailure.
+        `top` is its top-level transaction, needed where this buffer may not know it yet.  Nothing happens if that
+        transaction is unknown.  Raises FileFailure.
         """
         transaction = self._by_xid.get(xid if top is None else top)
         if transaction is None:

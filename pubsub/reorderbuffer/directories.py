@@ -28,7 +28,7 @@ class SpillDirectory:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Make, lock and empty the directory `path`.  Raises ObjectInUse if another process holds it; FileFailure."""
+        """Make, lock and empty the directory `path`.  Raises FileFailure, and ObjectInUse if another process holds it."""
         while True:
             files.make_directory(path)
             descriptor = _lock(path)

@@ -105,7 +105,7 @@ def _write(file: int, offset: int, pieces: Sequence[memoryview]) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a file for reading, give its descriptor, and close it at the end."""
+    """Open a file for reading, yield its descriptor, and close it at the end."""
     with doing("open", path):
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

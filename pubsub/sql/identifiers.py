@@ -38,7 +38,7 @@ class _Any(frozenset[str]):
 
 
 ANY_NAME: Final[Set[str]] = _Any()
-"""Makes quote_identifier quote every name, as quote_all_identifiers does, if given as `keywords`."""
+"""As the `keywords` of quote_identifier, makes it quote every name, like quote_all_identifiers."""
 
 
 def quote_identifier(name: str, keywords: Set[str] = QUOTED) -> str:

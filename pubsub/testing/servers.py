@@ -192,7 +192,7 @@ class EmbeddedPostgres:
     # Connections and queries
 
     def conninfo(self, dbname: str = "postgres", **more: str | int) -> str:
-        """Return a libpq connection string; `more` overrides parts: host=str(server.socket_dir) for the Unix socket."""
+        """Return a libpq connection string; `more` overrides parts, as host=str(server.socket_dir) for the socket."""
         words: dict[str, Any] = {"user": self.user, "dbname": dbname, "host": self.host, "port": self.port}
         if self.password is not None:
             words["password"] = self.password

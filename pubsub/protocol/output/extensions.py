@@ -37,7 +37,7 @@ def _quoted(text: bytes | None) -> bytes:
 
 
 def hstore_out(value: bytes) -> bytes:
-    """Raises DataCorrupted, and FeatureNotSupported for a value stored before 9.0."""
+    """Return the text of an hstore.  Raises DataCorrupted, and FeatureNotSupported for a value stored before 9.0."""
     return hstore_text(_pairs(value))
 
 
@@ -72,7 +72,7 @@ def _pairs(value: bytes) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def ltree_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of an ltree.  Raises DataCorrupted."""
     try:
         (count,) = _U2.unpack_from(value)
         levels: list[bytes] = []
@@ -92,7 +92,7 @@ def ltree_send(value: bytes) -> bytes:
 
 
 def lquery_out(value: bytes) -> bytes:
-    """Raises DataCorrupted (ltree_io.c: deparse_lquery)."""
+    """Return the text of an lquery.  Raises DataCorrupted (ltree_io.c: deparse_lquery)."""
     try:
         (count,) = _U2.unpack_from(value)
         levels = []
@@ -136,7 +136,7 @@ def lquery_send(value: bytes) -> bytes:
 
 
 def ltxtquery_out(value: bytes) -> bytes:
-    """Raises DataCorrupted (ltxtquery_io.c: infix)."""
+    """Return the text of an ltxtquery.  Raises DataCorrupted (ltxtquery_io.c: infix)."""
     try:
         (count,) = _U4.unpack_from(value)
         return _condition(value, 0, count, outermost=True)[0] if count else b""
@@ -168,7 +168,7 @@ def ltxtquery_send(value: bytes) -> bytes:
 
 
 def cube_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a cube.  Raises DataCorrupted."""
     dimensions, numbers = _cube(value)
     lower, upper = numbers[:dimensions], numbers[dimensions:]
     text = b"(" + b", ".join(map(_float8, lower)) + b")"
@@ -176,7 +176,7 @@ def cube_out(value: bytes) -> bytes:
 
 
 def cube_send(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the binary form of a cube.  Raises DataCorrupted."""
     _, numbers = _cube(value)
     return struct.pack(f">I{len(numbers)}d", _U4.unpack_from(value)[0], *numbers)
 

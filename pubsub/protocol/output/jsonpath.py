@@ -87,7 +87,7 @@ _FLAGS: Final = ((1, b"i"), (2, b"s"), (4, b"m"), (8, b"x"), (16, b"q"))
 
 
 def jsonpath_out(value: bytes) -> bytes:
-    """Raises DataCorrupted, and FeatureNotSupported for an unknown version."""
+    """Return the text of a jsonpath.  Raises DataCorrupted, and FeatureNotSupported for an unknown version."""
     try:
         (header,) = _U4.unpack_from(value)
         if header & ~_LAX != 1:

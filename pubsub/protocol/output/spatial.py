@@ -33,12 +33,12 @@ _WKB_TYPES: Final = {13: 15, 14: 17, 15: 16}
 
 
 def geometry_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a geometry or geography.  Raises DataCorrupted."""
     return geometry_send(value).hex().upper().encode()
 
 
 def geometry_send(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the binary form of a geometry or geography.  Raises DataCorrupted."""
     try:
         flags = value[3]
         srid = value[0] << 16 | value[1] << 8 | value[2]
@@ -59,7 +59,7 @@ def geometry_send(value: bytes) -> bytes:
 
 
 def _write(value: bytes, at: int, width: int, modifiers: int, srid: int, parts: list[bytes], depth: int) -> int:
-    """Append the geometry at `at`, with `width` bytes per point, to `parts`; return its end.  `srid` 0 is not written."""
+    """Append the geometry at `at`, with `width` bytes per point, to `parts`; return its end.  `srid` 0 is left out."""
     if depth > 64:
         raise DataCorrupted("a geometry is nested too deeply")
     kind: int = _U4.unpack_from(value, at)[0]

@@ -16,13 +16,13 @@ _DEPENDENCY: Final = Struct("<dh")
 
 
 def ndistinct_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a pg_ndistinct.  Raises DataCorrupted."""
     items = [f'"{", ".join(map(str, numbers))}": {int(ndistinct)}' for ndistinct, numbers in _items(value, _NDISTINCT)]
     return f"{{{', '.join(items)}}}".encode()
 
 
 def dependencies_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a pg_dependencies.  Raises DataCorrupted."""
     items = [
         f'"{", ".join(map(str, numbers[:-1]))} => {numbers[-1]}": {degree:f}'
         for degree, numbers in _items(value, _DEPENDENCY)

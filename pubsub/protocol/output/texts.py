@@ -248,8 +248,7 @@ def _element(data: bytes, base: int, start: int, end: int, entry: int, out: list
     elif kind == _JE_FALSE:
         out.append(b"false")
     elif kind == _JE_NUMERIC:
-        # Alignment counts from the container's start, which is aligned itself.  The varlena has a header of 4 bytes or
-        # 1.
+        # Alignment counts from the container's start, itself aligned.  The varlena has a header of 4 bytes or of 1.
         position = base + ((start + 3) & ~3)
         first = data[position]
         if first & 1:

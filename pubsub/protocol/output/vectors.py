@@ -16,34 +16,34 @@ _F4: Final = Struct("<f")
 
 
 def vector_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a vector.  Raises DataCorrupted."""
     return _listed(_elements(value, "f"))
 
 
 def vector_send(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the binary form of a vector.  Raises DataCorrupted."""
     return _sent(value, "f")
 
 
 def halfvec_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a halfvec.  Raises DataCorrupted."""
     return _listed(_elements(value, "e"))
 
 
 def halfvec_send(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the binary form of a halfvec.  Raises DataCorrupted."""
     return _sent(value, "e")
 
 
 def sparsevec_out(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the text of a sparsevec.  Raises DataCorrupted."""
     dimensions, _, places, numbers = _sparse(value)
     pairs = [b"%d:%b" % (place + 1, text) for place, text in zip(places, map(_text, numbers), strict=True)]
     return b"{" + b",".join(pairs) + b"}/%d" % dimensions
 
 
 def sparsevec_send(value: bytes) -> bytes:
-    """Raises DataCorrupted."""
+    """Return the binary form of a sparsevec.  Raises DataCorrupted."""
     dimensions, unused, places, numbers = _sparse(value)
     count = len(places)
     return struct.pack(f">iii{count}i{count}f", dimensions, count, unused, *places, *numbers)
