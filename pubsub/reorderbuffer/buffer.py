@@ -156,7 +156,7 @@ class ReorderBuffer:
             if (transaction.xid - xid) & 0xFFFFFFFF >= 1 << 31:
                 self.abort(transaction.xid)
 
-    # Giving out.
+    # Returning transactions.
 
     def commit(self, xid: int) -> Transaction | None:
         """Commit the transaction `xid` and return it; None if it is unknown.
@@ -258,7 +258,7 @@ class ReorderBuffer:
                 self.statistics.spill_bytes += size
                 transaction.spilled = True
 
-    # What there is.
+    # Looking up.
 
     def in_progress(self) -> list[Transaction]:
         """Return the top-level transactions that have not ended, oldest first."""

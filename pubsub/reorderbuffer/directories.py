@@ -28,7 +28,10 @@ class SpillDirectory:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Make, lock and empty the directory `path`.  Raises FileFailure, and ObjectInUse if another process holds it."""
+        """Make, lock and empty the directory `path`.
+
+        Raises ObjectInUse if another process has it locked, and FileFailure.
+        """
         while True:
             files.make_directory(path)
             descriptor = _lock(path)

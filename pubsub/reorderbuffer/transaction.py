@@ -107,7 +107,7 @@ class Transaction:
     def __repr__(self) -> str:
         return f"<Transaction {self.xid} {self.state.value}>"
 
-    # What it is.
+    # Properties.
 
     @property
     def memory(self) -> int:
@@ -164,7 +164,7 @@ class Transaction:
         """The paths of `files`, for engines that read Arrow streams themselves."""
         return [file.path for file in self.files]
 
-    # How it is read.
+    # Reading.
 
     def blocks(self, bound: int = BLOCK_BYTES) -> Generator[ChangeBlock]:
         """Yield the changes in order of arrival in blocks of at most `bound` bytes, without aborted subtransactions.
