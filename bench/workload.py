@@ -69,7 +69,10 @@ class Dataset(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Orders(Dataset):
-    """One table with a bigint key, text, numeric(12,2), timestamptz, bool and int; its keys are 1 to `rows`."""
+    """One table with a bigint key, text, numeric(12,2), timestamptz, bool and int; its keys are 1 to `rows`.
+
+    The methods that write return an LSN as `last_transaction` does.
+    """
 
     rows: int
 
@@ -97,7 +100,7 @@ class Orders(Dataset):
             connection.execute(f"CREATE PUBLICATION {self.publication} FOR TABLE orders".encode())
 
     def insert(self, publisher: EmbeddedPostgres, first: int, count: int) -> Lsn:
-        """Insert `count` keys from `first` on; return an LSN as `last_transaction` does."""
+        """Insert `count` keys from `first` on."""
         return self._write(
             publisher,
             [
@@ -107,11 +110,11 @@ class Orders(Dataset):
         )
 
     def update_in_order(self, publisher: EmbeddedPostgres, count: int) -> Lsn:
-        """Update the first `count` rows in the order of their keys; return an LSN as `last_transaction` does."""
+        """Update the first `count` rows in the order of their keys."""
         return self._write(publisher, [f"{_CHANGE} WHERE id > {low} AND id <= {high}" for low, high in _parts(count)])
 
     def update_at_random(self, publisher: EmbeddedPostgres, count: int) -> Lsn:
-        """Update `count` rows in an order unrelated to their places; return an LSN as `last_transaction` does."""
+        """Update `count` rows in an order unrelated to their places in the table."""
         return self._write(
             publisher,
             [
@@ -124,7 +127,7 @@ class Orders(Dataset):
         )
 
     def delete(self, publisher: EmbeddedPostgres, first: int, count: int) -> Lsn:
-        """Delete `count` keys from `first` on; return an LSN as `last_transaction` does."""
+        """Delete `count` keys from `first` on."""
         return self._write(
             publisher,
             [f"DELETE FROM orders WHERE id >= {first + low} AND id < {first + high}" for low, high in _parts(count)],

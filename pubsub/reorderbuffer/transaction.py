@@ -323,10 +323,7 @@ class Transaction:
             yield block.without(aborted) if len(aborted) else block
 
     def _merged(self) -> Iterator[ChangeBlock]:
-        """Yield the runs of all logs in order of arrival.
-
-        There is more than one log only if a subtransaction was taken for a top-level transaction at first.
-        """
+        """Yield the runs of all logs in order of arrival: needed if a subtransaction was first taken for top-level."""
         logs = [(run for block in log.read() for run in block.runs()) for log in self._logs]
         for _, block in heapq.merge(*logs, key=itemgetter(0)):
             yield block
