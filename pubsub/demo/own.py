@@ -35,6 +35,7 @@ from pubsub.demo.progress import Waiter
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.conninfo import secret_keywords
 from pubsub.sql.identifiers import quote_literal
 
 _T = TypeVar("_T")
@@ -404,7 +405,7 @@ def _first_line(error: psycopg.Error) -> str:
 
 def _without_password(conninfo: str) -> str:
     parameters = libpq_conninfo.conninfo_to_dict(conninfo)
-    for secret in ("password", "sslpassword"):
+    for secret in secret_keywords():
         if parameters.get(secret):
             parameters[secret] = "********"
     return libpq_conninfo.make_conninfo("", **parameters)

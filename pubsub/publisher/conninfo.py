@@ -28,7 +28,7 @@ MASK: Final = "********"
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_./:@,+*-]+")
-_USER_INFO: Final = re.compile(r"://[^/?]*@")
+_USER_INFO: Final = re.compile(r"://[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,20 +33,18 @@ def mask_conninfo(conninfo: str) -> str:
 
 def _mask_uri(uri: str) -> str:
     scheme, _, rest = uri.partition("://")
-    # The user and password end at the last @ before a slash or a question mark.  An @ after a slash means a raw slash
-    # in the password, which libpq misreads: nothing of the string is shown then.
-    authority = re.match(r"[^/?]*", rest)
-    assert authority is not None
-    before, at, hosts = authority[0].rpartition("@")
-    tail = rest[authority.end() :]
-    path, question, query = tail.partition("?")
-    if "@" in path:
+    # libpq takes everything before an @ for user and password, unless a slash comes first: a question mark belongs to the
+    # password, too.  An @ after a slash means a raw slash in the password, which libpq misreads: show nothing then.
+    authority, slash, tail = rest.partition("/")
+    before, at, hosts = authority.rpartition("@")
+    path, question, query = f"{hosts}{slash}{tail}".partition("?")
+    if "@" in path or ("@" in query and "?" in authority and not at):
         return f"{scheme}://{MASK}"
     if at:
         user, colon, _ = before.partition(":")
         before = f"{user}:{MASK}" if colon else user
     shown = "&".join(_mask_parameter(part) for part in query.split("&")) if question else ""
-    return f"{scheme}://{before}{at}{hosts}{path}{question}{shown}"
+    return f"{scheme}://{before}{at}{path}{question}{shown}"
 
 
 def _mask_parameter(parameter: str) -> str:

@@ -25,6 +25,9 @@ from pubsub.sql.conninfo import MASK, mask_conninfo
         ("postgresql://h/d?password=secret&user=u", f"postgresql://h/d?password={MASK}&user=u"),
         ("postgresql://h/d?%70assword=secret", f"postgresql://h/d?{MASK}={MASK}"),
         ("postgresql://u:sec/ret@h/d", f"postgresql://{MASK}"),
+        ("postgresql://u:sec?ret@h/d", f"postgresql://u:{MASK}@h/d"),
+        ("postgresql://u:sec?ret@h?sslmode=require", f"postgresql://u:{MASK}@h?sslmode=require"),
+        ("postgresql://u:sec?re/t@h", f"postgresql://{MASK}"),
     ],
 )
 def test_mask(conninfo: str, masked: str) -> None:
