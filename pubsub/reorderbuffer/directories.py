@@ -40,7 +40,11 @@ class SpillDirectory:
             if _is_at(descriptor, path):
                 break
             os.close(descriptor)
-        _empty(path)
+        try:
+            _empty(path)
+        except BaseException:
+            os.close(descriptor)  # and unlock: this process may try again
+            raise
         return cls(path, descriptor)
 
     @classmethod
@@ -85,11 +89,15 @@ def _lock(path: Path) -> int | None:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
+    with files.doing("lock", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
 
 

@@ -17,6 +17,7 @@ import heapq
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
@@ -209,8 +210,9 @@ class Transaction:
             released, self._released = self._released, None
         if released is not None:
             released(self)
-            for log in self._logs:
-                log.clear()
+            with ExitStack() as clearing:  # each log, even if another's file cannot be removed
+                for log in self._logs:
+                    clearing.callback(log.clear)
 
     def __enter__(self) -> Self:
         return self

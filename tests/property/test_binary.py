@@ -118,3 +118,20 @@ def test_arrays_by_columns(values: list[list[str | None] | None]) -> None:
 )
 def test_types_of_users_and_extensions(oid: int, sent: bytes, text: bytes) -> None:
     assert TYPES.out(oid)(sent) == text
+
+
+@pytest.mark.parametrize(
+    ("oid", "sent"),
+    [
+        (20001, b"\x02" + struct.pack(">id", 8, 1.0)),  # an upper bound is missing
+        (20001, b"\x01" + struct.pack(">id", 8, 1.0)),  # empty, and yet a bound
+        (4451, struct.pack(">i", 5)),  # int4multirange: five ranges, none there
+        (22, struct.pack(">iiIiiih", 1, 0, 21, 2, 0, 2, 7)),  # int2vector: two elements, one there
+        (22, struct.pack(">iiIiiih", 1, 0, 21, 1, 0, 4, 7)),  # its last element is cut off
+        (20002, struct.pack(">iicic", 2, 1, b"a", 1, b"b")),  # hstore: two pairs, one there
+    ],
+)
+def test_a_value_that_lacks_what_its_count_says_is_refused(oid: int, sent: bytes) -> None:
+    """Each was read as a shorter value."""
+    with pytest.raises(PubsubError):
+        from_binary(pa.array([sent], pa.binary()), oid, pa.string(), TYPES)

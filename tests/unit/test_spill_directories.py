@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pubsub.errors import ObjectInUse
+from pubsub.reorderbuffer import directories
 from pubsub.reorderbuffer.directories import SpillDirectory
+from pubsub.reorderbuffer.files import FileFailure
 
 _HOLDER = """
 import sys, time
@@ -55,3 +59,30 @@ def test_a_directory_of_a_given_name_has_one_owner_and_begins_empty(tmp_path: Pa
     held.release()
     assert not path.exists()
     SpillDirectory.at(path).release()
+
+
+def test_a_directory_that_could_not_be_emptied_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock went with the failure: a second try of this process met "in use by another process"."""
+    path = tmp_path / "spill"
+
+    def fail(_: Path) -> None:
+        raise FileFailure("could not remove")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, "_empty", fail)
+        with pytest.raises(FileFailure):
+            SpillDirectory.at(path)
+    SpillDirectory.at(path).release()
+
+
+def test_a_file_system_without_locks_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(directories.fcntl, "flock", fail)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileFailure, match="No locks available"):
+        SpillDirectory.at(tmp_path / "spill")
+    assert set(os.listdir("/proc/self/fd")) == before

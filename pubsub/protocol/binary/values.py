@@ -192,6 +192,7 @@ def _checked(out: Out) -> Out:
 _DEEPEST: Final = 100  # a composite may hold an array of itself
 _BOX: Final = 603
 _ARRAY_HEADER: Final = struct.Struct(">iiI")
+_COUNT: Final = struct.Struct(">i")
 
 
 def _elements(value: bytes, at: int) -> tuple[list[bytes | None], int]:
@@ -211,6 +212,15 @@ def _elements(value: bytes, at: int) -> tuple[list[bytes | None], int]:
     return elements, at
 
 
+def _counted(value: bytes, at: int, count: int) -> list[bytes]:
+    """Read exactly `count` length-prefixed values, none of them NULL, to the end of `value`.  Raises ProtocolViolation."""
+    elements, end = _elements(value, at)
+    found = [element for element in elements if element is not None]
+    if end != len(value) or len(elements) != count or len(found) != count:
+        raise ProtocolViolation("a value has not the elements that its count says")
+    return found
+
+
 def _reversed(out: Out) -> Out:
     return lambda value: out(value[::-1])
 
@@ -227,8 +237,10 @@ def _vector(out: Out) -> Out:
 
     def read(value: bytes) -> bytes:
         ndim = _ARRAY_HEADER.unpack_from(value)[0]
-        elements, _ = _elements(value, 12 + 8 * ndim)
-        return b" ".join(out(element) for element in elements if element is not None)
+        if ndim != 1:
+            raise ProtocolViolation("a vector has not one dimension")
+        (count,) = _COUNT.unpack_from(value, 12)
+        return b" ".join(map(out, _counted(value, 20, count)))
 
     return read
 
@@ -239,10 +251,13 @@ def _range(subtype: Callable[[], Out]) -> Out:
         bounds, end = _elements(value, 1)
         if end != len(value):
             raise ProtocolViolation("a range has not the bytes that its bounds say")
-        rest = iter(bounds)
         empty = flags & containers.RANGE_EMPTY
-        lower = None if empty or flags & containers.RANGE_LB_INF else next(rest, None)
-        upper = None if empty or flags & containers.RANGE_UB_INF else next(rest, None)
+        has_lower = not empty and not flags & containers.RANGE_LB_INF
+        has_upper = not empty and not flags & containers.RANGE_UB_INF
+        if len(bounds) != has_lower + has_upper or None in bounds:
+            raise ProtocolViolation("a range has not the bounds that its flags say")
+        lower = bounds[0] if has_lower else None
+        upper = bounds[-1] if has_upper else None
         out = subtype()
         return containers.range_text(
             flags, None if lower is None else out(lower), None if upper is None else out(upper)
@@ -253,9 +268,8 @@ def _range(subtype: Callable[[], Out]) -> Out:
 
 def _multirange(range_type: Callable[[], Out]) -> Out:
     def read(value: bytes) -> bytes:
-        ranges, _ = _elements(value, 4)
-        out = range_type()
-        return containers.multirange_text(out(one) for one in ranges if one is not None)
+        (count,) = _COUNT.unpack_from(value)
+        return containers.multirange_text(map(range_type(), _counted(value, 4, count)))
 
     return read
 
@@ -322,7 +336,10 @@ def _tsquery(value: bytes) -> bytes:
 
 
 def _hstore(value: bytes) -> bytes:
-    strings, _ = _elements(value, 4)
+    (count,) = _COUNT.unpack_from(value)
+    strings, end = _elements(value, 4)
+    if end != len(value) or len(strings) != 2 * count:
+        raise ProtocolViolation("an hstore has not the pairs that its count says")
     return extensions.hstore_text(zip(strings[0::2], strings[1::2], strict=True))
 
 
