@@ -199,7 +199,8 @@ class Node:
 
             origins = {o.subid: o.remote_lsn for o in state.origins if o.relid is None}
             asked = Lsn.parse(at) if isinstance(at, str) else at
-            version = version_at(relation, origins.get(relation.subid, INVALID_LSN), asked)
+            origin = origins.get(relation.subid, INVALID_LSN)
+            version = version_at(state.node.node_id, relation, origin, asked)
         reader = self._spark().session.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
