@@ -309,9 +309,10 @@ class Node:
         if self._reader is None:
             from apply.delta.session import Spark
 
+            spark = self.settings.spark
+            conf = spark.session_conf()
             self._reader_home = tempfile.TemporaryDirectory(prefix="pubsub-reader-")
-            settings = self.settings.spark
-            self._reader = Spark(Path(self._reader_home.name), master=settings.master, conf=settings.conf)
+            self._reader = Spark(Path(self._reader_home.name), master=spark.master, conf=conf)
         self._reader.start()
         return self._reader
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pubsub.errors import PubsubError, UndefinedObject
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
@@ -73,6 +73,16 @@ class SparkSettings(_Table):
     remote: str | None = None
     packages: tuple[str, ...] = Field(default=(), strict=False)
     conf: dict[str, str] = Field(default={}, repr=False)
+
+    def session_conf(self) -> dict[str, str]:
+        """What a session is made with: `conf`, and the packages unless `conf` names some itself.
+
+        Raises FeatureNotSupported for a Spark that is not started here.
+        """
+        if self.remote is not None:
+            raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
+        return packages | self.conf
 
 
 class Settings(_Table):
