@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Service:
-    """Made by `start`; whoever has it holds the node's daemon lock until `stop`."""
+    """Made by `start`; whoever has it holds the daemon locks of node and catalog until `stop`."""
 
     def __init__(
         self,
@@ -51,12 +51,14 @@ class Service:
     async def start(cls, settings: Settings, catalog: Catalog) -> Self:
         """Take the lock and start the launcher; Spark starts in the background if a subscription will need it.
 
-        Raises ObjectInUse when another process is the node's daemon, and what is missing to run Spark, or not supported.
+        Raises ObjectInUse when another process is the node's daemon, or its catalog's, and what is missing to run Spark, or not
+        supported.
         """
         conf = settings.spark.session_conf()
         await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
+            await catalog.hold(settings.home)
             # What an earlier process spilled is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:
@@ -65,6 +67,7 @@ class Service:
                 spill.release()
                 raise
         except BaseException:
+            await catalog.let_go()
             lock.release()
             raise
 
@@ -114,6 +117,7 @@ class Service:
                 try:
                     await asyncio.to_thread(self._spill.release)
                 finally:
+                    await self._catalog.let_go()
                     self._lock.release()
 
     async def _start_spark(self) -> None:

@@ -80,6 +80,7 @@ class Node:
     """One node; an async context manager.
 
     `workers`: None runs them here unless a daemon does; True insists (ObjectInUse when a daemon does); False never.
+    The daemon of another home with the same catalog is refused (ObjectInUse) but for False.
     `settings` stand in for the file pubsub.toml in `home`.
     """
 
@@ -102,7 +103,7 @@ class Node:
     async def __aenter__(self) -> Self:
         make_home(self.home)
         self._settings = self._given or Settings.load(self.home)
-        self._catalog = await Catalog.open(self._settings.catalog_location)
+        self._catalog = await Catalog.open(self._settings.catalog_location, self._settings.catalog_timeout)
         try:
             await self._start_workers(self._settings, self._catalog)
         except BaseException:
@@ -230,7 +231,8 @@ class Node:
         try:
             self._service = await Service.start(settings, catalog)
         except ObjectInUse:
-            if self._workers:
+            # This home's daemon has just started; or it is another home's that has the catalog.
+            if self._workers or running_daemon(settings.home) is None:
                 raise
 
     async def _close(self) -> None:
@@ -298,7 +300,7 @@ class Node:
             raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
 
     async def _read_state(self) -> State:
-        async with await Catalog.open(self.settings.catalog_location) as catalog:
+        async with await Catalog.open(self.settings.catalog_location, self.settings.catalog_timeout) as catalog:
             return await catalog.state()
 
     def _spark(self) -> Spark:

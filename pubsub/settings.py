@@ -27,7 +27,7 @@ FILE_NAME: Final = "pubsub.toml"
 
 _MAX_WORKERS: Final = 262143
 
-#: guc_tables.c, with the same units, bounds and defaults; the last two are ours.
+#: guc_tables.c, with the same units, bounds and defaults; the last ones are ours.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (
@@ -40,6 +40,7 @@ PARAMETERS: Final = {
         Parameter("logical_decoding_work_mem", "kB", 64),
         Parameter("max_message_size", "kB", 64),
         Parameter("catalog_poll_interval", "ms", 10),
+        Parameter("catalog_timeout", "ms", 0),
         Parameter("drain_timeout", "ms", 0),
     )
 }
@@ -100,6 +101,7 @@ class Settings(_Table):
     logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
     max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
     catalog_poll_interval: Annotated[float, _reader("catalog_poll_interval")] = 1.0
+    catalog_timeout: Annotated[float, _reader("catalog_timeout")] = 30.0
     drain_timeout: Annotated[float, _reader("drain_timeout")] = 30.0
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()
