@@ -419,7 +419,7 @@ class ApplyTables:
         if not options.binary or all(self.types.knows(oid) for oid in oids):
             return
         async with await Connection.connect(
-            self._subscription.conninfo, replication=False, application_name=self._subscription.slot_name or ""
+            self._subscription.conninfo, replication=False, application_name=self._subscription.name
         ) as connection:
             self.types = await definitions.binary_types(connection)
 

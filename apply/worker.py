@@ -84,7 +84,7 @@ class ApplyWorker:
         # What a killed daemon's JVM may still commit is committed before versions are read.
         await self._engine.fence()
         async with await Connection.connect(
-            subscription.conninfo, replication=True, application_name=slot_name
+            subscription.conninfo, replication=True, application_name=subscription.name
         ) as connection:
             connection.on_warning = self._warned
             subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
@@ -173,7 +173,7 @@ class ApplyWorker:
             await self._skipped.wait()
             self._skipped.clear()
             subscription = self._subscription
-            async with await Connection.connect(subscription.conninfo, application_name=self._tables.origin) as other:
+            async with await Connection.connect(subscription.conninfo, application_name=subscription.name) as other:
                 await publisher.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
