@@ -17,7 +17,9 @@ from typing import Any, Final
 from pubsub.errors import DataCorrupted, UndefinedTable
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+_CHECKPOINT: Final = re.compile(
+    r"(\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)"
+)
 _LOG: Final = "_delta_log"
 #: A log may be cleaned up between its listing and a look for what the listing lacks.
 _LISTINGS: Final = 3
@@ -141,5 +143,6 @@ def _user_metadata(commit: bytes) -> str | None:
             continue
         action: dict[str, Any] = json.loads(line)
         if (info := action.get("commitInfo")) is not None:
-            return info.get("userMetadata")
+            metadata: str | None = info.get("userMetadata")
+            return metadata
     return None

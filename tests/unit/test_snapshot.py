@@ -16,9 +16,9 @@ from apply.delta.history import commits, readable_versions
 from apply.delta.table import application_id
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
+from pubsub import snapshot
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
-from pubsub import snapshot
 from pubsub.snapshot import Shown, together
 
 ORDERS = [(1, (Lsn(0x100), Lsn(0x100))), (2, None), (3, (Lsn(0x150), Lsn(0x200))), (4, (Lsn(0x500), Lsn(0x600)))]
@@ -180,13 +180,15 @@ OF_V2 = "{:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
         (names(range(21, 26), PART.format(20, 1, 2), PART.format(20, 2, 2)), (21, 25)),
         (names(range(21, 26), OF_V2.format(20)), (21, 25)),
         ([*names([0, 1, 2, 20, 21]), CHECKPOINT.format(20)], (20, 21)),
-            (names([0, 1, 3]), None),
+        (names([0, 1, 3]), None),
         (names(range(21, 26), PART.format(20, 1, 2)), None),
         (names([], CHECKPOINT.format(20)), None),
     ],
 )
 def test_which_versions_can_be_read(files: list[str], readable: tuple[int, int] | None) -> None:
-    assert readable_versions([*files, "_last_checkpoint", ".tmp", "00000000000000000000.crc"], lambda _: False) == readable
+    assert (
+        readable_versions([*files, "_last_checkpoint", ".tmp", "00000000000000000000.crc"], lambda _: False) == readable
+    )
 
 
 def test_a_listing_that_lacks_a_commit(log: HandWrittenLog, monkeypatch: pytest.MonkeyPatch) -> None:
