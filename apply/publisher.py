@@ -5,7 +5,10 @@ at another one that ALTER SUBSCRIPTION … CONNECTION names.  It may go on if no
 Delta is unknown to it:
 
     the system    is the one that was copied from; another one only after a CONNECTION by command (pg_upgrade makes one)
-    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY)
+    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY); whatever its
+                  slot says: what was applied past that point was lost in the failover, and other transactions stand there.
+                  A standby that is promoted while it publishes is noticed before anything of its new timeline is
+                  committed (promotion.py), so that nothing of that is past the point
     its WAL       reaches to everything applied
     the slot      is there, and begins no later than what is applied
 
@@ -14,13 +17,15 @@ What the server itself refuses (a slot that is missing, lost or in use) is told 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass, replace
 from typing import Final
 
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import publication, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
@@ -41,16 +46,22 @@ _UNPUBLISHED_HINT: Final = (
 )
 
 
+#: How often a sync worker looks whether the publisher is followed, in seconds.
+_LOOK_AGAIN: Final = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
 
-    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  LSNs are exclusive, 0 before the first.
+    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  `prepared`: the end of the last prepared
+    transaction that is kept.  LSNs are exclusive, 0 before the first.
     """
 
     origin: Lsn
     held: Lsn
     copied: bool
+    prepared: Lsn = INVALID_LSN
 
 
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
@@ -82,6 +93,9 @@ async def check_position(
     A slot that is missing or lost is not refused here: the server does it, when the stream is to start.
     """
     other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
+    if not other:
+        # First: a server of another timeline need not come to have what it lacks.
+        await _check_timeline(connection, subscription, identity, standing)
     if standing.held > identity.xlogpos:
         raise ProtocolViolation(
             f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received",
@@ -94,7 +108,6 @@ async def check_position(
     if other:
         _check_slot_of_another_system(slot, standing)
         return
-    await _check_timeline(connection, subscription, identity, slot, standing)
     if standing.copied and standing.origin and slot.confirmed_flush_lsn > standing.origin:
         raise NotInPrerequisiteState(
             f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.origin}, where the '
@@ -117,7 +130,7 @@ def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
 
 
 async def _check_timeline(
-    connection: Connection, subscription: Subscription, identity: SystemIdentity, slot: SlotInfo, standing: Standing
+    connection: Connection, subscription: Subscription, identity: SystemIdentity, standing: Standing
 ) -> None:
     known = subscription.publisher_timeline
     if known is None or identity.timeline == known:
@@ -136,16 +149,32 @@ async def _check_timeline(
             f"{identity.timeline}",
             hint="Correct the connection; to follow this server, use ALTER SUBSCRIPTION ... RESYNC TABLE with every table.",
         )
-    # A standby that is promoted while it publishes goes on: then the slot itself has been confirmed past the switch.
-    assert slot.confirmed_flush_lsn is not None
-    if standing.held > left and slot.confirmed_flush_lsn <= left:
+    received = max(standing.held, standing.prepared)
+    if received > left:
         raise NotInPrerequisiteState(
-            f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {standing.held}, "
+            f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {received}, "
             "which the subscription has received",
             detail="The subscription has transactions that were lost in the failover.",
             hint="Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
             "a primary keeps subscribers from running ahead of its standby.",
         )
+
+
+async def is_followed(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, patience: float) -> bool:
+    """Whether this publisher is the one that the apply worker follows; waits for that, `patience` seconds at most.
+
+    A sync worker that copied from another one, before it is known whether the subscription may go on there, would hold what is past
+    the end of the timeline that is followed.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        current = await catalog.subscription(subscription.oid)
+        known = (current.publisher_system_identifier, current.publisher_timeline)
+        if None in known or known == (identity.system_identifier, identity.timeline):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
 
 
 async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> bool:

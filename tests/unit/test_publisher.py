@@ -65,9 +65,56 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
         "left timeline 2 at 0/6D, before 0/6E",
     ),
     (
-        "a standby that was promoted while it published",
-        {"identity": {"timeline": 3}, "left": 95, "slot": {"confirmed_flush_lsn": Lsn(99)}},
-        None,
+        "a later timeline that left before, with a slot that was made anew past that",
+        {
+            "identity": {"timeline": 3},
+            "left": 100,
+            "standing": Standing(Lsn(150), Lsn(150), True),
+            "slot": {"confirmed_flush_lsn": Lsn(120)},
+        },
+        "left timeline 2 at 0/64, before 0/96",
+    ),
+    (
+        "the same, and the slot was made past everything",
+        {
+            "identity": {"timeline": 3},
+            "left": 100,
+            "standing": Standing(Lsn(150), Lsn(150), True),
+            "slot": {"confirmed_flush_lsn": Lsn(190)},
+        },
+        "left timeline 2 at 0/64, before 0/96",
+    ),
+    (
+        "a table is past where the later timeline left, the origin is not",
+        {"identity": {"timeline": 3}, "left": 105, "slot": {"confirmed_flush_lsn": Lsn(90)}},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    (
+        "a prepared transaction is",
+        {"identity": {"timeline": 3}, "left": 115, "standing": replace(STANDS, prepared=Lsn(120))},
+        "left timeline 2 at 0/73, before 0/78",
+    ),
+    ("a prepared transaction is not past it", {"standing": replace(STANDS, prepared=Lsn(300))}, None),
+    (
+        "an older timeline whose WAL ends before, too",
+        {"identity": {"timeline": 1, "xlogpos": Lsn(50)}},
+        "on timeline 1, the subscription on 2",
+    ),
+    (
+        "a later timeline that left before, and has not come as far",
+        {"identity": {"timeline": 3, "xlogpos": Lsn(107)}, "left": 105},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    (
+        "two switches, the first of which left before",
+        {"identity": {"timeline": 4}, "left": 105, "later": [(3, 180)]},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    ("two switches, both past it", {"identity": {"timeline": 4}, "left": 120, "later": [(3, 180)]}, None),
+    (
+        "a later timeline that left past it, and a slot that was made anew",
+        {"identity": {"timeline": 3}, "left": 120, "slot": {"confirmed_flush_lsn": Lsn(130)}},
+        "begins at 0/82, after 0/64",
     ),
     ("a timeline of another history", {"identity": {"timeline": 4}, "left": None}, "is not in the history"),
     ("a lost slot is the server's to refuse", {"slot": {"wal_status": "lost", "confirmed_flush_lsn": Lsn(190)}}, None),
@@ -89,7 +136,7 @@ async def test_position(changes: dict[str, Any], error: str | None, monkeypatch:
     left = changes.get("left")
 
     async def history(connection: object, timeline: int) -> TimelineHistory:
-        entries = [(1, 40), (2, left)] if left is not None else [(1, 40), (3, 60)]
+        entries = [(1, 40), (2, left), *changes.get("later", [])] if left is not None else [(1, 40), (3, 60)]
         return TimelineHistory((*entries, (timeline, 1 << 64)))
 
     monkeypatch.setattr(replication, "timeline_history", history)
