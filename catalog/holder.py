@@ -13,7 +13,8 @@ The epoch rises with each daemon.  Every transaction in which a daemon writes th
 (database.py), so that one that woke late stores nothing.
 
 A catalog in a file has a lock beside it, where it lies outside of the home.  A file that was copied is another file with a lock
-of its own, but its tables are the same: so the catalog says where it lies, and a copy is told from one that was moved.
+of its own, but its tables are the same: so the catalog says where it lies, and a copy is told from one that was moved.  The
+tables in the directory of one that was moved are where it is now.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Holder(Database):
                 await self.let_go()
                 raise
             return
-        path = await asyncio.to_thread(Path(str(self._engine.url.database)).resolve)
+        path = Path(str(self._engine.url.database))
         if not path.parent.samefile(home):
             self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"')
         try:
@@ -203,6 +204,18 @@ class Holder(Database):
                         "remove that one first.",
                     )
             await connection.execute(update(_T).values(**here))
+            if row.catalog_path not in (None, here["catalog_path"]):
+                await _move(connection, f"{Path(row.catalog_path).parent}/", f"{path.parent}/")
+
+
+async def _move(connection: AsyncConnection, old: str, new: str) -> None:
+    """The Delta tables in a directory that was moved."""
+    moved = schema.relation.c
+    for row in (await connection.execute(select(moved.subid, moved.relid, moved.path))).all():
+        if row.path.startswith(old):
+            here = (moved.subid == row.subid) & (moved.relid == row.relid)
+            path = new + row.path.removeprefix(old)
+            await connection.execute(update(schema.relation).where(here).values(path=path))
 
 
 def _is_catalog_of(path: Path, node_id: str) -> bool:

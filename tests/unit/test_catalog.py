@@ -545,15 +545,22 @@ async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(
 
 async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> None:
     home = home_of(tmp_path, "home")
+    tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
     async with await Catalog.open(home / "catalog.db") as catalog:
+        oid = (await catalog.create_subscription(new(), tables)).oid
         await catalog.hold(home)
         await catalog.let_go()
+
+    async def paths(catalog: Catalog) -> list[str]:
+        return sorted(relation.path for relation in await catalog.relations(oid))
+
     copy = tmp_path / "copy"
     shutil.copytree(home, copy)
     async with await Catalog.open(copy / "catalog.db") as catalog:
         with pytest.raises(ObjectInUse, match="is a copy of") as caught:
             await catalog.hold(copy)
         assert str(home / "catalog.db") in caught.value.message
+        assert await paths(catalog) == ["/lake/db/u", f"{home}/warehouse/db/t"]
     # Renamed, it is itself, though the copy lies in its old place then.
     moved = tmp_path / "moved"
     home.rename(moved)
@@ -561,6 +568,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     for place in (moved, moved, home):
         async with await Catalog.open(place / "catalog.db") as catalog:
             await catalog.hold(place)
+            assert await paths(catalog) == ["/lake/db/u", f"{place}/warehouse/db/t"]
             await catalog.let_go()
     # Moved to another file system: the old one is gone.
     elsewhere = tmp_path / "elsewhere"
@@ -568,6 +576,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.rmtree(moved)
     async with await Catalog.open(elsewhere / "catalog.db") as catalog:
         await catalog.hold(elsewhere)
+        assert f"{elsewhere}/warehouse/db/t" in await paths(catalog)
         await catalog.let_go()
     # Another node lies there since: it is no original.
     again = tmp_path / "again"
