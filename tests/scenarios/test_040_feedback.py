@@ -165,9 +165,11 @@ def test_a_publisher_that_waits_for_the_subscription(
 def test_nothing_is_reported_unasked(spark: Spark, tmp_path: Path) -> None:
     """wal_receiver_status_interval = 0: only requests are answered, as worker.c's send_feedback does."""
     with (
-        EmbeddedPostgres("18", settings={"wal_sender_timeout": 0}) as server,
+        EmbeddedPostgres("18") as server,
         RunningNode(tmp_path / "node", spark, wal_receiver_status_interval=0) as node,
     ):
+        server.execute("ALTER SYSTEM SET wal_sender_timeout = 0")
+        server.query("SELECT pg_reload_conf()")
         replica = Replica(node, Database(server, "postgres"))
         make(replica, target="'quiet'")
         replica.execute("UPDATE a SET n = n + 1")
