@@ -26,6 +26,7 @@ from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher import publication, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
@@ -45,6 +46,8 @@ _UNPUBLISHED_HINT: Final = (
     "... RESYNC TABLE with every table of the subscription, which passes over it."
 )
 
+
+_UNDEFINED_FILE: Final = "58P01"
 
 #: How often a sync worker looks whether the publisher is followed, in seconds.
 _LOOK_AGAIN: Final = 0.2
@@ -87,15 +90,20 @@ async def check_position(
     identity: SystemIdentity,
     slot: SlotInfo | None,
     standing: Standing,
-) -> None:
-    """Whether the publisher's WAL and slot fit.  Raises NotInPrerequisiteState and ProtocolViolation, saying what does not.
+) -> Lsn | None:
+    """Whether the publisher's WAL and slot fit.  Returns where its timeline began; None if the server does not know.
+
+    Raises NotInPrerequisiteState and ProtocolViolation, saying what does not fit.
 
     A slot that is missing or lost is not refused here: the server does it, when the stream is to start.
     """
     other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
+    history = await _history(connection, subscription, identity)
     if not other:
         # First: a server of another timeline need not come to have what it lacks.
-        await _check_timeline(connection, subscription, identity, standing)
+        _check_timeline(subscription, identity, history, standing)
+    start = history.start_of(identity.timeline) if history is not None else None
+    began = None if start is None else Lsn(start)
     if standing.held > identity.xlogpos:
         raise ProtocolViolation(
             f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received",
@@ -104,10 +112,10 @@ async def check_position(
             "ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
         )
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush_lsn is None:
-        return
+        return began
     if other:
         _check_slot_of_another_system(slot, standing)
-        return
+        return began
     if standing.copied and standing.origin and slot.confirmed_flush_lsn > standing.origin:
         raise NotInPrerequisiteState(
             f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.origin}, where the '
@@ -115,6 +123,7 @@ async def check_position(
             detail="The slot was made anew, advanced, or read by someone else.",
             hint=_GAP_HINT,
         )
+    return began
 
 
 def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
@@ -129,11 +138,23 @@ def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
         )
 
 
-async def _check_timeline(
-    connection: Connection, subscription: Subscription, identity: SystemIdentity, standing: Standing
+async def _history(
+    connection: Connection, subscription: Subscription, identity: SystemIdentity
+) -> TimelineHistory | None:
+    """None where the server has no file of it, which a timeline that is followed already may do without."""
+    try:
+        return await replication.timeline_history(connection, identity.timeline)
+    except PublisherError as error:
+        if error.sqlstate == _UNDEFINED_FILE and identity.timeline == subscription.publisher_timeline:
+            return None
+        raise
+
+
+def _check_timeline(
+    subscription: Subscription, identity: SystemIdentity, history: TimelineHistory | None, standing: Standing
 ) -> None:
     known = subscription.publisher_timeline
-    if known is None or identity.timeline == known:
+    if known is None:
         return
     if identity.timeline < known:
         raise NotInPrerequisiteState(
@@ -141,7 +162,26 @@ async def _check_timeline(
             detail="It is a server that another one has taken over from.",
             hint="Correct the connection.",
         )
-    history = await replication.timeline_history(connection, identity.timeline)
+    if history is None:
+        return
+    received = max(standing.held, standing.prepared)
+    lost = (
+        "Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
+        "a primary keeps subscribers from running ahead of its standby."
+    )
+    followed_since, began = subscription.publisher_timeline_start, history.start_of(known)
+    if followed_since is not None and began not in (None, followed_since):
+        # Two standbys that were promoted without an archive to tell them of each other both take the next number.
+        common = min(Lsn(began or 0), followed_since)
+        if received > common:
+            raise NotInPrerequisiteState(
+                f"the publisher's timeline {known} began at {Lsn(began or 0)}, the one that the subscription follows at "
+                f"{followed_since}, before {received}, which the subscription has received",
+                detail="They are two timelines of the same number, of two servers that were promoted.",
+                hint=f"Correct the connection.  To follow this server: {lost}",
+            )
+    if identity.timeline == known:
+        return
     left = history.end_of(known)
     if left is None:
         raise NotInPrerequisiteState(
@@ -149,14 +189,12 @@ async def _check_timeline(
             f"{identity.timeline}",
             hint="Correct the connection; to follow this server, use ALTER SUBSCRIPTION ... RESYNC TABLE with every table.",
         )
-    received = max(standing.held, standing.prepared)
     if received > left:
         raise NotInPrerequisiteState(
             f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {received}, "
             "which the subscription has received",
             detail="The subscription has transactions that were lost in the failover.",
-            hint="Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
-            "a primary keeps subscribers from running ahead of its standby.",
+            hint=lost,
         )
 
 
@@ -177,13 +215,14 @@ async def is_followed(catalog: Catalog, subscription: Subscription, identity: Sy
         await asyncio.sleep(_LOOK_AGAIN)
 
 
-async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> bool:
-    """What is followed from now on; whether that is another than before."""
+async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, began: Lsn | None) -> bool:
+    """What is followed from now on, and where its timeline began; whether that is another than before."""
     known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
-    if known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound:
+    same = known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound
+    if same and began in (None, subscription.publisher_timeline_start):
         return False
-    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
-    return True
+    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline, began)
+    return not same
 
 
 async def check_publications(connection: Connection, subscription: Subscription) -> None:
@@ -249,5 +288,6 @@ def followed(subscription: Subscription, current: Subscription) -> Subscription:
         subscription,
         publisher_system_identifier=current.publisher_system_identifier,
         publisher_timeline=current.publisher_timeline,
+        publisher_timeline_start=current.publisher_timeline_start,
         options=replace(subscription.options, rebound=current.options.rebound),
     )

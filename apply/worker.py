@@ -101,7 +101,7 @@ class ApplyWorker:
             held = max(origin, self._tables.held, await self._tables.held_by_copies())
             standing = Standing(origin, held, self._tables.any_copied, await two_phase.greatest())
             await publisher.check_publications(connection, subscription)
-            await publisher.check_position(connection, subscription, identity, slot, standing)
+            began = await publisher.check_position(connection, subscription, identity, slot, standing)
             # Only once: the slot remembers (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
@@ -111,7 +111,7 @@ class ApplyWorker:
                 stream = await replication.start(connection, slot_name, origin, options)
             except PublisherError as error:
                 raise await publisher.explained(connection, error, slot) from error
-            if await publisher.remember(self._catalog, subscription, identity):
+            if await publisher.remember(self._catalog, subscription, identity, began):
                 log.info(
                     "publisher has another identity",
                     subscription=subscription.name,

@@ -113,6 +113,7 @@ subscription: Final = Table(
     Column("target", Text, nullable=False),
     Column("publisher_system_identifier", String(20)),
     Column("publisher_timeline", BigInteger),
+    Column("publisher_timeline_start", LsnType),
     Column("publisher_database", Text),
     Column("skip_lsn", LsnType, nullable=False),
     Column("owner", Text, nullable=False),
