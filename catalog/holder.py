@@ -12,7 +12,7 @@ lock when the session ends, however it ends.  So the daemon must know that its s
 The epoch rises with each daemon.  Every transaction in which a daemon writes the catalog requires its own
 (database.py), so that one that woke late stores nothing.
 
-A catalog in a file has a lock beside it, where it lies outside of the home.  A file that was copied is another file with a lock
+A catalog in a file has a lock beside it: another home may name it by its URL.  A file that was copied is another file with a lock
 of its own, but its tables are the same: so the catalog says where it lies, and a copy is told from one that was moved.  The
 tables in the directory of one that was moved are where it is now.
 """
@@ -58,8 +58,8 @@ class Holder(Database):
         self._session: AsyncConnection | None = None
         self._file_lock: DaemonLock | None = None
 
-    async def hold(self, home: Path) -> None:
-        """Become the catalog's daemon, until `let_go`.  The lock of `home` is held.
+    async def hold(self) -> None:
+        """Become the catalog's daemon, until `let_go`.  The lock of the home is held.
 
         Raises ObjectInUse, which names who it is, or the catalog that this one is a copy of.
         """
@@ -74,8 +74,7 @@ class Holder(Database):
                 raise
             return
         path = Path(str(self._engine.url.database))
-        if not path.parent.samefile(home):
-            self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"')
+        self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"')
         try:
             await self._settle_place(path)
         except BaseException:

@@ -58,7 +58,7 @@ class Service:
         await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
-            await catalog.hold(settings.home)
+            await catalog.hold()
             # What an earlier process spilled is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:

@@ -73,16 +73,16 @@ def sessions(publisher: EmbeddedPostgres, location: str) -> list[int]:
 
 
 async def test_a_daemon_that_lost_its_session_proves_itself_again(
-    catalog: Catalog, location: str, publisher: EmbeddedPostgres, tmp_path: Path
+    catalog: Catalog, location: str, publisher: EmbeddedPostgres
 ) -> None:
-    await catalog.hold(tmp_path)
+    await catalog.hold()
     (session,) = sessions(publisher, location)
     publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
     await catalog.prove()
     assert len(sessions(publisher, location)) == 1
     async with await Catalog.open(location) as other:
         with pytest.raises(ObjectInUse):
-            await other.hold(tmp_path)
+            await other.hold()
         assert await catalog.change_counter() == 0, "the one that was refused has moved nothing"
     await catalog.set_daemon()
     await catalog.let_go()
@@ -90,15 +90,15 @@ async def test_a_daemon_that_lost_its_session_proves_itself_again(
 
 @pytest.mark.parametrize("stays", [True, False])
 async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
-    catalog: Catalog, location: str, publisher: EmbeddedPostgres, tmp_path: Path, stays: bool
+    catalog: Catalog, location: str, publisher: EmbeddedPostgres, stays: bool
 ) -> None:
     """Whether the other one still runs or not: what this one has read is of before."""
-    await catalog.hold(tmp_path)
+    await catalog.hold()
     await catalog.set_daemon(1)
     (session,) = sessions(publisher, location)
     publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
     async with await Catalog.open(location) as other:
-        await other.hold(tmp_path)
+        await other.hold()
         await other.set_daemon(2)
         if not stays:
             await other.let_go()
@@ -168,9 +168,9 @@ def through(proxy: Proxy, location: str) -> str:
     return f"{before.partition('@')[0]}@127.0.0.1:{proxy.port}/{name}"
 
 
-async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str, tmp_path: Path) -> None:
+async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str) -> None:
     async with await Catalog.open(through(proxy, location), timeout=1.0) as catalog:
-        await catalog.hold(tmp_path)
+        await catalog.hold()
         await catalog.create_subscription(test_catalog.new())
         proxy.stall()
         calls = (catalog.state, catalog.prove, catalog.change_counter, catalog.set_daemon, catalog.subscriptions)

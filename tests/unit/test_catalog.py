@@ -522,15 +522,12 @@ def home_of(tmp_path: Path, name: str) -> Path:
     return home
 
 
-async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(
-    catalog: Catalog, location: Path | str, tmp_path: Path
-) -> None:
-    one, other = home_of(tmp_path, "one"), home_of(tmp_path, "other")
-    await catalog.hold(one)
+async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog, location: Path | str) -> None:
+    await catalog.hold()
     await catalog.set_daemon(4711)
     async with await Catalog.open(location) as second:
         with pytest.raises(ObjectInUse, match="a daemon is already running on catalog") as caught:
-            await second.hold(other)
+            await second.hold()
         assert caught.value.sqlstate == "55006"
         assert "process id is" in (caught.value.detail or "")
         assert "a catalog of its own" in (caught.value.hint or "") or "another --home" in (caught.value.hint or "")
@@ -538,7 +535,7 @@ async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(
         await second.create_subscription(new())
         await catalog.prove()
         await catalog.let_go()
-        await second.hold(other)
+        await second.hold()
         await second.prove()
         await second.let_go()
 
@@ -548,7 +545,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
     async with await Catalog.open(home / "catalog.db") as catalog:
         oid = (await catalog.create_subscription(new(), tables)).oid
-        await catalog.hold(home)
+        await catalog.hold()
         await catalog.let_go()
 
     async def paths(catalog: Catalog) -> list[str]:
@@ -558,7 +555,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.copytree(home, copy)
     async with await Catalog.open(copy / "catalog.db") as catalog:
         with pytest.raises(ObjectInUse, match="is a copy of") as caught:
-            await catalog.hold(copy)
+            await catalog.hold()
         assert str(home / "catalog.db") in caught.value.message
         assert await paths(catalog) == ["/lake/db/u", f"{home}/warehouse/db/t"]
     # Renamed, it is itself, though the copy lies in its old place then.
@@ -567,7 +564,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     copy.rename(home)
     for place in (moved, moved, home):
         async with await Catalog.open(place / "catalog.db") as catalog:
-            await catalog.hold(place)
+            await catalog.hold()
             assert await paths(catalog) == ["/lake/db/u", f"{place}/warehouse/db/t"]
             await catalog.let_go()
     # Moved to another file system: the old one is gone.
@@ -575,7 +572,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.copytree(moved, elsewhere)
     shutil.rmtree(moved)
     async with await Catalog.open(elsewhere / "catalog.db") as catalog:
-        await catalog.hold(elsewhere)
+        await catalog.hold()
         assert f"{elsewhere}/warehouse/db/t" in await paths(catalog)
         await catalog.let_go()
     # Another node lies there since: it is no original.
@@ -584,5 +581,5 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     shutil.rmtree(elsewhere)
     await (await Catalog.open(elsewhere / "catalog.db")).close()
     async with await Catalog.open(again / "catalog.db") as catalog:
-        await catalog.hold(again)
+        await catalog.hold()
         await catalog.let_go()
