@@ -17,6 +17,8 @@ from pubsub.errors import ObjectInUse, PubsubError
 
 LOCK_FILE: Final = "daemon.pid"
 
+_HINT: Final = "Stop it first, or use another --home."
+
 #: `running_daemon` holds the lock for an instant; a daemon that starts just then tries again.
 _TRIES: Final = 10
 _PAUSE: Final = 0.02
@@ -29,8 +31,8 @@ class DaemonLock:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, home: Path, *, file: str = LOCK_FILE, what: str | None = None) -> Self:
-        """Take the lock, or that of `what`, which is `file` in the directory.
+    def acquire(cls, home: Path, *, file: str = LOCK_FILE, what: str | None = None, hint: str = _HINT) -> Self:
+        """Take the lock, or that of `what`, which is `file` in the directory; `hint` says what to do when another has it.
 
         Raises ObjectInUse, which names the process that has it.
         """
@@ -51,7 +53,7 @@ class DaemonLock:
                 raise ObjectInUse(
                     f"a daemon is already running on {what}",
                     detail=f"Its process id is {pid}." if pid else None,
-                    hint="Stop it first, or use another --home.",
+                    hint=hint,
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

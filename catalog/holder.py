@@ -74,7 +74,7 @@ class Holder(Database):
                 raise
             return
         path = Path(str(self._engine.url.database))
-        self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"')
+        self._file_lock = DaemonLock.acquire(path.parent, file=f"{path.name}.pid", what=f'catalog "{path}"', hint=_HINT)
         try:
             await self._settle_place(path)
         except BaseException:
