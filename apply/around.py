@@ -58,6 +58,9 @@ class Tables(Protocol):
     async def settle_columns(self, at: Lsn) -> None:
         """Everything up to `at` is decided and committed: tables whose columns were asked for become what the publisher's are."""
 
+    async def before_commit(self) -> None:
+        """What was received may be committed, and its origin stored; raises why it must not be any more."""
+
     async def may_write(self, relid: int) -> bool:
         """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
 

@@ -114,7 +114,7 @@ class Publisher:
         prepared one, holds nothing up."""
         subscription = self._subscription
         async with await Connection.connect(
-            subscription.conninfo, replication=False, application_name=subscription.slot_name or subscription.name
+            subscription.conninfo, replication=False, application_name=subscription.name
         ) as connection:
             await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             found = await definitions.table_definitions(connection, relids, sizes=False)

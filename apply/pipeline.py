@@ -57,6 +57,8 @@ _LARGE: Final = 100_000
 _BACKLOG: Final = 2_000_000
 # A backlog's stream without a frame for so long, in seconds, has run dry.
 _STALLED: Final = 0.25
+# How long the storing of the origin may hold up a reply, and reading the replies, in seconds.
+_PATIENCE: Final = 1.0
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 
 # logical_decoding_work_mem is at least this.
@@ -134,10 +136,14 @@ class Pipeline:
         self._in_flight = 0
         self._draining = False
         self._stored = start
+        self._storing: asyncio.Task[None] | None = None
+        self._storing_since = 0.0
         self._left: Sequence[bytes] = ()
         self._sent_at = 0
         # When reading began, or went on after a wait for room: the publisher's silence before that is our own.
         self._reading_since = time.monotonic()
+        # Since when nothing is read; None while the publisher is listened to.
+        self._away_since: float | None = None
 
     async def run(self) -> None:
         """Until `stop_at` or `drain`; everything received as committed is then durable and reported."""
@@ -156,6 +162,9 @@ class Pipeline:
                 if ahead is not None:
                     ahead.cancel()
         finally:
+            if self._storing is not None:
+                self._storing.cancel()
+                await asyncio.gather(self._storing, return_exceptions=True)
             if self._ahead is not None:
                 await self._ahead.close()
             while not self._staged.empty():
@@ -163,7 +172,8 @@ class Pipeline:
                 for prepared in left.prepared if left is not None else ():
                     discard(prepared.staged)
         await self._advance(idle=True)
-        await self._send_status()
+        await self._until_stored()
+        await self._report()
 
     def drain(self) -> None:
         """Stop the intake; `run` commits what is there and returns."""
@@ -197,12 +207,14 @@ class Pipeline:
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._advance()
+                await self._store_for(_PATIENCE)
                 await self._send_status()
             elif not frames:
                 await self._advance()
 
     async def _next_frames(self) -> Sequence[bytes]:
         """Frames, or none after a second without any; a publisher silent for too long is given up (worker.c: LogicalRepApplyLoop)."""
+        self._away_since = None
         try:
             async with asyncio.timeout(1.0):
                 return await self._stream.receive()
@@ -214,9 +226,12 @@ class Pipeline:
                     "terminating logical replication worker due to timeout",
                     hint="The publisher sent nothing for wal_receiver_timeout.",
                 ) from None
-            if (limit and silence > limit / 2) or self._stop_at is not None:
+            asks = self._stop_at is not None and self._limits.status_interval
+            if (limit and silence > limit / 2) or asks:
                 await self._send_status(reply=True)
             return ()
+        finally:
+            self._away_since = time.monotonic()
 
     async def _spill(self) -> None:
         """Move changes to disk if memory is used up."""
@@ -448,6 +463,7 @@ class Pipeline:
             self._staging.release()
             batch, prepared, failures = item.batch, item.prepared, list(item.failures)
             try:
+                await self._tables.before_commit()
                 # A failure of one does not end the others: the files they read from are still theirs.
                 results = await asyncio.gather(*map(self._commit, prepared), return_exceptions=True)
             finally:
@@ -472,8 +488,8 @@ class Pipeline:
             self._in_flight -= 1
             self._changed.set()
             self.flushed = max(self.flushed, batch.last_lsn)
-            await self._store()
-            await self._send_status()
+            await self._until_stored()
+            await self._report()
             self._committing = False
             self._not_committing.set()
             self._changed.set()
@@ -524,33 +540,72 @@ class Pipeline:
                 self._changed.set()
             position = self.dispatcher.position
             self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
-            await self._store()
+        await self._store_for(0.0)
 
     def _caught_up(self) -> bool:
         return self.dispatcher.idle and self._in_flight == 0
 
+    async def _until_stored(self) -> None:
+        """Wait until everything up to `flushed` is stored as the origin."""
+        wanted = self.flushed
+        while self._stored < wanted:
+            await self._store_for(None)
+        await self._after_storing()
+
+    async def _store_for(self, seconds: float | None) -> None:
+        """Store the origin, and wait so long at most since that began (None: until its end); raises what it failed of.
+
+        It is a task of its own: while a catalog does not answer, replies go on with what was stored before.
+        """
+        task = self._storing
+        if task is None:
+            if self.flushed <= self._stored:
+                return
+            self._storing_since = time.monotonic()
+            task = self._storing = asyncio.create_task(self._store(), name="store origin")
+        left = None if seconds is None else max(0.0, self._storing_since + seconds - time.monotonic())
+        await asyncio.wait({task}, timeout=left)
+        if task.done():
+            if self._storing is task:
+                self._storing = None
+            task.result()
+
     async def _store(self) -> None:
         # `flushed` may move while it is stored; what is reported is what was stored, never more.
         flushed = self.flushed
-        if flushed > self._stored:
-            await self._tables.durable(flushed)
-            self._stored = max(self._stored, flushed)
-            if self._two_phase is not None:
-                await self._two_phase.origin_stored(flushed)
+        await self._tables.before_commit()
+        await self._tables.durable(flushed)
+        self._stored = max(self._stored, flushed)
+        if self._two_phase is not None:
+            await self._two_phase.origin_stored(flushed)
+        await self._after_storing()
+
+    async def _after_storing(self) -> None:
         self.figures.flush_lsn = self._stored
         passed = self.dispatcher.passed_skip
         if passed is not None and self._stored >= passed.end:
             self.dispatcher.passed_skip = None
             await self._tables.skip_passed(passed)
 
+    async def _report(self) -> None:
+        """Say how far it is, unasked: not with wal_receiver_status_interval = 0 (worker.c: send_feedback)."""
+        if self._limits.status_interval:
+            await self._send_status()
+
     async def _send_status(self, *, reply: bool = False) -> None:
         received = max(self.dispatcher.position, self._stored)
         await self._stream.send_status(received, self._stored, self._stored, reply=reply)
 
     async def _send_status_regularly(self) -> None:
-        """Status goes out while the intake waits for room, too: the publisher must not take us for dead."""
-        interval = self._limits.status_interval or 10.0
+        """Status goes out while nothing is read, too: the publisher's request for a reply may lie unread in the socket, and it
+        must not take us for dead.  Without a status interval that is all that is sent here."""
+        interval = self._limits.status_interval
+        sent = time.monotonic()
         while True:
-            await asyncio.sleep(min(interval, 1.0) if self._full() else interval)
-            await self._advance()
-            await self._send_status()
+            await asyncio.sleep(min(interval, 1.0) or 1.0)
+            now = time.monotonic()
+            away = self._away_since is not None and now - self._away_since >= 1.0
+            if away or (interval and now - sent >= interval):
+                sent = now
+                await self._advance()
+                await self._send_status()

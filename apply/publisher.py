@@ -5,7 +5,10 @@ at another one that ALTER SUBSCRIPTION … CONNECTION names.  It may go on if no
 Delta is unknown to it:
 
     the system    is the one that was copied from; another one only after a CONNECTION by command (pg_upgrade makes one)
-    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY)
+    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY); whatever its
+                  slot says: what was applied past that point was lost in the failover, and other transactions stand there.
+                  A standby that is promoted while it publishes is noticed before anything of its new timeline is
+                  committed (promotion.py), so that nothing of that is past the point
     its WAL       reaches to everything applied
     the slot      is there, and begins no later than what is applied
 
@@ -14,13 +17,16 @@ What the server itself refuses (a slot that is missing, lost or in use) is told 
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass, replace
 from typing import Final
 
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError, UndefinedObject
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.timeline import TimelineHistory
 from pubsub.publisher import publication, replication, slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import SystemIdentity
@@ -41,16 +47,24 @@ _UNPUBLISHED_HINT: Final = (
 )
 
 
+_UNDEFINED_FILE: Final = "58P01"
+
+#: How often a sync worker looks whether the publisher is followed, in seconds.
+_LOOK_AGAIN: Final = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
 
-    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  LSNs are exclusive, 0 before the first.
+    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  `prepared`: the end of the last prepared
+    transaction that is kept.  LSNs are exclusive, 0 before the first.
     """
 
     origin: Lsn
     held: Lsn
     copied: bool
+    prepared: Lsn = INVALID_LSN
 
 
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
@@ -76,12 +90,20 @@ async def check_position(
     identity: SystemIdentity,
     slot: SlotInfo | None,
     standing: Standing,
-) -> None:
-    """Whether the publisher's WAL and slot fit.  Raises NotInPrerequisiteState and ProtocolViolation, saying what does not.
+) -> Lsn | None:
+    """Whether the publisher's WAL and slot fit.  Returns where its timeline began; None if the server does not know.
+
+    Raises NotInPrerequisiteState and ProtocolViolation, saying what does not fit.
 
     A slot that is missing or lost is not refused here: the server does it, when the stream is to start.
     """
     other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
+    history = await _history(connection, subscription, identity)
+    if not other:
+        # First: a server of another timeline need not come to have what it lacks.
+        _check_timeline(subscription, identity, history, standing)
+    start = history.start_of(identity.timeline) if history is not None else None
+    began = None if start is None else Lsn(start)
     if standing.held > identity.xlogpos:
         raise ProtocolViolation(
             f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received",
@@ -90,11 +112,10 @@ async def check_position(
             "ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
         )
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush_lsn is None:
-        return
+        return began
     if other:
         _check_slot_of_another_system(slot, standing)
-        return
-    await _check_timeline(connection, subscription, identity, slot, standing)
+        return began
     if standing.copied and standing.origin and slot.confirmed_flush_lsn > standing.origin:
         raise NotInPrerequisiteState(
             f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.origin}, where the '
@@ -102,6 +123,7 @@ async def check_position(
             detail="The slot was made anew, advanced, or read by someone else.",
             hint=_GAP_HINT,
         )
+    return began
 
 
 def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
@@ -116,11 +138,23 @@ def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
         )
 
 
-async def _check_timeline(
-    connection: Connection, subscription: Subscription, identity: SystemIdentity, slot: SlotInfo, standing: Standing
+async def _history(
+    connection: Connection, subscription: Subscription, identity: SystemIdentity
+) -> TimelineHistory | None:
+    """None where the server has no file of it, which a timeline that is followed already may do without."""
+    try:
+        return await replication.timeline_history(connection, identity.timeline)
+    except PublisherError as error:
+        if error.sqlstate == _UNDEFINED_FILE and identity.timeline == subscription.publisher_timeline:
+            return None
+        raise
+
+
+def _check_timeline(
+    subscription: Subscription, identity: SystemIdentity, history: TimelineHistory | None, standing: Standing
 ) -> None:
     known = subscription.publisher_timeline
-    if known is None or identity.timeline == known:
+    if known is None:
         return
     if identity.timeline < known:
         raise NotInPrerequisiteState(
@@ -128,7 +162,26 @@ async def _check_timeline(
             detail="It is a server that another one has taken over from.",
             hint="Correct the connection.",
         )
-    history = await replication.timeline_history(connection, identity.timeline)
+    if history is None:
+        return
+    received = max(standing.held, standing.prepared)
+    lost = (
+        "Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
+        "a primary keeps subscribers from running ahead of its standby."
+    )
+    followed_since, began = subscription.publisher_timeline_start, history.start_of(known)
+    if followed_since is not None and began not in (None, followed_since):
+        # Two standbys that were promoted without an archive to tell them of each other both take the next number.
+        common = min(Lsn(began or 0), followed_since)
+        if received > common:
+            raise NotInPrerequisiteState(
+                f"the publisher's timeline {known} began at {Lsn(began or 0)}, the one that the subscription follows at "
+                f"{followed_since}, before {received}, which the subscription has received",
+                detail="They are two timelines of the same number, of two servers that were promoted.",
+                hint=f"Correct the connection.  To follow this server: {lost}",
+            )
+    if identity.timeline == known:
+        return
     left = history.end_of(known)
     if left is None:
         raise NotInPrerequisiteState(
@@ -136,25 +189,40 @@ async def _check_timeline(
             f"{identity.timeline}",
             hint="Correct the connection; to follow this server, use ALTER SUBSCRIPTION ... RESYNC TABLE with every table.",
         )
-    # A standby that is promoted while it publishes goes on: then the slot itself has been confirmed past the switch.
-    assert slot.confirmed_flush_lsn is not None
-    if standing.held > left and slot.confirmed_flush_lsn <= left:
+    if received > left:
         raise NotInPrerequisiteState(
-            f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {standing.held}, "
+            f"the publisher's timeline {identity.timeline} left timeline {known} at {Lsn(left)}, before {received}, "
             "which the subscription has received",
             detail="The subscription has transactions that were lost in the failover.",
-            hint="Use ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.  synchronized_standby_slots on "
-            "a primary keeps subscribers from running ahead of its standby.",
+            hint=lost,
         )
 
 
-async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity) -> bool:
-    """What is followed from now on; whether that is another than before."""
+async def is_followed(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, patience: float) -> bool:
+    """Whether this publisher is the one that the apply worker follows; waits for that, `patience` seconds at most.
+
+    A sync worker that copied from another one, before it is known whether the subscription may go on there, would hold what is past
+    the end of the timeline that is followed.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        current = await catalog.subscription(subscription.oid)
+        known = (current.publisher_system_identifier, current.publisher_timeline)
+        if None in known or known == (identity.system_identifier, identity.timeline):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
+
+
+async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, began: Lsn | None) -> bool:
+    """What is followed from now on, and where its timeline began; whether that is another than before."""
     known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
-    if known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound:
+    same = known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound
+    if same and began in (None, subscription.publisher_timeline_start):
         return False
-    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
-    return True
+    await catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline, began)
+    return not same
 
 
 async def check_publications(connection: Connection, subscription: Subscription) -> None:
@@ -220,5 +288,6 @@ def followed(subscription: Subscription, current: Subscription) -> Subscription:
         subscription,
         publisher_system_identifier=current.publisher_system_identifier,
         publisher_timeline=current.publisher_timeline,
+        publisher_timeline_start=current.publisher_timeline_start,
         options=replace(subscription.options, rebound=current.options.rebound),
     )

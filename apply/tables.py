@@ -25,6 +25,7 @@ from apply.handover import Handover
 from apply.isolation import Failure, is_own
 from apply.pipeline import StartAgain
 from apply.prepare import Destination
+from apply.promotion import Promotion
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -138,6 +139,7 @@ class ApplyTables:
         self._looked: Looked | None = None
         self._subscription = subscription
         self.types = BinaryTypes()
+        self.promotion: Promotion | None = None
 
     async def load(self) -> None:
         """Read the catalog again: tables that came are the sync worker's, tables that went are forgotten."""
@@ -218,6 +220,21 @@ class ApplyTables:
             (Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)) for entry in self._entries.values()),
             default=INVALID_LSN,
         )
+
+    async def held_by_copies(self) -> Lsn:
+        """The greatest LSN of what tables hold that are not apply's yet: snapshots, and what the catch-up has committed."""
+        held = INVALID_LSN
+        for relid, entry in self._entries.items():
+            relation = entry.relation
+            if relation.state not in (RelState.DATASYNC, RelState.FINISHEDCOPY):
+                continue
+            plan = await self._catalog.copy_plan(self._subid, relid)
+            if plan is not None and plan.generation == relation.copy_generation:
+                held = max(held, plan.start, plan.until)
+            if relation.state is RelState.FINISHEDCOPY:
+                committed = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id)
+                held = max(held, committed or INVALID_LSN)
+        return held
 
     @property
     def any_copied(self) -> bool:
@@ -419,7 +436,7 @@ class ApplyTables:
         if not options.binary or all(self.types.knows(oid) for oid in oids):
             return
         async with await Connection.connect(
-            self._subscription.conninfo, replication=False, application_name=self._subscription.slot_name or ""
+            self._subscription.conninfo, replication=False, application_name=self._subscription.name
         ) as connection:
             self.types = await definitions.binary_types(connection)
 
@@ -436,6 +453,12 @@ class ApplyTables:
                 )
                 error.relid = oid
                 raise error
+
+    async def before_commit(self) -> None:
+        """See around.Tables."""
+        await self._catalog.prove()
+        if self.promotion is not None:
+            await self.promotion.noticed()
 
     async def may_write(self, relid: int) -> bool:
         """True once the sync worker has stored s; then what the table holds is known."""

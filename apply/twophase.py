@@ -140,6 +140,10 @@ class PreparedStore:
             if int(path.name.split(".")[1], 16) <= origin:
                 durable.remove(path)
 
+    def greatest(self) -> Lsn:
+        """Where the last of those without an outcome was prepared (0: there are none)."""
+        return max((_read(path).end_lsn for path in self._directory.glob(f"*{_WAITING}")), default=Lsn(0))
+
     def waiting(self) -> list[PreparedXact]:
         """Those without an outcome, oldest prepare first."""
         found = sorted((_read(path) for path in self._directory.glob(f"*{_WAITING}")), key=lambda kept: kept.end_lsn)
@@ -188,6 +192,10 @@ class TwoPhase:
         """Before the stream begins at `origin`."""
         await asyncio.to_thread(self._store.recover, origin)
         await self._show()
+
+    async def greatest(self) -> Lsn:
+        """See PreparedStore."""
+        return await asyncio.to_thread(self._store.greatest)
 
     async def keep(self, preparation: Preparation) -> None:
         await asyncio.to_thread(self._store.keep, preparation)

@@ -22,6 +22,7 @@ from apply.figures import Figures
 from apply.follow import Follower, Publisher
 from apply.handover import Handover
 from apply.pipeline import Pipeline, StartAgain
+from apply.promotion import Promotion
 from apply.publisher import Standing
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
@@ -84,30 +85,33 @@ class ApplyWorker:
         # What a killed daemon's JVM may still commit is committed before versions are read.
         await self._engine.fence()
         async with await Connection.connect(
-            subscription.conninfo, replication=True, application_name=slot_name
+            subscription.conninfo, replication=True, application_name=subscription.name
         ) as connection:
             connection.on_warning = self._warned
             subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
+            promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
+            await promotion.begin(connection)
             identity = await publisher.check_system(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
             slot = await slots.slot_info(connection, slot_name)
-            standing = Standing(origin, max(origin, self._tables.held), self._tables.any_copied)
-            await publisher.check_publications(connection, subscription)
-            await publisher.check_position(connection, subscription, identity, slot, standing)
-            # Only once: the slot remembers (worker.c: run_apply_worker).
-            enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
-            options = stream_options(subscription, connection.server_version, two_phase=enable)
             two_phase = TwoPhase(
                 PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
             )
+            held = max(origin, self._tables.held, await self._tables.held_by_copies())
+            standing = Standing(origin, held, self._tables.any_copied, await two_phase.greatest())
+            await publisher.check_publications(connection, subscription)
+            began = await publisher.check_position(connection, subscription, identity, slot, standing)
+            # Only once: the slot remembers (worker.c: run_apply_worker).
+            enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
+            options = stream_options(subscription, connection.server_version, two_phase=enable)
             await two_phase.recover(origin)
             self._tables.types = await binary_types(subscription, connection)
             try:
                 stream = await replication.start(connection, slot_name, origin, options)
             except PublisherError as error:
                 raise await publisher.explained(connection, error, slot) from error
-            if await publisher.remember(self._catalog, subscription, identity):
+            if await publisher.remember(self._catalog, subscription, identity, began):
                 log.info(
                     "publisher has another identity",
                     subscription=subscription.name,
@@ -156,6 +160,7 @@ class ApplyWorker:
             finally:
                 self._handover.detach()
                 await asyncio.to_thread(buffer.close)
+                await promotion.close()
             await stream.close()
             await self._disable_at_stop(pipeline.flushed)
 
@@ -173,7 +178,7 @@ class ApplyWorker:
             await self._skipped.wait()
             self._skipped.clear()
             subscription = self._subscription
-            async with await Connection.connect(subscription.conninfo, application_name=self._tables.origin) as other:
+            async with await Connection.connect(subscription.conninfo, application_name=subscription.name) as other:
                 await publisher.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:

@@ -17,6 +17,8 @@ from pubsub.errors import ObjectInUse, PubsubError
 
 LOCK_FILE: Final = "daemon.pid"
 
+_HINT: Final = "Stop it first, or use another --home."
+
 #: `running_daemon` holds the lock for an instant; a daemon that starts just then tries again.
 _TRIES: Final = 10
 _PAUSE: Final = 0.02
@@ -25,14 +27,17 @@ _PAUSE: Final = 0.02
 class DaemonLock:
     """The right to be the daemon of the node at `home`; a context manager."""
 
-    def __init__(self, home: Path, descriptor: int) -> None:
-        self.home = home
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, home: Path) -> Self:
-        """Take the lock.  Raises ObjectInUse, which names the process that has it."""
-        path = home / LOCK_FILE
+    def acquire(cls, home: Path, *, file: str = LOCK_FILE, what: str | None = None, hint: str = _HINT) -> Self:
+        """Take the lock, or that of `what`, which is `file` in the directory; `hint` says what to do when another has it.
+
+        Raises ObjectInUse, which names the process that has it.
+        """
+        path = home / file
+        what = what or f'node "{home}"'
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -46,16 +51,16 @@ class DaemonLock:
             else:
                 pid = _read_pid(descriptor)
                 raise ObjectInUse(
-                    f'a daemon is already running on node "{home}"',
+                    f"a daemon is already running on {what}",
                     detail=f"Its process id is {pid}." if pid else None,
-                    hint="Stop it first, or use another --home.",
+                    hint=hint,
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(home, descriptor)
+        return cls(descriptor)
 
     def release(self) -> None:
         """Let go.  The file stays: to remove it would let two daemons lock two files of the same name."""

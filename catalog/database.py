@@ -30,10 +30,16 @@ from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from catalog import schema
 from catalog.whole import whole
-from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
+from pubsub.errors import DataCorrupted, FeatureNotSupported, ObjectInUse, PubsubError
 
 #: How long a write waits for another process's transaction, in seconds.
 BUSY_TIMEOUT: Final = 30.0
+
+#: How long a transaction on a server may take, in seconds, unless told otherwise.
+TIMEOUT: Final = 30.0
+
+NOT_OURS: Final = "another daemon has taken over the catalog"
+NOT_OURS_HINT: Final = "This one ends: what it has not committed is the other's to receive."
 
 _DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 _WRITE: Final = "pubsub_write"
@@ -67,8 +73,12 @@ class Database:
             if name[0] != "_" and inspect.iscoroutinefunction(method) and not hasattr(method, "interruptible"):
                 setattr(cls, name, whole(method))
 
+    timeout: float = TIMEOUT
+
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        # Of the daemon that this process is; every write requires that it is still the last one.
+        self._epoch: int | None = None
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
 
@@ -77,49 +87,69 @@ class Database:
         """Where the catalog is, without a password."""
         return self._engine.url.render_as_string(hide_password=True)
 
+    @property
+    def connect_args(self) -> dict[str, Any]:
+        """What connections to a server are made with."""
+        return {"timeout": self.timeout or None}
+
     async def close(self) -> None:
         """Close every connection."""
         await self._engine.dispose()
 
     @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """A server that does not answer is given up; not so a file of SQLite, whose waits have a bound of their own.
+
+        A statement that is cancelled in a thread would leave its transaction open there (catalog.whole).
+        """
+        async with _limited(self._engine, self.timeout):
+            yield
+
+    @asynccontextmanager
     async def _read(self) -> AsyncIterator[AsyncConnection]:
         """One read transaction: a consistent snapshot (SQLite: WAL; PostgreSQL: REPEATABLE READ)."""
         try:
-            async with self._engine.connect() as connection, connection.begin():
+            async with self._answering(), self._engine.connect() as connection, connection.begin():
                 yield connection
-        except _failures(self._engine) as error:
-            raise _typed(error) from error
+        except failures(self._engine) as error:
+            raise typed(error) from error
 
     @asynccontextmanager
     async def _write(self, *, bump: bool) -> AsyncIterator[AsyncConnection]:
         """One write transaction; `bump` moves the change counter, so that whoever polls it looks again."""
         try:
-            async with self._write_lock, self._writer.begin() as connection:
+            async with self._answering(), self._write_lock, self._writer.begin() as connection:
                 if bump:
                     counter = schema.node.c.change_counter
                     await connection.execute(update(schema.node).values({counter: counter + 1}))
+                if self._epoch is not None:
+                    # Whoever becomes the daemon waits for this transaction's end.
+                    epoch = select(schema.node.c.daemon_epoch).with_for_update(read=True)
+                    if (await connection.execute(epoch)).scalar_one() != self._epoch:
+                        raise ObjectInUse(NOT_OURS, hint=NOT_OURS_HINT)
                 yield connection
         except IntegrityError:
             raise
-        except _failures(self._engine) as error:
-            raise _typed(error) from error
+        except failures(self._engine) as error:
+            raise typed(error) from error
 
 
-async def connect(location: str | Path) -> AsyncEngine:
+async def connect(location: str | Path, timeout: float = TIMEOUT) -> AsyncEngine:
     """An engine for a SQLite file or a URL, with the schema made or checked.  Raises PubsubError."""
-    engine = _engine(location)
+    engine = _engine(location, timeout)
     try:
-        await _prepare(engine)
-    except _failures(engine) as error:
+        async with _limited(engine, timeout):
+            await _prepare(engine)
+    except failures(engine) as error:
         await engine.dispose()
-        raise _typed(error) from error
+        raise typed(error) from error
     except BaseException:
         await engine.dispose()
         raise
     return engine
 
 
-def _engine(location: str | Path) -> AsyncEngine:
+def _engine(location: str | Path, timeout: float) -> AsyncEngine:
     try:
         if isinstance(location, Path):
             parsed = URL.create("sqlite", database=str(location.absolute()))
@@ -140,7 +170,12 @@ def _engine(location: str | Path) -> AsyncEngine:
         return engine
     if parsed.drivername == "postgresql+asyncpg":
         return create_async_engine(
-            parsed, hide_parameters=True, pool_pre_ping=True, pool_size=4, isolation_level="REPEATABLE READ"
+            parsed,
+            hide_parameters=True,
+            pool_pre_ping=True,
+            pool_size=4,
+            isolation_level="REPEATABLE READ",
+            connect_args={"timeout": timeout or None},
         )
     raise FeatureNotSupported(f'catalogs of kind "{parsed.drivername}" are not supported', hint=_URL_HINT)
 
@@ -221,7 +256,7 @@ def _add_what_is_missing(connection: Connection) -> None:
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
 
 
-def _failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
+def failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
     """What a transaction may raise; asyncpg's errors while it connects come as they are."""
     if engine.dialect.name != "postgresql":
         return (SQLAlchemyError,)
@@ -230,7 +265,20 @@ def _failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
     return (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
-def _typed(error: Exception) -> PubsubError:
+@asynccontextmanager
+async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds if seconds and engine.dialect.name == "postgresql" else None):
+            yield
+    except TimeoutError as error:
+        raise PubsubError(
+            f"could not access the catalog: its server did not answer within {seconds:g} seconds",
+            sqlstate="08006",
+            hint='Look whether the catalog\'s server and the network work; parameter "catalog_timeout" says how long is waited.',
+        ) from error
+
+
+def typed(error: Exception) -> PubsubError:
     """The driver's own words, without the statement and its parameters (they may hold a password)."""
     cause = getattr(error, "orig", None) or error
     message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])

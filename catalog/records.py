@@ -58,6 +58,7 @@ class Subscription:
 
     `generation` rises by one at each change of this row.  `skip_lsn` is the finish LSN of the transaction to skip (0:
     none). `dropping` is set while DROP SUBSCRIPTION takes workers and slots away: no worker is started for it.
+    `publisher_timeline_start` is where the timeline began: two servers may both have one of that number.  None: not known yet.
     """
 
     oid: int
@@ -75,6 +76,7 @@ class Subscription:
     owner: str
     generation: int
     dropping: bool
+    publisher_timeline_start: Lsn | None = None
 
 
 class SubscriptionChanges(TypedDict, total=False):

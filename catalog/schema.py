@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeDecorator
 from pubsub.protocol.lsn import Lsn
 
 #: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384
@@ -95,6 +95,9 @@ node: Final = Table(
     Column("daemon_pid", BigInteger),
     Column("daemon_host", Text),
     Column("daemon_started", UtcTime),
+    Column("daemon_epoch", BigInteger),
+    Column("catalog_path", Text),
+    Column("catalog_file", Text),
 )
 
 subscription: Final = Table(
@@ -110,6 +113,7 @@ subscription: Final = Table(
     Column("target", Text, nullable=False),
     Column("publisher_system_identifier", String(20)),
     Column("publisher_timeline", BigInteger),
+    Column("publisher_timeline_start", LsnType),
     Column("publisher_database", Text),
     Column("skip_lsn", LsnType, nullable=False),
     Column("owner", Text, nullable=False),

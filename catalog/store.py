@@ -15,7 +15,8 @@ from sqlalchemy import select, update
 
 from catalog import schema
 from catalog.copies import Copies
-from catalog.database import connect, now
+from catalog.database import TIMEOUT, connect, now
+from catalog.holder import Holder
 from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
@@ -26,16 +27,19 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Holder):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod
-    async def open(cls, location: str | Path) -> Self:
+    async def open(cls, location: str | Path, timeout: float = TIMEOUT) -> Self:
         """Open the catalog in a SQLite file, or at a URL, and make its schema at the first use.
 
-        The file gets mode 0600.  Raises PubsubError.
+        The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0: never.
+        Raises PubsubError.
         """
-        return cls(await connect(location))
+        catalog = cls(await connect(location, timeout))
+        catalog.timeout = timeout
+        return catalog
 
     async def __aenter__(self) -> Self:
         return self

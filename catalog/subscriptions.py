@@ -80,7 +80,9 @@ class Subscriptions(Database):
         """ALTER SUBSCRIPTION … ENABLE or DISABLE."""
         return await self.alter_subscription(oid, enabled=enabled)
 
-    async def set_publisher(self, oid: int, system_identifier: str, timeline: int) -> None:
+    async def set_publisher(
+        self, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None = None
+    ) -> None:
         """Whom the subscription follows from now on.  No worker starts again for it: the generation stays."""
         here = _T.c.oid == oid
         async with self._write(bump=False) as connection:
@@ -93,6 +95,7 @@ class Subscriptions(Database):
                 .values(
                     publisher_system_identifier=system_identifier,
                     publisher_timeline=timeline,
+                    publisher_timeline_start=timeline_start,
                     options=dict(stored) | {"rebound": False},
                 )
             )

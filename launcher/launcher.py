@@ -19,9 +19,10 @@ from apply.figures import Figures
 from apply.handover import Handover
 from catalog.records import Counters, Request, Subscription, WorkerFields
 from catalog.store import Catalog
+from launcher.failures import cause_of, typed
 from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
-from pubsub.errors import PubsubError
+from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.settings import Settings
 
 _STATISTICS_INTERVAL = 1.0
@@ -48,20 +49,33 @@ class Launcher:
         )
 
     async def run(self) -> None:
-        """Until `stop`; then every worker has drained, or was cancelled after the deadline."""
+        """Until `stop`; then every worker has drained, or was cancelled after the deadline.
+
+        A catalog that can not be reached is tried again.  Raises ObjectInUse when another daemon has taken it over: the workers are
+        cancelled then.
+        """
         await self._catalog.clear_worker_stats()
         async with asyncio.TaskGroup() as group:
             statistics = group.create_task(self._write_statistics())
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
-                counter = await self._catalog.change_counter()
-                if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
-                    seen = counter
-                    await self._reconcile()
-                    await self._answer_requests()
+                rest = self._settings.catalog_poll_interval
                 try:
-                    async with asyncio.timeout(self._settings.catalog_poll_interval):
+                    await self._catalog.prove()
+                    counter = await self._catalog.change_counter()
+                    if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
+                        await self._reconcile()
+                        await self._answer_requests()
+                        seen = counter
+                except ObjectInUse:
+                    await self._cancel()
+                    raise
+                except PubsubError as error:
+                    log.error("catalog could not be read", reason=error.message, hint=error.hint)
+                    rest = max(rest, self._settings.wal_retrieve_retry_interval)
+                try:
+                    async with asyncio.timeout(rest):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
@@ -129,12 +143,27 @@ class Launcher:
         for oid in tasks:
             await self._forget(oid)
 
+    async def _cancel(self) -> None:
+        """End every worker at once: nothing of theirs is to be committed any more."""
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        await self._monitors.close()
+
     async def _forget(self, oid: int) -> None:
         task = self._tasks.pop(oid)
         runner = self.runners.pop(oid)
         self._counted.pop(oid, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            known = typed(error)
+            log.error(
+                "subscription ended",
+                subscription=runner.subscription.name,
+                reason=known.message,
+                hint=known.hint,
+                exc_info=None if isinstance(cause_of(error), PubsubError) else error,
+            )
             self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 
     async def _answer_requests(self) -> None:

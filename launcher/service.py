@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -14,7 +15,6 @@ from catalog.daemon import DaemonLock
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import jars
-from pubsub.errors import FeatureNotSupported
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Service:
-    """Made by `start`; whoever has it holds the node's daemon lock until `stop`."""
+    """Made by `start`; whoever has it holds the daemon locks of node and catalog until `stop`."""
 
     def __init__(
         self,
@@ -51,26 +51,30 @@ class Service:
     async def start(cls, settings: Settings, catalog: Catalog) -> Self:
         """Take the lock and start the launcher; Spark starts in the background if a subscription will need it.
 
-        Raises ObjectInUse when another process is the node's daemon, and what is missing to run Spark.
+        Raises ObjectInUse when another process is the node's daemon, or its catalog's, and what is missing to run Spark, or not
+        supported.
         """
-        if settings.spark.remote is not None:
-            raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        conf = settings.spark.session_conf()
         await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
+            await catalog.hold()
             # What an earlier process spilled is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:
-                return await cls._start(settings, catalog, lock, spill)
+                return await cls._start(settings, catalog, lock, spill, conf)
             except BaseException:
                 spill.release()
                 raise
         except BaseException:
+            await catalog.let_go()
             lock.release()
             raise
 
     @classmethod
-    async def _start(cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory) -> Self:
+    async def _start(
+        cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory, conf: Mapping[str, str]
+    ) -> Self:
         # Spark's and Arrow's packages take a second to import.
         from apply import memory
         from apply.delta.engine import Engine
@@ -79,9 +83,6 @@ class Service:
         from launcher.launcher import Launcher
 
         memory.limit_arenas()
-        conf = dict(settings.spark.conf)
-        if settings.spark.packages:
-            conf.setdefault("spark.jars.packages", ",".join(settings.spark.packages))
         spark = Spark(settings.home, master=settings.spark.master, conf=conf)
         engine = Engine(spark)
         node = await catalog.node()
@@ -116,6 +117,7 @@ class Service:
                 try:
                     await asyncio.to_thread(self._spill.release)
                 finally:
+                    await self._catalog.let_go()
                     self._lock.release()
 
     async def _start_spark(self) -> None:

@@ -80,6 +80,7 @@ class Node:
     """One node; an async context manager.
 
     `workers`: None runs them here unless a daemon does; True insists (ObjectInUse when a daemon does); False never.
+    The daemon of another home with the same catalog is refused (ObjectInUse) but for False.
     `settings` stand in for the file pubsub.toml in `home`.
     """
 
@@ -102,7 +103,7 @@ class Node:
     async def __aenter__(self) -> Self:
         make_home(self.home)
         self._settings = self._given or Settings.load(self.home)
-        self._catalog = await Catalog.open(self._settings.catalog_location)
+        self._catalog = await Catalog.open(self._settings.catalog_location, self._settings.catalog_timeout)
         try:
             await self._start_workers(self._settings, self._catalog)
         except BaseException:
@@ -199,7 +200,8 @@ class Node:
 
             origins = {o.subid: o.remote_lsn for o in state.origins if o.relid is None}
             asked = Lsn.parse(at) if isinstance(at, str) else at
-            version = version_at(relation, origins.get(relation.subid, INVALID_LSN), asked)
+            origin = origins.get(relation.subid, INVALID_LSN)
+            version = version_at(state.node.node_id, relation, origin, asked)
         reader = self._spark().session.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
@@ -229,7 +231,8 @@ class Node:
         try:
             self._service = await Service.start(settings, catalog)
         except ObjectInUse:
-            if self._workers:
+            # This home's daemon has just started; or it is another home's that has the catalog.
+            if self._workers or running_daemon(settings.home) is None:
                 raise
 
     async def _close(self) -> None:
@@ -297,7 +300,7 @@ class Node:
             raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
 
     async def _read_state(self) -> State:
-        async with await Catalog.open(self.settings.catalog_location) as catalog:
+        async with await Catalog.open(self.settings.catalog_location, self.settings.catalog_timeout) as catalog:
             return await catalog.state()
 
     def _spark(self) -> Spark:
@@ -308,9 +311,10 @@ class Node:
         if self._reader is None:
             from apply.delta.session import Spark
 
+            spark = self.settings.spark
+            conf = spark.session_conf()
             self._reader_home = tempfile.TemporaryDirectory(prefix="pubsub-reader-")
-            settings = self.settings.spark
-            self._reader = Spark(Path(self._reader_home.name), master=settings.master, conf=settings.conf)
+            self._reader = Spark(Path(self._reader_home.name), master=spark.master, conf=conf)
         self._reader.start()
         return self._reader
 

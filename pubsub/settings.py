@@ -20,14 +20,14 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pubsub.errors import PubsubError, UndefinedObject
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
 
 _MAX_WORKERS: Final = 262143
 
-#: guc_tables.c, with the same units, bounds and defaults; the last two are ours.
+#: guc_tables.c, with the same units, bounds and defaults; the last ones are ours.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (
@@ -40,6 +40,7 @@ PARAMETERS: Final = {
         Parameter("logical_decoding_work_mem", "kB", 64),
         Parameter("max_message_size", "kB", 64),
         Parameter("catalog_poll_interval", "ms", 10),
+        Parameter("catalog_timeout", "ms", 0),
         Parameter("drain_timeout", "ms", 0),
     )
 }
@@ -74,6 +75,16 @@ class SparkSettings(_Table):
     packages: tuple[str, ...] = Field(default=(), strict=False)
     conf: dict[str, str] = Field(default={}, repr=False)
 
+    def session_conf(self) -> dict[str, str]:
+        """What a session is made with: `conf`, and the packages unless `conf` names some itself.
+
+        Raises FeatureNotSupported for a Spark that is not started here.
+        """
+        if self.remote is not None:
+            raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
+        return packages | self.conf
+
 
 class Settings(_Table):
     """Sizes are bytes, times seconds; a timeout of 0 means none."""
@@ -90,6 +101,7 @@ class Settings(_Table):
     logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
     max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
     catalog_poll_interval: Annotated[float, _reader("catalog_poll_interval")] = 1.0
+    catalog_timeout: Annotated[float, _reader("catalog_timeout")] = 30.0
     drain_timeout: Annotated[float, _reader("drain_timeout")] = 30.0
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()

@@ -12,9 +12,8 @@ shows what the version before it shows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from catalog.records import State, Subscription, SubscriptionRel
@@ -59,7 +58,7 @@ def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Sna
     ready = [r for r in state.relations if r.subid == subscription.oid and r.state is RelState.READY and not r.stopped]
     if not ready:
         raise NotInPrerequisiteState(f'subscription "{subscription.name}" has no table that is ready')
-    shown = {relation.relid: shown_by(commits(relation), origin) for relation in ready}
+    shown = {r.relid: shown_by(commits(state.node.node_id, r), origin) for r in ready}
     lsn, chosen = together(shown, origin if at is None else at)
     if chosen is None:
         raise NotInPrerequisiteState(
@@ -73,26 +72,32 @@ def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Sna
     )
 
 
-def version_at(relation: SubscriptionRel, origin: Lsn, at: Lsn) -> int:
+def version_at(node_id: str, relation: SubscriptionRel, origin: Lsn, at: Lsn) -> int:
     """The version of one table that shows exactly `at`.  Blocks.  Raises NotInPrerequisiteState."""
-    for shown in shown_by(commits(relation), origin):
-        if shown.first <= at <= shown.last:
-            return shown.version
+    shown = next((one for one in shown_by(commits(node_id, relation), origin) if one.first <= at), None)
+    if shown is not None and at <= shown.last:
+        return shown.version
     raise NotInPrerequisiteState(
         f'no version of table "{relation.qualified_name}" shows LSN {at}',
         hint="pubsub snapshot --at rounds down to an LSN that all tables show.",
     )
 
 
-def together(shown: Mapping[int, Sequence[Shown]], at: Lsn) -> tuple[Lsn, dict[int, Shown] | None]:
-    """The greatest LSN up to `at` that every table shows, with the versions that do; None for no such LSN."""
+def together(shown: Mapping[int, Iterable[Shown]], at: Lsn) -> tuple[Lsn, dict[int, Shown] | None]:
+    """The greatest LSN up to `at` that every table shows, with the versions that do; None for no such LSN.
+
+    `shown` are each table's versions, newest first; they are read as far back as is needed.
+    """
+    older = {relid: iter(versions) for relid, versions in shown.items()}
+    chosen: dict[int, Shown] = {}
     while True:
-        chosen = {}
         lowest = at
-        for relid, versions in shown.items():
-            fit = next((one for one in reversed(versions) if one.first <= at), None)
-            if fit is None:
-                return at, None
+        for relid, versions in older.items():
+            fit: Shown | None = chosen.get(relid)
+            while fit is None or fit.first > at:
+                fit = next(versions, None)
+                if fit is None:
+                    return at, None
             chosen[relid] = fit
             lowest = min(lowest, fit.last)
         if lowest == at:
@@ -100,40 +105,55 @@ def together(shown: Mapping[int, Sequence[Shown]], at: Lsn) -> tuple[Lsn, dict[i
         at = lowest
 
 
-def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> list[Shown]:
-    """What each version shows, oldest first; `log` are the versions in order with their ranges (None: without data).
+def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> Iterator[Shown]:
+    """What each version shows, newest first; `log` are the versions, newest first, with their ranges (None: without data).
 
     Versions that show nothing are left out: a later commit shows the same, or starts at an LSN beyond the origin.
     """
-    ranges: list[tuple[int, Lsn, Lsn]] = []
+    newest: int | None = None
+    end = origin
     for version, given in log:
-        if given is not None:
-            ranges.append((version, *given))
-        elif ranges:
-            _, first, last = ranges[-1]
-            ranges[-1] = (version, first, last)
-    # What altered a table says of which LSN it is; the data that it stands before may have begun earlier.
-    firsts = list(accumulate((first for _, first, _ in reversed(ranges)), min))[::-1]
-    ends = [Lsn(following - 1) for following in firsts[1:]] + [origin]
-    found = []
-    for (version, _, last), end in zip(ranges, ends, strict=True):
-        if last <= min(end, origin):
-            found.append(Shown(version, last, min(end, origin)))
-    return found
+        # Commits without data since the one that has the range show what it shows: the last of them is the version to read.
+        newest = version if newest is None else newest
+        if given is None:
+            continue
+        first, last = given
+        if last <= end:
+            yield Shown(newest, last, end)
+        # What altered a table says of which LSN it is; the data that it stands before may have begun earlier.
+        end = min(end, Lsn(max(first, 1) - 1))
+        newest = None
 
 
-def commits(relation: SubscriptionRel) -> list[tuple[int, tuple[Lsn, Lsn] | None]]:
-    """The versions in the Delta log, oldest first, with the range that each commit holds.  Blocks."""
+def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tuple[Lsn, Lsn] | None]]:
+    """The versions of the Delta table, newest first, with the range that each commit holds.  Blocks.
+
+    Only those that can be read, and as far as the log tells what was committed (apply.delta.history).
+    """
+    from apply.delta import history
+
+    found = history.commits(relation.path)
+    for version, metadata in found.newest_first():
+        given = _range(metadata)
+        if version == found.oldest and given is None and _is_as_it_joined(node_id, relation, version):
+            # It joined without a copy: what it held then shows the LSN of that moment.
+            joined = relation.lsn or INVALID_LSN
+            given = (joined, joined)
+        yield version, given
+
+
+def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> bool:
+    """Whether the table was not copied, and holds nothing of what was applied at `version`."""
+    if relation.copy_generation:
+        return False
+    if version == 0:
+        return True
     from deltalake import DeltaTable
 
-    history = DeltaTable(relation.path).history()
-    log = [(int(entry["version"]), _range(entry.get("userMetadata"))) for entry in history]
-    log.sort()
-    if log and relation.copy_generation == 0:
-        # It joined without a copy: what it held then shows the LSN of that moment.
-        joined = relation.lsn or INVALID_LSN
-        log[0] = (log[0][0], (joined, joined))
-    return log
+    from apply.delta.table import application_id
+
+    app_id = application_id(node_id, relation.subid, relation.relid, relation.copy_generation)
+    return DeltaTable(relation.path, version=version).transaction_version(app_id) is None
 
 
 def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:

@@ -36,7 +36,8 @@ from apply.handover import Handover
 from apply.isolation import Failure
 from apply.pipeline import Pipeline
 from apply.prepare import Destination
-from apply.publisher import check_system
+from apply.promotion import Promotion
+from apply.publisher import check_system, is_followed
 from apply.tables import count_conflicts, note_others
 from apply.target import described_json, target_table
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
@@ -132,7 +133,10 @@ class SyncWorker:
             if relation.sync_slot is not None:
                 await self._drop_slot()
             return
-        if relation.state is RelState.INIT or not await self._slot_is_there():
+        there = await self._slot_is_there()
+        if there is None:
+            return
+        if relation.state is RelState.INIT or not there:
             await self._copy()
         elif relation.state is RelState.DATASYNC:
             await self._go_on()
@@ -174,8 +178,13 @@ class SyncWorker:
             self._subscription.conninfo, replication=replication, application_name=self._slot
         )
 
-    async def _slot_is_there(self) -> bool:
-        async with await self._connect(replication=False) as connection:
+    async def _slot_is_there(self) -> bool | None:
+        """Whether the sync slot is there and good; None when the apply worker does not follow this publisher, not yet at least."""
+        async with await self._connect(replication=True) as connection:
+            subscription = await self._catalog.subscription(self._subscription.oid)
+            identity = await check_system(connection, subscription)
+            if not await is_followed(self._catalog, subscription, identity, self._settings.wal_retrieve_retry_interval):
+                return None
             slot = await slots.slot_info(connection, self._slot)
         return slot is not None and slot.wal_status != "lost" and slot.invalidation_reason is None
 
@@ -281,6 +290,7 @@ class SyncWorker:
         await self._copy()
 
     async def _copy_rows(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int) -> None:
+        await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
         if await self._copy_here(plan, source, target, record):
@@ -463,8 +473,12 @@ class SyncWorker:
         following = follower(self._catalog, self._subscription)
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
         async with await self._connect(replication=True) as connection:
+            promotion = Promotion(self._catalog, self._subscription, self._slot, self._slot)
+            await promotion.begin(connection)
             types = await binary_types(self._subscription, connection)
-            tables = _OneTable(f"{self._slot}", columns, at, types, following, relation, held, self._catalog, window)
+            tables = _OneTable(
+                f"{self._slot}", columns, at, types, following, relation, held, self._catalog, window, promotion
+            )
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._slot, at, options)
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
@@ -485,6 +499,7 @@ class SyncWorker:
                 await pipeline.run()
             finally:
                 await asyncio.to_thread(buffer.close)
+                await promotion.close()
             await stream.close()
         return pipeline.flushed >= catchup
 
@@ -515,8 +530,10 @@ class _OneTable:
         version: Lsn,
         catalog: Catalog,
         window: Window | None,
+        promotion: Promotion,
     ) -> None:
         self.origin = origin
+        self._promotion = promotion
         self._window = window
         self._catalog = catalog
         self._subid = relation.subid
@@ -557,6 +574,10 @@ class _OneTable:
 
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         raise AssertionError("nothing is prepared ahead here")
+
+    async def before_commit(self) -> None:
+        await self._catalog.prove()
+        await self._promotion.noticed()
 
     async def may_write(self, relid: int) -> bool:
         return True

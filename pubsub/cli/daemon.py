@@ -38,7 +38,7 @@ async def serve(common: Common) -> int:
     wanted = _Signals()
     wanted.install()
     while True:
-        async with await Catalog.open(settings.catalog_location) as catalog:
+        async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
             service = await Service.start(settings, catalog)
             log.info("daemon has started", home=str(common.home), pid=os.getpid())
             try:

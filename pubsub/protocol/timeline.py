@@ -34,6 +34,11 @@ class TimelineHistory:
         """Return where a timeline ends; None if it has no end or is not in this history."""
         return next((end for one, end in self.entries if one == timeline and end != _FOREVER), None)
 
+    def start_of(self, timeline: int) -> int | None:
+        """Where a timeline began, 0 for the first that is known; None if it is none of these."""
+        ends = [0, *(end for _, end in self.entries)]
+        return next((start for (one, _), start in zip(self.entries, ends, strict=False) if one == timeline), None)
+
     def timelines_of_segment(self, lsn: int, segment_size: int) -> list[int]:
         """Return the timelines with WAL in the segment that contains `lsn`, newest first."""
         start = lsn - lsn % segment_size

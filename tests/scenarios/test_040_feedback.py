@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,62 @@ def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, ro
     fault.release("commit public.a")
     own.assert_equal("a", "b")
     assert walsender(own)["pid"] == sender["pid"]
+
+
+@pytest.mark.parametrize("level", ["on", "remote_apply"])
+def test_a_publisher_that_waits_for_the_subscription(
+    own: Replica, own_server: EmbeddedPostgres, fault: Faults, level: str
+) -> None:
+    """synchronous_standby_names goes by application_name, which is the subscription's name (worker.c: run_apply_worker)."""
+    make(own, slot_name="'a_slot_of_another_name'")
+    standbys = own.query("SELECT application_name FROM pg_stat_replication WHERE state = 'streaming'")
+    assert standbys == [(own.name,)]
+    own_server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{own.name}'")
+    own_server.query("SELECT pg_reload_conf()")
+    try:
+        synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+        wait_until(lambda: own.query(synchronous), "the subscription to be a synchronous standby")
+        fault.arm("commit public.a")
+        statement = f"SET synchronous_commit = {level}; UPDATE a SET n = 7; INSERT INTO a VALUES (1000, 7)"
+        writing = threading.Thread(target=own.execute, args=[statement])
+        writing.start()
+        fault.wait("commit public.a")
+        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        wait_until(lambda: own.query(waits), "the commit to wait")
+        ((until,),) = own.query("SELECT clock_timestamp() + interval '1.5 s'")
+        replied = f"SELECT 1 FROM pg_stat_replication WHERE application_name = '{own.name}' AND reply_time > '{until}'"
+        wait_until(lambda: own.query(replied), "a reply")
+        assert writing.is_alive(), "the commit ended before Delta had it"
+        fault.release("commit public.a")
+        writing.join()
+        assert {row["n"] for row in own.rows("a")} == {7}, "the commit ended before Delta had it"
+        assert len(own.rows("a")) == 101
+    finally:
+        own_server.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        own_server.query("SELECT pg_reload_conf()")
+
+
+def test_nothing_is_reported_unasked(spark: Spark, tmp_path: Path) -> None:
+    """wal_receiver_status_interval = 0: only requests are answered, as worker.c's send_feedback does."""
+    with (
+        EmbeddedPostgres("18") as server,
+        RunningNode(tmp_path / "node", spark, wal_receiver_status_interval=0) as node,
+    ):
+        server.execute("ALTER SYSTEM SET wal_sender_timeout = 0")
+        server.query("SELECT pg_reload_conf()")
+        replica = Replica(node, Database(server, "postgres"))
+        make(replica, target="'quiet'")
+        replica.execute("UPDATE a SET n = n + 1")
+        replica.assert_equal("a", "b")
+        assert server.query("SELECT reply_time FROM pg_stat_replication WHERE state = 'streaming'") == [(None,)]
+        after = current_lsn(replica)
+        assert confirmed(replica, f"< '{after}'")
+        server.execute("ALTER SYSTEM SET wal_sender_timeout = '2s'")
+        server.query("SELECT pg_reload_conf()")
+        wait_until(lambda: confirmed(replica, f">= '{after}'"), "an answer")
+        replica.execute("UPDATE a SET n = n + 1")
+        replica.assert_equal("a", "b")
+        replica.drop()
 
 
 def test_the_publisher_restarts(own: Replica, own_server: EmbeddedPostgres) -> None:

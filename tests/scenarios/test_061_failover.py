@@ -153,14 +153,22 @@ def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
         pair.standby.query("SELECT pg_wal_replay_pause()")
         pair.standby.stop("immediate")
         pair.write(pair.primary, 3)
+        for _ in range(5):
+            pair.primary.execute("UPDATE t SET note = md5(note)")
         replica.assert_equal("t", "log")
         pair.primary.kill()
         pair.standby.start()
         pair.standby.promote()
+        # A slot that is made anew begins past the switch, and before what was received.
+        pair.standby.query(f"SELECT pg_drop_replication_slot('{replica.name}')")
+        pair.standby.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
         # Its WAL goes on past where ours ended: other transactions, in the same place.
+        for _ in range(10):
+            pair.standby.execute("UPDATE t SET note = md5(note)")
         pair.write(pair.standby, 20)
         move(replica, pair.standby)
         wait_until(lambda: "left timeline 1" in replica.error(), "the reason", 60)
+        assert replica.query(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{replica.name}' AND active") == []
         (row,) = replica.node.fetch(f"SELECT error_hint FROM pg_stat_subscription WHERE subname = '{replica.name}'")
         assert "RESYNC TABLE" in row["error_hint"]
         replica.alter("RESYNC TABLE t, log")
@@ -199,6 +207,9 @@ def test_a_standby_publishes(node: RunningNode) -> None:
         pair.standby.promote()
         pair.write(pair.standby, 3)
         replica.assert_equal("t", "log")
+        # The timeline of what is committed is known by then: what is received next is past where it began.
+        known = f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{replica.name}'"
+        assert replica.node.fetch(known) == [{"publisher_timeline": 2}]
         replica.alter("DISABLE")
         pair.write(pair.standby, 3)
         replica.alter("ENABLE")

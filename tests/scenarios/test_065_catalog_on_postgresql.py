@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
+import os
+import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from apply.delta.session import Spark
 from catalog.store import Catalog
-from pubsub.errors import PubsubError
+from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.node import Node
+from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode
+from tests.replica import Replica, RunningNode, wait_until
 from tests.unit import test_catalog
 
 _numbers = itertools.count(1)
@@ -54,6 +61,179 @@ async def test_what_can_not_be_reached_is_a_typed_error_without_the_password() -
 async def test_a_refused_role_is_a_typed_error(publisher: EmbeddedPostgres) -> None:
     with pytest.raises(PubsubError, match="no-such-role"):
         await Catalog.open(f"postgresql://no-such-role@{publisher.host}:{publisher.port}/postgres")
+
+
+def sessions(publisher: EmbeddedPostgres, location: str) -> list[int]:
+    """The processes of daemons' own sessions."""
+    database = location.rpartition("/")[2]
+    rows = publisher.query(
+        f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}' AND application_name = 'pubsub daemon'"
+    )
+    return [pid for (pid,) in rows]
+
+
+async def test_a_daemon_that_lost_its_session_proves_itself_again(
+    catalog: Catalog, location: str, publisher: EmbeddedPostgres
+) -> None:
+    await catalog.hold()
+    (session,) = sessions(publisher, location)
+    publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
+    await catalog.prove()
+    assert len(sessions(publisher, location)) == 1
+    async with await Catalog.open(location) as other:
+        with pytest.raises(ObjectInUse):
+            await other.hold()
+        assert await catalog.change_counter() == 0, "the one that was refused has moved nothing"
+    await catalog.set_daemon()
+    await catalog.let_go()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
+    catalog: Catalog, location: str, publisher: EmbeddedPostgres, stays: bool
+) -> None:
+    """Whether the other one still runs or not: what this one has read is of before."""
+    await catalog.hold()
+    await catalog.set_daemon(1)
+    (session,) = sessions(publisher, location)
+    publisher.query(f"SELECT pg_terminate_backend({session}, 10000)")
+    async with await Catalog.open(location) as other:
+        await other.hold()
+        await other.set_daemon(2)
+        if not stays:
+            await other.let_go()
+        with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog") as caught:
+            await catalog.prove()
+        assert "process id is 2 on host" in (caught.value.detail or "")
+        for write in (catalog.set_daemon(3), catalog.clear_daemon(), catalog.create_subscription(test_catalog.new())):
+            with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog"):
+                await write
+        assert (found := await catalog.daemon()) is not None
+        assert found.pid == 2
+        await other.let_go()
+
+
+class Proxy:
+    """Forwards connections to a server, until it is told to stand still; then nothing is refused, and nothing answered."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self._to = (server.host, server.port)
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stall(self) -> None:
+        self._flowing.clear()
+
+    def go_on(self) -> None:
+        self._flowing.set()
+
+    def close(self) -> None:
+        self.go_on()
+        for one in (self._listener, *self._open):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(self._to)
+                self._open += (here, there)
+                for pair in ((here, there), (there, here)):
+                    threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flowing.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def proxy(publisher: EmbeddedPostgres) -> Iterator[Proxy]:
+    made = Proxy(publisher)
+    yield made
+    made.close()
+
+
+def through(proxy: Proxy, location: str) -> str:
+    """The URL by way of the proxy."""
+    before, _, name = location.rpartition("/")
+    return f"{before.partition('@')[0]}@127.0.0.1:{proxy.port}/{name}"
+
+
+async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str) -> None:
+    async with await Catalog.open(through(proxy, location), timeout=1.0) as catalog:
+        await catalog.hold()
+        await catalog.create_subscription(test_catalog.new())
+        proxy.stall()
+        calls = (catalog.state, catalog.prove, catalog.change_counter, catalog.set_daemon, catalog.subscriptions)
+        for call in (*calls, *calls):
+            with pytest.raises(PubsubError, match="did not answer within 1 seconds") as caught:
+                async with asyncio.timeout(20):
+                    await call()
+            assert "catalog_timeout" in (caught.value.hint or "")
+        proxy.go_on()
+        await catalog.prove()
+        assert [s.name for s in await catalog.subscriptions()] == ["sub"]
+        await catalog.let_go()
+    proxy.stall()
+    with pytest.raises(PubsubError, match="did not answer within"):
+        async with asyncio.timeout(20):
+            await Catalog.open(through(proxy, location), timeout=1.0)
+
+
+@pytest.mark.parametrize("patience", ["1min", "3s"], ids=["a hang", "a hang that is given up"])
+def test_a_catalog_that_hangs(spark: Spark, location: str, proxy: Proxy, tmp_path: Path, patience: str) -> None:
+    """The publisher, which is impatient, has its replies meanwhile; given up, it is a failure like others, and tried again."""
+    with EmbeddedPostgres("18", settings={"wal_sender_timeout": "2s"}) as server:
+        database = Database(server, "postgres")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION p FOR TABLE t"
+        )
+        settings = {"catalog": {"url": through(proxy, location)}, "catalog_timeout": patience}
+        with RunningNode(tmp_path / "node", spark, **settings) as node:
+            replica = Replica(node, database)
+            replica.subscribe(target=f"'hang_{next(_numbers)}'")
+            replica.assert_equal("t")
+            walsender = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'"
+            (before,) = wait_until(lambda: server.query(walsender), "the stream")
+            proxy.stall()
+            replica.execute("UPDATE t SET n = 2", "INSERT INTO t VALUES (2, 2)")
+            if patience == "1min":
+                # Answers to what was asked after three times wal_sender_timeout.
+                ((until,),) = server.query("SELECT clock_timestamp() + interval '6 s'")
+                asked = f"SELECT pid FROM pg_stat_replication WHERE reply_time > '{until}'"
+                wait_until(lambda: server.query(asked), "a reply")
+                assert server.query(walsender) == [before]
+            else:
+                wait_until(lambda: server.query(walsender) == [], "the worker's failure")
+            proxy.go_on()
+            replica.assert_equal("t")
+            if patience == "1min":
+                assert server.query(walsender) == [before]
+            replica.drop()
+
+
+def test_two_homes_on_it(spark: Spark, location: str, tmp_path: Path) -> None:
+    with RunningNode(tmp_path / "one", spark, catalog={"url": location}) as one:
+        for workers in (True, None):
+            settings = Settings.read({"catalog": {"url": location}}, tmp_path / "other")
+
+            async def start(workers: bool | None = workers, settings: Settings = settings) -> None:
+                async with Node(settings.home, workers=workers, settings=settings):
+                    pass
+
+            with pytest.raises(ObjectInUse, match="a daemon is already running on catalog") as caught:
+                asyncio.run(start())
+            assert f"process id is {os.getpid()} on host" in (caught.value.detail or "")
+        assert one.fetch("SELECT 1 AS one") == [{"one": 1}]
 
 
 def test_a_node_lives_on_it(spark: Spark, location: str, database: Database, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -23,6 +24,7 @@ from pubsub.errors import (
     DuplicateObject,
     FeatureNotSupported,
     NotInPrerequisiteState,
+    ObjectInUse,
     PubsubError,
     UndefinedObject,
 )
@@ -512,3 +514,72 @@ async def test_a_failed_statement_does_not_show_its_parameters(catalog: Catalog,
 
 def test_passwords_are_not_in_reprs() -> None:
     assert "secret" not in repr(new())
+
+
+def home_of(tmp_path: Path, name: str) -> Path:
+    home = tmp_path / name
+    home.mkdir()
+    return home
+
+
+async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog, location: Path | str) -> None:
+    await catalog.hold()
+    await catalog.set_daemon(4711)
+    async with await Catalog.open(location) as second:
+        with pytest.raises(ObjectInUse, match="a daemon is already running on catalog") as caught:
+            await second.hold()
+        assert caught.value.sqlstate == "55006"
+        assert "process id is" in (caught.value.detail or "")
+        assert "a catalog of its own" in (caught.value.hint or "")
+        # It is no daemon, and writes as any command does.
+        await second.create_subscription(new())
+        await catalog.prove()
+        await catalog.let_go()
+        await second.hold()
+        await second.prove()
+        await second.let_go()
+
+
+async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> None:
+    home = home_of(tmp_path, "home")
+    tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
+    async with await Catalog.open(home / "catalog.db") as catalog:
+        oid = (await catalog.create_subscription(new(), tables)).oid
+        await catalog.hold()
+        await catalog.let_go()
+
+    async def paths(catalog: Catalog) -> list[str]:
+        return sorted(relation.path for relation in await catalog.relations(oid))
+
+    copy = tmp_path / "copy"
+    shutil.copytree(home, copy)
+    async with await Catalog.open(copy / "catalog.db") as catalog:
+        with pytest.raises(ObjectInUse, match="is a copy of") as caught:
+            await catalog.hold()
+        assert str(home / "catalog.db") in caught.value.message
+        assert await paths(catalog) == ["/lake/db/u", f"{home}/warehouse/db/t"]
+    # Renamed, it is itself, though the copy lies in its old place then.
+    moved = tmp_path / "moved"
+    home.rename(moved)
+    copy.rename(home)
+    for place in (moved, moved, home):
+        async with await Catalog.open(place / "catalog.db") as catalog:
+            await catalog.hold()
+            assert await paths(catalog) == ["/lake/db/u", f"{place}/warehouse/db/t"]
+            await catalog.let_go()
+    # Moved to another file system: the old one is gone.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(moved, elsewhere)
+    shutil.rmtree(moved)
+    async with await Catalog.open(elsewhere / "catalog.db") as catalog:
+        await catalog.hold()
+        assert f"{elsewhere}/warehouse/db/t" in await paths(catalog)
+        await catalog.let_go()
+    # Another node lies there since: it is no original.
+    again = tmp_path / "again"
+    shutil.copytree(elsewhere, again)
+    shutil.rmtree(elsewhere)
+    await (await Catalog.open(elsewhere / "catalog.db")).close()
+    async with await Catalog.open(again / "catalog.db") as catalog:
+        await catalog.hold()
+        await catalog.let_go()

@@ -14,7 +14,7 @@ import pytest
 import launcher.launcher
 from apply.figures import Figures
 from launcher.launcher import Launcher
-from pubsub.errors import PubsubError
+from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.settings import Settings
 from tests.virtual_time import run
 
@@ -32,8 +32,16 @@ class FakeCatalog:
         self.answers: dict[int, PubsubError | None] = {}
         self.statistics: list[list[Any]] = []
         self.failures: list[PubsubError] = []
+        self.unreachable: PubsubError | None = None
+        self.taken: PubsubError | None = None
+
+    async def prove(self) -> None:
+        if self.taken is not None:
+            raise self.taken
 
     async def change_counter(self) -> int:
+        if self.unreachable is not None:
+            raise self.unreachable
         return self.counter
 
     async def subscriptions(self) -> list[Any]:
@@ -217,3 +225,41 @@ async def test_statistics_that_can_not_be_stored_end_nothing() -> None:
     assert catalog.statistics
     launched.stop()
     await task
+
+
+@virtual
+async def test_a_catalog_that_can_not_be_reached_is_tried_again_and_ends_no_worker() -> None:
+    catalog = FakeCatalog(subscription(1))
+    launched, task = await started(catalog)
+    catalog.unreachable = PubsubError("could not access the catalog")
+    await asyncio.sleep(60)
+    assert not task.done()
+    assert not FakeRunner.made[0].ended.is_set()
+    catalog.unreachable = None
+    catalog.listed.append(subscription(2))
+    catalog.counter += 1
+    await asyncio.sleep(SETTINGS.wal_retrieve_retry_interval + 1)
+    assert [r.subscription.oid for r in FakeRunner.made] == [1, 2]
+    launched.stop()
+    await task
+
+
+@virtual
+async def test_a_daemon_whose_catalog_was_taken_over_ends_its_workers_at_once() -> None:
+    catalog = FakeCatalog(subscription(1))
+    cancelled = asyncio.Event()
+
+    async def until_cancelled(_: FakeRunner) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    FakeRunner.script = [until_cancelled]
+    _, task = await started(catalog)
+    catalog.taken = ObjectInUse("another daemon has taken over the catalog")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with asyncio.timeout(10):
+            await task
+    assert caught.value.subgroup(ObjectInUse) is not None
+    assert cancelled.is_set()

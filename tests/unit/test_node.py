@@ -6,6 +6,8 @@ import stat
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -25,6 +27,7 @@ from pubsub.errors import (
 )
 from pubsub.node import CatchupTimeoutError, Node
 from pubsub.protocol.lsn import Lsn
+from pubsub.settings import Settings
 
 UNCONNECTED = "CREATE SUBSCRIPTION {} CONNECTION 'host=h password=secret' PUBLICATION p WITH (connect = false)"
 
@@ -144,6 +147,46 @@ async def test_snapshot_of_a_table_that_joined_without_a_copy(tables: Node) -> N
     assert {name: version for name, (version, _) in found.tables.items()} == {"public.orders": 0, "Odd.My Table": 0}
     with pytest.raises(NotInPrerequisiteState, match="has not reached LSN 0/501"):
         await tables.snapshot("s", "0/501")
+
+
+class ToldSpark:
+    """In place of a Spark: what it was made with, and what was read."""
+
+    made: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, home: Path, **given: Any) -> None:
+        self.made.append(given)
+        self.session = MagicMock()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("spark", "conf"),
+    [
+        ({"packages": ["g:a:1", "g:b:2"]}, {"spark.jars.packages": "g:a:1,g:b:2"}),
+        ({"packages": ["g:a:1"], "conf": {"spark.jars.packages": "g:c:3"}}, {"spark.jars.packages": "g:c:3"}),
+        ({"conf": {"spark.driver.memory": "1g"}}, {"spark.driver.memory": "1g"}),
+    ],
+)
+async def test_a_client_reads_with_the_settings_of_the_node(
+    tmp_path: Path, tables: Node, monkeypatch: pytest.MonkeyPatch, spark: dict[str, Any], conf: dict[str, str]
+) -> None:
+    monkeypatch.setattr("apply.delta.session.Spark", ToldSpark)
+    ToldSpark.made.clear()
+    settings = Settings.read({"spark": {"master": "local[3]", **spark}}, tables.home)
+    async with Node(tables.home, workers=False, settings=settings) as client:
+        client.table("public.orders")
+    assert ToldSpark.made == [{"master": "local[3]", "conf": conf}]
+
+
+async def test_a_client_refuses_the_spark_that_a_daemon_refuses(tables: Node) -> None:
+    settings = Settings.read({"spark": {"remote": "sc://h"}}, tables.home)
+    async with Node(tables.home, workers=False, settings=settings) as client:
+        with pytest.raises(FeatureNotSupported, match=r"spark\.remote"):
+            client.table("public.orders")
 
 
 async def test_status(tables: Node) -> None:

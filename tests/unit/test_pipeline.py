@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,9 @@ class OneTables:
 
     def committed(self, relid: int, lsn: Lsn) -> None:
         self._versions[relid] = lsn
+
+    async def before_commit(self) -> None:
+        """It may."""
 
     async def durable(self, lsn: Lsn) -> None:
         if self.store is not None:
@@ -690,11 +694,92 @@ async def test_silence_while_nothing_was_read_is_not_the_publishers() -> None:
 
 @virtual
 async def test_a_timeout_of_nothing_waits_for_ever() -> None:
-    b = Bench(limits=Limits(1000, 1 << 20, 1.0, 0.0, 0.0))
+    b = Bench(limits=replace(LIMITS, receiver_timeout=0.0))
     task = asyncio.create_task(b.run())
     await asyncio.sleep(1000)
     assert not task.done()
     assert len(b.stream.statuses) >= 90
+    b.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_without_a_status_interval_nothing_is_said_unasked() -> None:
+    """worker.c: send_feedback returns at once unless forced: by a request for a reply, or for its own ping."""
+    b = Bench(transaction(100, A, insert(A.oid, 1, "x")), limits=replace(LIMITS, status_interval=0.0))
+    b.stream.answers_pings = False
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.tables.durables == [100])
+    b.stream.send([keepalive(150)])
+    await until(lambda: b.tables.durables == [100, 150])
+    assert b.stream.statuses == []
+    b.stream.send([keepalive(200, reply=True)])
+    await until(lambda: b.stream.statuses)
+    assert b.stream.statuses == [(200, 200, 200, False)]
+    await until(lambda: len(b.stream.statuses) > 1)
+    assert asyncio.get_running_loop().time() > 30
+    assert b.stream.statuses[1] == (200, 200, 200, True), "half of wal_receiver_timeout has passed"
+    b.stream.send([keepalive(200)])
+    b.pipeline.drain()
+    await task
+    assert not any(flushed == 200 and not reply for _, flushed, _, reply in b.stream.statuses[1:])
+
+
+@virtual
+async def test_without_a_status_interval_a_publisher_that_is_not_read_is_answered() -> None:
+    """Its request may lie in the socket while the intake waits for room."""
+    b = Bench(limits=replace(LIMITS, rows=1, status_interval=0.0), reads=3)
+    b.tables.gates[A.oid] = asyncio.Event()
+    task = asyncio.create_task(b.run())
+    b.stream.send([frame for lsn in range(100, 500, 100) for frame in transaction(lsn, A, insert(A.oid, lsn, "x"))])
+    await asyncio.sleep(100)
+    assert len(b.stream.statuses) >= 40
+    assert {flushed for _, flushed, _, _ in b.stream.statuses} == {10}
+    b.tables.gates[A.oid].set()
+    await until(lambda: len(b.rows("a")) == 4)
+    b.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_a_catalog_that_hangs_holds_up_no_feedback() -> None:
+    """Requests are answered, and what comes is read, with what was stored before; then what the catalog says ends it."""
+    b = Bench([keepalive(500, reply=True)])
+    hanging: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.tables.durables == [500])
+    b.tables.store = lambda lsn: asyncio.wait_for(hanging, None)
+    said = len(b.stream.statuses)
+    b.stream.send([keepalive(600, reply=True)])
+    for number in range(20):
+        await until(lambda said=said: len(b.stream.statuses) > said, 2.0)
+        said = len(b.stream.statuses)
+        b.stream.send([keepalive(700 + number, reply=True)])
+        await asyncio.sleep(0.2)
+        assert len(b.stream.statuses) > said, "it was not answered at once"
+        said = len(b.stream.statuses)
+        b.stream.send([keepalive(800 + number, reply=True)])
+    assert {flushed for _, flushed, _, _ in b.stream.statuses[1:]} == {500}
+    await asyncio.sleep(30)
+    assert len(b.stream.statuses) >= said + 2, "nothing is said unasked"
+    hanging.set_exception(PubsubError("the catalog does not answer"))
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await task
+    assert "does not answer" in str(cause(caught.value))
+
+
+@virtual
+async def test_a_commit_whose_origin_can_not_be_stored_is_not_reported() -> None:
+    b = Bench(transaction(100, A, insert(A.oid, 1, "x")))
+    storing = asyncio.Event()
+    b.tables.store = lambda lsn: asyncio.wait_for(storing.wait(), None)  # type: ignore[assignment, return-value]
+    task = asyncio.create_task(b.run())
+    await until(lambda: b.rows("a"))
+    await asyncio.sleep(50)
+    assert len(b.stream.statuses) >= 4
+    assert {flushed for _, flushed, _, _ in b.stream.statuses} == {10}
+    storing.set()
+    await until(lambda: b.stream.statuses[-1][1] == 100)
     b.pipeline.drain()
     await task
 

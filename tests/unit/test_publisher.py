@@ -65,10 +65,69 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
         "left timeline 2 at 0/6D, before 0/6E",
     ),
     (
-        "a standby that was promoted while it published",
-        {"identity": {"timeline": 3}, "left": 95, "slot": {"confirmed_flush_lsn": Lsn(99)}},
-        None,
+        "a later timeline that left before, with a slot that was made anew past that",
+        {
+            "identity": {"timeline": 3},
+            "left": 100,
+            "standing": Standing(Lsn(150), Lsn(150), True),
+            "slot": {"confirmed_flush_lsn": Lsn(120)},
+        },
+        "left timeline 2 at 0/64, before 0/96",
     ),
+    (
+        "the same, and the slot was made past everything",
+        {
+            "identity": {"timeline": 3},
+            "left": 100,
+            "standing": Standing(Lsn(150), Lsn(150), True),
+            "slot": {"confirmed_flush_lsn": Lsn(190)},
+        },
+        "left timeline 2 at 0/64, before 0/96",
+    ),
+    (
+        "a table is past where the later timeline left, the origin is not",
+        {"identity": {"timeline": 3}, "left": 105, "slot": {"confirmed_flush_lsn": Lsn(90)}},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    (
+        "a prepared transaction is",
+        {"identity": {"timeline": 3}, "left": 115, "standing": replace(STANDS, prepared=Lsn(120))},
+        "left timeline 2 at 0/73, before 0/78",
+    ),
+    ("a prepared transaction is not past it", {"standing": replace(STANDS, prepared=Lsn(300))}, None),
+    (
+        "an older timeline whose WAL ends before, too",
+        {"identity": {"timeline": 1, "xlogpos": Lsn(50)}},
+        "on timeline 1, the subscription on 2",
+    ),
+    (
+        "a later timeline that left before, and has not come as far",
+        {"identity": {"timeline": 3, "xlogpos": Lsn(107)}, "left": 105},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    (
+        "two switches, the first of which left before",
+        {"identity": {"timeline": 4}, "left": 105, "later": [(3, 180)]},
+        "left timeline 2 at 0/69, before 0/6E",
+    ),
+    ("two switches, both past it", {"identity": {"timeline": 4}, "left": 120, "later": [(3, 180)]}, None),
+    (
+        "a later timeline that left past it, and a slot that was made anew",
+        {"identity": {"timeline": 3}, "left": 120, "slot": {"confirmed_flush_lsn": Lsn(130)}},
+        "begins at 0/82, after 0/64",
+    ),
+    (
+        "another server's timeline of the same number",
+        {"start": 100, "history": [(1, 80)]},
+        "timeline 2 began at 0/50, the one that the subscription follows at 0/64, before 0/6E",
+    ),
+    (
+        "the same, and it was left for a later one",
+        {"start": 70, "history": [(1, 105), (2, 180)], "identity": {"timeline": 3}},
+        "timeline 2 began at 0/69, the one that the subscription follows at 0/46, before 0/6E",
+    ),
+    ("the same, and nothing of either was received", {"start": 115, "history": [(1, 110)]}, None),
+    ("the same timeline", {"start": 40, "history": [(1, 40)]}, None),
     ("a timeline of another history", {"identity": {"timeline": 4}, "left": None}, "is not in the history"),
     ("a lost slot is the server's to refuse", {"slot": {"wal_status": "lost", "confirmed_flush_lsn": Lsn(190)}}, None),
     (
@@ -89,13 +148,16 @@ async def test_position(changes: dict[str, Any], error: str | None, monkeypatch:
     left = changes.get("left")
 
     async def history(connection: object, timeline: int) -> TimelineHistory:
-        entries = [(1, 40), (2, left)] if left is not None else [(1, 40), (3, 60)]
+        if "history" in changes:
+            return TimelineHistory((*changes["history"], (timeline, 1 << 64)))
+        entries = [(1, 40), (2, left), *changes.get("later", [])] if left is not None else [(1, 40), (3, 60)]
         return TimelineHistory((*entries, (timeline, 1 << 64)))
 
     monkeypatch.setattr(replication, "timeline_history", history)
     identity = replace(HERE, **changes.get("identity", {}))
     slot = replace(SLOT, **changes.get("slot", {}))
-    subscription = replace(SUBSCRIPTION, options=SubscriptionOptions(rebound=True))
+    start = None if "start" not in changes else Lsn(changes["start"])
+    subscription = replace(SUBSCRIPTION, options=SubscriptionOptions(rebound=True), publisher_timeline_start=start)
     checked = check_position(cast(Any, None), subscription, identity, slot, changes.get("standing", STANDS))
     if error is None:
         await checked

@@ -19,6 +19,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
     settings = Settings.load(tmp_path)
     assert dict(settings.show_all()) == {
         "catalog_poll_interval": "1s",
+        "catalog_timeout": "30s",
         "drain_timeout": "30s",
         "logical_decoding_work_mem": "64MB",
         "max_logical_replication_workers": "4",

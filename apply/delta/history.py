@@ -1,0 +1,148 @@
+"""The commits of a Delta table, each with the number that its file in `_delta_log` is named by.
+
+deltalake's `history()` does not read these numbers: it counts backwards from the version that it loaded, over files that it lists
+afterwards.  A commit that is made in between makes every number one too low.  Here the file's name is the number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pubsub.errors import DataCorrupted, UndefinedTable
+
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(
+    r"(\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)"
+)
+_LOG: Final = "_delta_log"
+#: A log may be cleaned up between its listing and a look for what the listing lacks.
+_LISTINGS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The commits from version `oldest` to `newest`, without a gap: each of these versions can be read."""
+
+    oldest: int
+    newest: int
+    _read: Callable[[str], bytes]
+
+    def newest_first(self) -> Iterator[tuple[int, str | None]]:
+        """Each version and its commit's userMetadata.  Reads a file for each; ends where the log was cleaned up meanwhile."""
+        for version in range(self.newest, self.oldest - 1, -1):
+            try:
+                yield version, _user_metadata(self._read(_commit_name(version)))
+            except FileNotFoundError:
+                return
+
+
+def commits(path: str) -> Commits:
+    """List the log of the table at `path`, a directory or any URI that deltalake reads.  Blocks.
+
+    Raises UndefinedTable without a table, DataCorrupted when commits are missing between those that are there, OSError.
+    """
+    names, exists, read = _remote(path) if "://" in path and not path.startswith("file://") else _local(path)
+    for _ in range(_LISTINGS):
+        found = names()
+        if not found:
+            raise UndefinedTable(f'there is no Delta table at "{path}"')
+        readable = readable_versions(found, exists)
+        if readable is not None:
+            return Commits(*readable, read)
+    raise DataCorrupted(
+        f'commits are missing in the log of the Delta table at "{path}"',
+        hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
+    )
+
+
+def readable_versions(names: Sequence[str], exists: Callable[[str], bool]) -> tuple[int, int] | None:
+    """The oldest and the newest version of which state and commit are there, by the names of the log's files.
+
+    A version's state is a checkpoint, or version 0, and every commit since.  What lies before a gap is left out: nobody knows
+    what was committed there.  A listing may lack a commit that was made meanwhile, and have the one after it: for such `exists` is
+    asked.  None: nothing can be read, since the newest commits stand behind a gap without a checkpoint.
+    """
+    versions = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
+    if not versions:
+        return None
+    newest = oldest = max(versions)
+    while oldest and (oldest - 1 in versions or exists(_commit_name(oldest - 1))):
+        oldest -= 1
+    if oldest == 0:
+        return 0, newest
+    bases = [version for version in _checkpoints(names) if oldest - 1 <= version <= newest]
+    return (max(oldest, min(bases)), newest) if bases else None
+
+
+def _commit_name(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def _checkpoints(names: Sequence[str]) -> Iterator[int]:
+    """The versions of the checkpoints that are there with all their parts."""
+    parts: dict[tuple[int, int], set[int]] = {}
+    for name in names:
+        match = _CHECKPOINT.fullmatch(name)
+        if match is None:
+            continue
+        if match["part"] is None:
+            yield int(match[1])
+            continue
+        have = parts.setdefault((int(match[1]), int(match["parts"])), set())
+        have.add(int(match["part"]))
+        if len(have) == int(match["parts"]):
+            yield int(match[1])
+
+
+#: How a log's files are listed, whether one is there, and what it holds (FileNotFoundError for one that is not there).
+_Access = tuple[Callable[[], Sequence[str]], Callable[[str], bool], Callable[[str], bytes]]
+
+
+def _local(path: str) -> _Access:
+    log = Path(path.removeprefix("file://")) / _LOG
+
+    def names() -> Sequence[str]:
+        try:
+            return os.listdir(log)
+        except FileNotFoundError:
+            return ()
+
+    return names, lambda name: (log / name).exists(), lambda name: (log / name).read_bytes()
+
+
+def _remote(path: str) -> _Access:
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow import fs
+
+    files = fs.PyFileSystem(DeltaStorageHandler(path))
+
+    def names() -> Sequence[str]:
+        selector = fs.FileSelector(_LOG, allow_not_found=True)
+        return [info.base_name for info in files.get_file_info(selector)]
+
+    def exists(name: str) -> bool:
+        return bool(files.get_file_info(f"{_LOG}/{name}").type == fs.FileType.File)
+
+    def read(name: str) -> bytes:
+        with files.open_input_file(f"{_LOG}/{name}") as file:
+            return bytes(file.read())
+
+    return names, exists, read
+
+
+def _user_metadata(commit: bytes) -> str | None:
+    """What the commit's commitInfo says; a commit need not have one."""
+    for line in commit.splitlines():
+        if b'"commitInfo"' not in line:
+            continue
+        action: dict[str, Any] = json.loads(line)
+        if (info := action.get("commitInfo")) is not None:
+            metadata: str | None = info.get("userMetadata")
+            return metadata
+    return None
