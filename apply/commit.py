@@ -16,7 +16,8 @@ import structlog
 from apply.decode import WrittenByOthers
 from apply.delta import direct, table, writer
 from apply.delta.direct import DirectStaged
-from apply.delta.engine import Engine, said
+from apply.delta.engine import said
+from apply.delta.lanes import Lane
 from apply.delta.log import OthersWereFirst
 from apply.prepare import PreparedTable
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
@@ -40,8 +41,8 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> None:
-    """Commit one table's part of a batch; `before` is the table's version before it (0: none).
+async def commit_table(engine: Lane, prepared: PreparedTable, before: int) -> None:
+    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none).
 
     Returns when the commit is durable.  Raises PubsubError when it is not and can not be, WrittenByOthers when it is not and
     must be worked out anew.

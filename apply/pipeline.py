@@ -33,7 +33,7 @@ from apply.around import Limits, Tables
 from apply.batch import Batch
 from apply.commit import commit_table
 from apply.decode import WrittenByOthers
-from apply.delta.engine import Engine
+from apply.delta.lanes import Lane
 from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher
 from apply.figures import Figures
@@ -95,7 +95,7 @@ class Pipeline:
         stream: ReplicationStream,
         start: Lsn,
         tables: Tables,
-        engine: Engine,
+        engine: Lane,
         stage: Stage,
         limits: Limits,
         figures: Figures,

@@ -126,7 +126,7 @@ class ApplyWorker:
                 stream,
                 origin,
                 self._tables,
-                self._engine,
+                self._engine.lane(),
                 self._stage,
                 limits(subscription, self._settings),
                 self.figures,

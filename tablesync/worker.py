@@ -472,7 +472,7 @@ class SyncWorker:
                 stream,
                 at,
                 tables,
-                self._engine,
+                self._engine.lane(),
                 self._stage,
                 limits(self._subscription, self._settings),
                 self.figures,

@@ -341,6 +341,9 @@ class Engine:
     async def fence(self) -> None:
         await self.world.chance.step()
 
+    def lane(self) -> Engine:
+        return self
+
     async def run(self, work: Any, *args: Any) -> None:
         await self._finish(self._work(work, *args), lambda: None)
 
