@@ -82,10 +82,11 @@ class ApplyWorker:
                 hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
             )
         # What a killed daemon's JVM may still commit is committed before versions are read.
-        await self._engine.fence()
-        async with await Connection.connect(
-            subscription.conninfo, replication=True, application_name=slot_name
-        ) as connection:
+        with self.figures.waits_for("an earlier daemon's JVM to end"):
+            await self._engine.fence()
+        with self.figures.waits_for("a connection to the publisher"):
+            connected = await Connection.connect(subscription.conninfo, replication=True, application_name=slot_name)
+        async with connected as connection:
             connection.on_warning = self._warned
             subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
             identity = await publisher.check_system(connection, subscription)

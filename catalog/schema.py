@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeDecorator
 from pubsub.protocol.lsn import Lsn
 
 #: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384
@@ -196,6 +196,7 @@ publisher: Final = Table(
     Column("wal_status", Text),
     Column("warnings", JSON, nullable=False),
     Column("waits", JSON, nullable=False),
+    Column("away_since", UtcTime),
 )
 
 prepared: Final = Table(
@@ -233,6 +234,17 @@ copy: Final = Table(
     Column("bytes_processed", BigInteger, nullable=False),
     Column("bytes_total", BigInteger),
     Column("finished", Boolean, nullable=False),
+)
+
+#: How many rows a Delta table holds (catalog.records.TableRows).
+rows: Final = Table(
+    "pubsub_table_rows",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("lsn", LsnType, nullable=False),
 )
 
 COUNTERS: Final = (
