@@ -297,13 +297,33 @@ class SyncWorker:
         if await self._copy_here(plan, source, target, record):
             return
         await self._start_spark()
-        async with follow_progress(
-            self._catalog, self._subscription, self.relation, rows, self._slot, self._engine
-        ) as done:
-            with self._blaming():
-                await self._engine.run(copyjob.copy, source, target, record, done, plan)
+        while not await self._copy_by_job(plan, source, target, record, rows):
+            # Under the same snapshot: what tasks have finished stays.
+            plan = replace(plan, attempts=(*plan.attempts, str(uuid.uuid4())))
+            await self._catalog.put_copy_plan(self._subscription.oid, self.relation.relid, plan)
         await faults.reached(f"copy committed {self.relation.qualified_name}")
         await self._copied(plan)
+
+    async def _copy_by_job(
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int
+    ) -> bool:
+        """False when a task met a lock on the publisher.  One that is there before is waited for here, where nobody waits behind."""
+        async with await self._connect(replication=False) as connection:
+            with self.figures.waits_for("a lock on the publisher"):
+                await connection.execute(copyjob.wait_sql(source))
+        try:
+            async with follow_progress(
+                self._catalog, self._subscription, self.relation, rows, self._slot, self._engine
+            ) as done:
+                with self._blaming():
+                    await self._engine.run(copyjob.copy, source, target, record, done, plan)
+        except Exception as error:
+            if not copyjob.was_locked(error):
+                raise
+            self.to_blame = False
+            log.info("copy met a lock on the publisher, and waits", relation=self.relation.qualified_name)
+            return False
+        return True
 
     async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
         """A small table, without Spark; False when the copy takes a job."""

@@ -409,6 +409,8 @@ class Engine:
                     await chance.step()
                     if chance.trouble and chance.random.random() < 0.3:
                         raise ConnectionFailure("the copy is cut short")
+                    if chance.trouble and chance.random.random() < 0.2:
+                        raise RuntimeError("a task said: psycopg.errors.LockNotAvailable: lock timeout")
                     finished[chunk] = self.world.snapshot(source.oid, source.at, chunk)
             self._commit_copy(copied, record, sum(finished.values(), Counter()))
         await chance.step()
@@ -557,6 +559,7 @@ async def history(seed: int) -> World:
             patch.setattr(apply.publisher, name, nothing)
         patch.setattr(copyjob, "begin", begin)
         patch.setattr(copyjob, "kept", kept)
+        patch.setattr(copyjob, "wait_sql", lambda source: "")
         patch.setattr(tablesync.worker.Window, "complete", complete)
         patch.setattr(tablesync.worker.SyncWorker, "_prepare_target", prepare_target)
         patch.setattr(tablesync.worker, "follow_progress", no_progress)

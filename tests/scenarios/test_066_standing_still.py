@@ -15,6 +15,7 @@ import structlog
 from apply.delta.session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tablesync import copyjob
 from tests.replica import Faults, Replica, RunningNode, wait_until
 
 #: More than threads for copies ever were.
@@ -99,6 +100,38 @@ def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other:
     logged = [e for e in entries if e["event"] == f"waits for a lock on table public.{LOCKED[0]}"]
     assert [(e["log_level"], e["subscription"]) for e in logged] == [("warning", replica.name)]
     assert str(pid) in logged[0]["hint"]
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["before the job", "by its tasks"])
+def test_a_job_that_meets_a_lock_leaves_spark_to_others(
+    replica: Replica, other: Replica, fault: Faults, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks would have all of Spark's places: statements of other subscriptions came never to one."""
+    replica.execute("CREATE TABLE big (id int PRIMARY KEY, filler text)", "CREATE PUBLICATION p FOR TABLE big")
+    replica.execute("INSERT INTO big SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 5000) g")
+    # A key that is a float: Spark writes it.
+    other.execute("CREATE TABLE f (x float8 PRIMARY KEY, n int)", "ALTER PUBLICATION p ADD TABLE f")
+    other.subscribe()
+    other.assert_equal("t", "u", "f")
+    fault.arm("copy planned public.big")
+    replica.subscribe()
+    fault.wait("copy planned public.big")
+    holder = psycopg.connect(replica.conninfo, application_name="forgotten")
+    with holder:
+        holder.execute("LOCK TABLE big IN ACCESS EXCLUSIVE MODE")
+        if not noticed:
+            looked = iter([True])
+            ask = copyjob.wait_sql
+            monkeypatch.setattr(copyjob, "wait_sql", lambda source: "SELECT" if next(looked, False) else ask(source))
+        fault.release("copy planned public.big")
+        assert str(holder.info.backend_pid) in says(replica, "big", "waits for a lock on table public.big")["hint"]
+        for number in range(2):
+            other.execute(f"INSERT INTO f VALUES ({number}, 0)", "UPDATE f SET n = n + 1", "UPDATE t SET n = n + 1")
+            other.assert_equal("f", "t")
+        assert table(replica, "big")["error"] is None
+        holder.rollback()
+    replica.assert_equal("big")
+    assert replica.node.statistics(replica.name)["sync_error_count"] == 0
 
 
 def test_a_copy_that_waits_for_a_prepared_transaction_s_lock(node: RunningNode, fault: Faults) -> None:
