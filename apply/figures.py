@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ _EDGES: Final = 0.001 * 1.05 ** np.arange(332)
 
 _WARNING_HOLDS: Final = 60.0  # seconds
 _MOST_WARNINGS: Final = 20
+#: What takes no longer is no wait, in seconds.
+_PATIENCE: Final = 2.0
 
 
 class LagHistogram:
@@ -81,8 +84,8 @@ class Figures:
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
     """What the publisher warned of on the stream, by its text, and when (time.monotonic())."""
 
-    waiting: Warned | None = None
-    """What the worker waits for, where that may take long."""
+    waiting: tuple[float, Warned] | None = None
+    """What the worker waits for, and from when on that is worth telling (time.monotonic())."""
 
     def received(self, now: float, *, caught_up: bool, pending: bool) -> None:
         """Whether all that was received is durable, and whether committed transactions are `pending`.  `now`: time.monotonic()."""
@@ -93,13 +96,17 @@ class Figures:
             self.behind_since = now
 
     @contextmanager
-    def waits_for(self, what: str, hint: str | None = None) -> Iterator[None]:
-        """While the body runs, status says that the worker waits for that."""
-        before, self.waiting = self.waiting, Warned(f"waits for {what}", hint=hint)
+    def waits_for(self, what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
+        """While the body runs, for longer than `patience` seconds, status says that the worker waits for that."""
+        before, self.waiting = self.waiting, (time.monotonic() + patience, Warned(f"waits for {what}"))
         try:
             yield
         finally:
             self.waiting = before
+
+    def wait(self, now: float) -> Warned | None:
+        """What the worker has waited for, for some time.  `now`: time.monotonic()."""
+        return self.waiting[1] if self.waiting is not None and self.waiting[0] <= now else None
 
     def warn(self, warning: Warned, now: float) -> None:
         """The publisher has said so on the stream.  `now`: time.monotonic(); infinity for what holds from now on."""

@@ -140,9 +140,10 @@ class Runner:
             return dict.fromkeys((0, *self._without), shortage)
         found = dict.fromkeys(self._without, self._turn())
         found |= dict.fromkeys(self._asking, slots.shortage())
-        found |= {relid: w.figures.waiting for relid, w in self.syncing.items() if w.figures.waiting is not None}
-        if self.apply is not None and self.apply.figures.waiting is not None:
-            found[0] = self.apply.figures.waiting
+        now = time.monotonic()
+        found |= {relid: wait for relid, w in self.syncing.items() if (wait := w.figures.wait(now)) is not None}
+        if self.apply is not None and (wait := self.apply.figures.wait(now)) is not None:
+            found[0] = wait
         return found
 
     def _turn(self) -> Warned:

@@ -209,7 +209,8 @@ class SyncWorker:
             self._handover.new_copy(relation.relid)
             self._stage.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")
-            with self.figures.waits_for("its replication slot to be created"):
+            # The monitor knows better what it waits for, if it can ask.
+            with self.figures.waits_for("its replication slot to be created", patience=10):
                 created = await replication.create_slot(
                     exporter, self._slot, snapshot="export", failover=subscription.options.failover
                 )
