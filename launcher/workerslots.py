@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -81,7 +81,20 @@ class WorkerSlots:
         """What there is to say of slots that are all held: PostgreSQL's words, and by whom."""
         if self._limit == 0:
             return Warned(MESSAGE, '"max_logical_replication_workers" is 0: no worker starts.', _HINT)
-        return Warned(MESSAGE, f"{self._limit} of {self._limit} are held: {_listed(map(str, self._holding))}.", _HINT)
+        return Warned(MESSAGE, f"{self._limit} of {self._limit} are held: {_listed(self._slots())}.", _HINT)
+
+    def _slots(self) -> Iterator[str]:
+        """Each slot that is held, by its holders."""
+        sharing: dict[int, WorkerName] = {}
+        applying = {worker.subid for worker in self._holding if worker.relation is None}
+        for worker in self._holding:
+            if worker.relation is not None and worker.subid in applying:
+                sharing.setdefault(worker.subid, worker)
+        for worker in self._holding:
+            if worker.relation is None and worker.subid in sharing:
+                yield f"{worker} (and its sync worker for {sharing[worker.subid].relation})"
+            elif sharing.get(worker.subid) != worker:
+                yield str(worker)
 
     def _used(self) -> int:
         """Slots that are held: of a subscription that applies, the first sync worker needs none."""

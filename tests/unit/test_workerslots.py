@@ -70,9 +70,12 @@ def test_four_apply_workers_do_not_keep_tables_from_being_copied() -> None:
         assert said is not None
         assert said.message == "out of logical replication worker slots"
         assert said.hint == 'You might need to increase "max_logical_replication_workers".'
-        assert said.detail is not None
-        assert said.detail.startswith('4 of 4 are held: apply worker of "a", apply worker of "b",')
-        assert 'sync worker of "d" for public.t' in said.detail
+        assert said.detail == (
+            '4 of 4 are held: apply worker of "a" (and its sync worker for public.t), '
+            'apply worker of "b" (and its sync worker for public.t), '
+            'apply worker of "c" (and its sync worker for public.t), '
+            'apply worker of "d" (and its sync worker for public.t).'
+        )
         await workers.end("d.t")
         assert "d.u" in workers.running
         await workers.end(*workers.running)
@@ -91,6 +94,7 @@ def test_one_slot_and_two_subscriptions() -> None:
         assert workers.running == ["a", "a.u"]
         await workers.end("a")
         assert workers.running == ["a.u"], "it holds the slot that was its apply worker's"
+        assert workers.slots.shortage().detail == '1 of 1 are held: sync worker of "a" for public.u.'
         await workers.end("a.u")
         assert workers.running == ["b"]
         await workers.start("b.t")
@@ -134,7 +138,7 @@ def test_forty_subscriptions_are_told_of_once() -> None:
         assert len(workers.running) == 80
         said = workers.slots.shortage()
         assert said.detail is not None
-        assert said.detail.endswith("and 70 more.")
+        assert said.detail.endswith("and 30 more.")
         while any("." in name for name in workers.running):
             await workers.end(*(name for name in workers.running if "." in name))
         await workers.end(*workers.running)
