@@ -16,8 +16,10 @@ import structlog
 from apply.decode import WrittenByOthers
 from apply.delta import direct, table, writer
 from apply.delta.direct import DirectStaged
-from apply.delta.engine import Engine, said
+from apply.delta.engine import said
+from apply.delta.lanes import Lane
 from apply.delta.log import OthersWereFirst
+from apply.delta.rowcount import count_rows, living_rows
 from apply.prepare import PreparedTable
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN
@@ -40,11 +42,11 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> None:
-    """Commit one table's part of a batch; `before` is the table's version before it (0: none).
+async def commit_table(engine: Lane, prepared: PreparedTable, before: int) -> int | None:
+    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none).
 
-    Returns when the commit is durable.  Raises PubsubError when it is not and can not be, WrittenByOthers when it is not and
-    must be worked out anew.
+    Returns when the commit is durable: how many rows the table then holds, where its log says so.  Raises PubsubError when it is
+    not and can not be, WrittenByOthers when it is not and must be worked out anew.
     """
     record = prepared.commit
     target = prepared.staged.table
@@ -86,3 +88,16 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
         except Exception as error:
             # The rows are there either way; a full disk will be met by the next batch.
             log.warning("small files were not merged", relation=target.relation, reason=said(error))
+    try:
+        return await _rows(prepared)
+    except Exception as error:
+        # For people: what is committed is committed.
+        log.warning("the rows of a table could not be counted", relation=target.relation, reason=said(error))
+        return None
+
+
+async def _rows(prepared: PreparedTable) -> int | None:
+    staged = prepared.staged
+    if isinstance(staged, DirectStaged):
+        return await asyncio.to_thread(living_rows, staged.log)
+    return await asyncio.to_thread(count_rows, staged.table.path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -18,6 +20,8 @@ _EDGES: Final = 0.001 * 1.05 ** np.arange(332)
 
 _WARNING_HOLDS: Final = 60.0  # seconds
 _MOST_WARNINGS: Final = 20
+#: What takes no longer is no wait, in seconds.
+_PATIENCE: Final = 2.0
 
 
 class LagHistogram:
@@ -26,7 +30,7 @@ class LagHistogram:
     def __init__(self) -> None:
         self._counts = np.zeros(len(_EDGES) + 1, np.int64)
         self.greatest = 0.0
-        self.latest = 0.0
+        self.latest: float | None = None
 
     def add(self, transactions: Sequence[Transaction], now: int) -> None:
         """Count `transactions`, durable at `now` (microseconds since 2000-01-01 UTC)."""
@@ -72,9 +76,37 @@ class Figures:
     stream_bytes: int = 0
     """Transactions received while in progress, the blocks and bytes that they came in."""
     caught_up: bool = False
+    behind_since: float | None = None
+    """While committed transactions are not durable: since when none has become so (time.monotonic())."""
+    rows: dict[int, tuple[str, int, Lsn]] = field(default_factory=dict)
+    """Of tables that were committed to: the application id, the rows that the table then held, and the commit's LSN."""
     lag: LagHistogram = field(default_factory=LagHistogram)
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
     """What the publisher warned of on the stream, by its text, and when (time.monotonic())."""
+
+    waiting: tuple[float, Warned] | None = None
+    """What the worker waits for, and from when on that is worth telling (time.monotonic())."""
+
+    def received(self, now: float, *, caught_up: bool, pending: bool) -> None:
+        """Whether all that was received is durable, and whether committed transactions are `pending`.  `now`: time.monotonic()."""
+        self.caught_up = caught_up
+        if not pending:
+            self.behind_since = None
+        elif self.behind_since is None:
+            self.behind_since = now
+
+    @contextmanager
+    def waits_for(self, what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
+        """While the body runs, for longer than `patience` seconds, status says that the worker waits for that."""
+        before, self.waiting = self.waiting, (time.monotonic() + patience, Warned(f"waits for {what}"))
+        try:
+            yield
+        finally:
+            self.waiting = before
+
+    def wait(self, now: float) -> Warned | None:
+        """What the worker has waited for, for some time.  `now`: time.monotonic()."""
+        return self.waiting[1] if self.waiting is not None and self.waiting[0] <= now else None
 
     def warn(self, warning: Warned, now: float) -> None:
         """The publisher has said so on the stream.  `now`: time.monotonic(); infinity for what holds from now on."""

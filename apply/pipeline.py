@@ -33,7 +33,7 @@ from apply.around import Limits, Tables
 from apply.batch import Batch
 from apply.commit import commit_table
 from apply.decode import WrittenByOthers
-from apply.delta.engine import Engine
+from apply.delta.lanes import Lane
 from apply.delta.stage import Stage, discard
 from apply.dispatch import Dispatcher
 from apply.figures import Figures
@@ -97,7 +97,7 @@ class Pipeline:
         stream: ReplicationStream,
         start: Lsn,
         tables: Tables,
-        engine: Engine,
+        engine: Lane,
         stage: Stage,
         limits: Limits,
         figures: Figures,
@@ -304,7 +304,7 @@ class Pipeline:
         figures.stream_txns = dispatcher.stream_txns
         figures.stream_count = dispatcher.stream_count
         figures.stream_bytes = dispatcher.stream_bytes
-        figures.caught_up = self._caught_up()
+        self._note_progress(now)
 
     def _check_sizes(self, frames: Sequence[bytes]) -> None:
         limit = self._limits.message
@@ -502,17 +502,21 @@ class Pipeline:
             prepared = await destination.window.complete(prepared)
         await faults.reached(f"commit {destination.table.relation}")
         try:
-            await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+            rows = await commit_table(self._engine, prepared, self._tables.version(destination.relid))
         except WrittenByOthers as found:
             await self._others_wrote(found)
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination.relid, prepared.commit.last)
+        if rows is not None:
+            self.figures.rows[destination.relid] = (prepared.commit.app_id, rows, prepared.commit.last)
         if prepared.conflicts.counts:
             await self._tables.met(destination.table.relation, prepared.conflicts)
 
     def _count(self, batch: Batch, prepared: Sequence[PreparedTable]) -> None:
         figures = self.figures
+        if figures.behind_since is not None:
+            figures.behind_since = time.monotonic()
         figures.batches += 1
         figures.commits += len(prepared)
         figures.transactions += len(batch.transactions)
@@ -534,13 +538,17 @@ class Pipeline:
 
     async def _advance(self, *, idle: bool = False) -> None:
         """With nothing pending, everything received is durable: a quiet table must not hold the publisher's WAL back."""
-        self.figures.caught_up = self._caught_up()
+        self._note_progress(time.monotonic())
         if self.figures.caught_up and (idle or not self._draining):
             if self._tables.asked:
                 self._changed.set()
             position = self.dispatcher.position
             self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
         await self._store_for(0.0)
+
+    def _note_progress(self, now: float) -> None:
+        pending = self._in_flight > 0 or bool(self.dispatcher.batch.transactions)
+        self.figures.received(now, caught_up=self._caught_up(), pending=pending)
 
     def _caught_up(self) -> bool:
         return self.dispatcher.idle and self._in_flight == 0

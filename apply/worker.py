@@ -83,10 +83,13 @@ class ApplyWorker:
                 hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
             )
         # What a killed daemon's JVM may still commit is committed before versions are read.
-        await self._engine.fence()
-        async with await Connection.connect(
-            subscription.conninfo, replication=True, application_name=subscription.name
-        ) as connection:
+        with self.figures.waits_for("an earlier daemon's JVM to end"):
+            await self._engine.fence()
+        with self.figures.waits_for("a connection to the publisher"):
+            connected = await Connection.connect(
+                subscription.conninfo, replication=True, application_name=subscription.name
+            )
+        async with connected as connection:
             connection.on_warning = self._warned
             subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
             promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
@@ -130,7 +133,7 @@ class ApplyWorker:
                 stream,
                 origin,
                 self._tables,
-                self._engine,
+                self._engine.lane(),
                 self._stage,
                 limits(subscription, self._settings),
                 self.figures,

@@ -256,6 +256,17 @@ class CopyProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """How many rows a Delta table held when its commit at `lsn` was made, by a writer of copy number `generation`."""
+
+    subid: int
+    relid: int
+    generation: int
+    rows: int
+    lsn: Lsn
+
+
+@dataclass(frozen=True, slots=True)
 class Warned:
     """A warning with PostgreSQL's fields."""
 
@@ -266,8 +277,9 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """How a subscription's publisher looked a moment ago.  `waits`: why the slot of that name is not made yet.
+    """How a subscription's publisher looked a moment ago, and what its workers wait for, there or here.
 
+    `waits`: by table, 0 standing for the apply worker.  `away_since`: when it was last heard, if it does not answer.
     `safe_wal_bytes`: how much WAL may still be written before the slot can be lost; None: no limit is set.
     """
 
@@ -276,7 +288,8 @@ class PublisherStatus:
     safe_wal_bytes: int | None = None
     wal_status: str | None = None
     warnings: tuple[Warned, ...] = ()
-    waits: Mapping[str, Warned] = field(default_factory=dict)
+    waits: Mapping[int, Warned] = field(default_factory=dict)
+    away_since: datetime | None = None
 
 
 class Counters(TypedDict, total=False):
@@ -379,3 +392,4 @@ class State:
     """With their subscriptions' oids."""
     publishers: Mapping[int, PublisherStatus] = field(default_factory=dict)
     """By subscription."""
+    rows: tuple[TableRows, ...] = ()

@@ -46,7 +46,7 @@ class Relations(Database):
         """Tables leave, in one transaction."""
         async with self._write(bump=True) as connection:
             for relid in relids:
-                for table in (_T, _I, schema.copy, schema.copy_plan, schema.worker, schema.origin):
+                for table in (_T, _I, schema.copy, schema.copy_plan, schema.rows, schema.worker, schema.origin):
                     await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:

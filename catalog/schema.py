@@ -200,6 +200,7 @@ publisher: Final = Table(
     Column("wal_status", Text),
     Column("warnings", JSON, nullable=False),
     Column("waits", JSON, nullable=False),
+    Column("away_since", UtcTime),
 )
 
 prepared: Final = Table(
@@ -237,6 +238,17 @@ copy: Final = Table(
     Column("bytes_processed", BigInteger, nullable=False),
     Column("bytes_total", BigInteger),
     Column("finished", Boolean, nullable=False),
+)
+
+#: How many rows a Delta table holds (catalog.records.TableRows).
+rows: Final = Table(
+    "pubsub_table_rows",
+    metadata,
+    _oid_of_subscription(),
+    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("lsn", LsnType, nullable=False),
 )
 
 COUNTERS: Final = (

@@ -20,6 +20,7 @@ from catalog.records import (
     Counters,
     PublisherStatus,
     SubscriptionStats,
+    TableRows,
     Warned,
     WorkerFields,
     WorkerStats,
@@ -55,10 +56,11 @@ class Statistics(Database):
         copies: Iterable[CopyProgress] = (),
         counters: Iterable[tuple[int, Counters]] = (),
         publishers: Mapping[int, PublisherStatus] | None = None,
+        rows: Iterable[TableRows] = (),
     ) -> None:
         """All that a daemon has to tell, in one transaction: one fsync a second instead of one per worker."""
-        workers, copies, counters = list(workers), list(copies), list(counters)
-        if not (workers or copies or counters or publishers):
+        workers, copies, counters, rows = list(workers), list(copies), list(counters), list(rows)
+        if not (workers or copies or counters or publishers or rows):
             return
         async with self._write(bump=False) as connection:
             known = set((await connection.execute(select(schema.subscription.c.oid))).scalars())
@@ -77,6 +79,11 @@ class Statistics(Database):
             for subid, status in (publishers or {}).items():
                 if subid in known:
                     await _upsert(connection, schema.publisher, {"subid": subid}, _status_values(status), {})
+            for one in rows:
+                if one.subid in known:
+                    values = {name: getattr(one, name) for name in TableRows.__slots__}
+                    key = {name: values.pop(name) for name in ("subid", "relid")}
+                    await _upsert(connection, schema.rows, key, values, {})
 
     async def clear_worker_stats(self, subid: int | None = None, relid: int | None = None) -> None:
         """A worker ended: remove its row; without a subscription, every row and look (the daemon starts or stops)."""
@@ -154,7 +161,8 @@ async def read_publishers(connection: AsyncConnection) -> dict[int, PublisherSta
     for row in (await connection.execute(select(schema.publisher))).mappings():
         values = {name: row[name] for name in PublisherStatus.__slots__}
         values["warnings"] = tuple(Warned(**one) for one in row["warnings"])
-        values["waits"] = {slot: Warned(**one) for slot, one in row["waits"].items()}
+        # JSON's keys are texts.
+        values["waits"] = {int(relid): Warned(**one) for relid, one in row["waits"].items() if relid.isdecimal()}
         found[int(row["subid"])] = PublisherStatus(**values)
     return found
 
@@ -162,7 +170,7 @@ async def read_publishers(connection: AsyncConnection) -> dict[int, PublisherSta
 def _status_values(status: PublisherStatus) -> dict[str, Any]:
     values = {name: getattr(status, name) for name in PublisherStatus.__slots__}
     values["warnings"] = [asdict(one) for one in status.warnings]
-    values["waits"] = {slot: asdict(one) for slot, one in status.waits.items()}
+    values["waits"] = {str(relid): asdict(one) for relid, one in status.waits.items()}
     return values
 
 
@@ -176,6 +184,11 @@ async def read_copies(connection: AsyncConnection) -> list[CopyProgress]:
     c = schema.copy
     rows = await connection.execute(select(c).order_by(c.c.subid, c.c.relid))
     return [CopyProgress(**dict(row)) for row in cast(Sequence[Mapping[str, Any]], rows.mappings().all())]
+
+
+async def read_rows(connection: AsyncConnection) -> tuple[TableRows, ...]:
+    rows = await connection.execute(select(schema.rows))
+    return tuple(TableRows(**dict(row)) for row in rows.mappings())
 
 
 async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats]:

@@ -21,7 +21,7 @@ from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
-from catalog.statistics import Statistics, read_copies, read_publishers, read_statistics, read_workers
+from catalog.statistics import Statistics, read_copies, read_publishers, read_rows, read_statistics, read_workers
 from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
 
 _T = schema.node
@@ -93,4 +93,5 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
                 statistics=tuple(await read_statistics(connection)),
                 prepared=tuple(await read_prepared(connection)),
                 publishers=await read_publishers(connection),
+                rows=await read_rows(connection),
             )

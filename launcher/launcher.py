@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import cast
+from datetime import UTC, datetime, timedelta
+from typing import Final, cast
 
 import structlog
 
@@ -17,15 +18,20 @@ from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
-from catalog.records import Counters, Request, Subscription, WorkerFields
+from catalog.records import Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
 from catalog.store import Catalog
+from launcher import standing
 from launcher.failures import cause_of, typed
 from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
+from launcher.workerslots import WorkerSlots
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings
 
 _STATISTICS_INTERVAL = 1.0
+#: A publisher is looked at every two seconds, and streams: after so long without a word it is away.
+_SILENCE: Final = timedelta(seconds=10)
 
 log = structlog.get_logger()
 
@@ -39,13 +45,14 @@ class Launcher:
         self._catalog = catalog
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
-        self._monitors = Monitors()
+        self._monitors = Monitors(node_id)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
+        self._told = standing.Told()
         self._rest_until: dict[int, float] = {}
         self._around = Surroundings(
-            node_id, catalog, engine, stage, settings, asyncio.Semaphore(settings.max_logical_replication_workers)
+            node_id, catalog, engine, stage, settings, WorkerSlots(settings.max_logical_replication_workers)
         )
 
     async def run(self) -> None:
@@ -201,26 +208,54 @@ class Launcher:
     async def _put_statistics(self) -> None:
         workers: list[tuple[int, int | None, WorkerFields]] = []
         counters: list[tuple[int, Counters]] = []
-        publishers = {oid: combined(found, ()) for oid, found in self._monitors.looks().items()}
+        rows: list[TableRows] = []
+        looks = self._monitors.looks()
+        publishers = {oid: combined(look, (), {}, self._away_since(oid, look, None)) for oid, look in looks.items()}
         for oid, runner in list(self.runners.items()):
             told = dict(runner.lasting)
             figures = runner.apply.figures if runner.apply is not None else None
             if figures is not None:
                 told |= {warning.message: warning for warning in figures.warnings(time.monotonic())}
-            publisher = publishers[oid] = combined(publishers.get(oid), list(told.values()))
+            streaming = figures if runner.apply is not None and runner.apply.streaming else None
+            away_since = self._away_since(oid, looks.get(oid), streaming)
+            publisher = combined(looks.get(oid), list(told.values()), runner.waits(), away_since)
+            publishers[oid] = publisher
+            self._told.tell(runner.subscription.name, publisher.waits.values())
+            known = max(publisher.current_lsn or INVALID_LSN, figures.publisher_lsn if figures else INVALID_LSN)
+            position: WorkerFields = {"publisher_lsn": known or None, "lag_seconds": None}
+            if away_since is not None:
+                position["publisher_lsn"] = None
+            elif streaming is not None:
+                position["lag_seconds"] = standing.lag(streaming, time.monotonic())
             if figures is not None:
-                fields = _fields(figures)
-                if publisher.current_lsn is not None:
-                    fields["publisher_lsn"] = max(publisher.current_lsn, figures.publisher_lsn)
-                workers.append((oid, None, fields))
+                workers.append((oid, None, _fields(figures) | position))
                 counters.append((oid, self._new_counts(oid, figures)))
                 if figures.caught_up or figures.batches:
                     await self._clear_error(oid, runner)
+            elif runner.applies:
+                # Between two tries: what the last worker said stays, but for what nobody knows now.
+                workers.append((oid, None, position))
+            rows += runner.take_rows()
             for relid, worker in runner.syncing.items():
                 fields = _fields(worker.figures)
+                fields["lag_seconds"] = standing.lag(worker.figures, time.monotonic())
                 fields["sync_state"], fields["sync_lsn"] = runner.handover.state(relid) or (None, None)
                 workers.append((oid, relid, fields))
-        await self._catalog.put_statistics(workers=workers, counters=counters, publishers=publishers)
+        await self._catalog.put_statistics(workers=workers, counters=counters, publishers=publishers, rows=rows)
+
+    def _away_since(self, oid: int, look: PublisherStatus | None, streaming: Figures | None) -> datetime | None:
+        """When the publisher was last heard, if it does not answer now; None while it does, or nobody asks it.
+
+        `look` is what it was last found like, None if the last try failed; `streaming` are the figures of a worker that it sends to.
+        """
+        heard = [self._monitors.heard(oid)]
+        if streaming is not None:
+            heard.append(streaming.last_msg_receipt_time)
+        times = [at for at in heard if at is not None]
+        if not times:
+            return None
+        silent = datetime.now(UTC) - max(times) > _SILENCE
+        return max(times) if silent or (look is None and streaming is None) else None
 
     async def _clear_error(self, oid: int, runner: Runner) -> None:
         if not runner.error_cleared and not runner.failing:
@@ -262,5 +297,4 @@ def _fields(figures: Figures) -> WorkerFields:
         "latest_end_time": figures.latest_end_time,
         "publisher_lsn": figures.publisher_lsn or None,
         "flush_lsn": figures.flush_lsn or None,
-        "lag_seconds": 0.0 if figures.caught_up else figures.lag.latest,
     }

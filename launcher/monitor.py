@@ -6,16 +6,17 @@ Each subscription that has a slot is looked at, a disabled one too: its slot hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
 from catalog.records import PublisherStatus, Subscription, Warned
-from launcher.slotwarnings import about_slot, about_wait
+from launcher.slotwarnings import about_lock, about_slot, about_wait
 from pubsub.errors import PubsubError
-from pubsub.publisher import publication, slots
+from pubsub.publisher import locks, publication, slots
 from pubsub.publisher.connection import Connection
 
 _INTERVAL: Final = 2.0
@@ -32,27 +33,38 @@ class _Watch:
     subscription: Subscription
     task: asyncio.Task[None]
     last: PublisherStatus | None = None
+    heard: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When the publisher answered last; before it did, when it was asked first."""
 
 
 class Monitors:
     """A task and a connection for each subscription that is watched.  They never fail: they are for people."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
         self._watches: dict[int, _Watch] = {}
 
     def watch(self, subscriptions: Iterable[Subscription]) -> None:
         """Watch these and no others, as they are now."""
         wanted = {s.oid: s for s in subscriptions if s.slot_name is not None and not s.dropping}
+        before: dict[int, _Watch] = {}
         for oid in [oid for oid, watch in self._watches.items() if wanted.get(oid) != watch.subscription]:
-            self._watches.pop(oid).task.cancel()
+            before[oid] = self._watches.pop(oid)
+            before[oid].task.cancel()
         for oid, subscription in wanted.items():
             if oid not in self._watches:
                 task = asyncio.create_task(self._look_regularly(subscription), name=f"monitor {subscription.name}")
-                self._watches[oid] = _Watch(subscription, task)
+                watch = self._watches[oid] = _Watch(subscription, task)
+                if oid in before and before[oid].subscription.conninfo == subscription.conninfo:
+                    watch.heard = before[oid].heard
 
     def looks(self) -> dict[int, PublisherStatus | None]:
         """The latest looks; None where the publisher could not be asked."""
         return {oid: watch.last for oid, watch in self._watches.items()}
+
+    def heard(self, oid: int) -> datetime | None:
+        """When a publisher answered last, or was asked first; None for one that is not asked."""
+        return self._watches[oid].heard if oid in self._watches else None
 
     async def close(self) -> None:
         """End them all."""
@@ -73,13 +85,15 @@ class Monitors:
                             connection = await Connection.connect(
                                 subscription.conninfo, application_name="pubsub monitor"
                             )
-                        found = await look(connection, subscription)
+                        found = await look(connection, subscription, self._node_id)
                 except (PubsubError, TimeoutError) as error:
                     log.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
                     if connection is not None:
                         await connection.close()
                 if (watch := self._watches.get(subscription.oid)) is not None and watch.subscription is subscription:
                     watch.last = found
+                    if found is not None:
+                        watch.heard = datetime.now(UTC)
                 if not subscription.enabled and connection is not None:
                     await connection.close()
                 await asyncio.sleep(_INTERVAL if subscription.enabled else _SELDOM)
@@ -88,7 +102,7 @@ class Monitors:
                 await connection.close()
 
 
-async def look(connection: Connection, subscription: Subscription) -> PublisherStatus:
+async def look(connection: Connection, subscription: Subscription, node_id: str) -> PublisherStatus:
     """One look at the publisher.  Raises what queries raise."""
     current = await slots.current_wal_lsn(connection)
     slot = None
@@ -107,21 +121,35 @@ async def look(connection: Connection, subscription: Subscription) -> PublisherS
                 hint="Create it again, or take it out with ALTER SUBSCRIPTION ... DROP PUBLICATION.",
             )
         )
-    waits = await slots.slot_waits(connection, f"pg\\_{subscription.oid}\\_sync\\_%")
+    # A sync worker's slot and its sessions have one name (tablesync.worker.sync_slot_name).
+    of_ours = f"pg\\_{subscription.oid}\\_sync\\_%\\_{node_id}"
+    waits = {_table(one.application): about_lock(one) for one in reversed(await locks.lock_waits(connection, of_ours))}
+    waits |= {_table(one.slot): about_wait(one) for one in await slots.slot_waits(connection, of_ours)}
     return PublisherStatus(
         current_lsn=current,
         retained_wal_bytes=slot.retained_bytes if slot is not None else None,
         safe_wal_bytes=slot.safe_wal_size if slot is not None else None,
         wal_status=slot.wal_status if slot is not None else None,
         warnings=tuple(warnings),
-        waits={wait.slot: about_wait(wait) for wait in waits},
+        waits=waits,
     )
 
 
-def combined(look: PublisherStatus | None, more: Sequence[Warned]) -> PublisherStatus:
-    """A look with what the stream itself was warned of."""
+def _table(name: str) -> int:
+    """The table that a sync worker's slot is named after."""
+    return int(name.split("_")[3])
+
+
+def combined(
+    look: PublisherStatus | None,
+    more: Sequence[Warned],
+    waits: Mapping[int, Warned],
+    away_since: datetime | None,
+) -> PublisherStatus:
+    """A look with what the stream itself was warned of, and what the workers say that they wait for.
+
+    Of a table that no worker is at, the publisher knows nothing; of the others it knows more.
+    """
     found = look or PublisherStatus()
-    return PublisherStatus(
-        found.current_lsn, found.retained_wal_bytes, found.safe_wal_bytes, found.wal_status,
-        (*found.warnings, *more), found.waits,
-    )  # fmt: skip
+    known = {relid: found.waits.get(relid, wait) for relid, wait in waits.items()}
+    return replace(found, warnings=(*found.warnings, *more), waits={**found.waits, **known}, away_since=away_since)

@@ -17,15 +17,17 @@ import structlog
 
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
+from apply.figures import Figures
 from apply.handover import Handover
 from apply.isolation import will_last
 from apply.pipeline import StartAgain
 from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
-from catalog.records import Subscription, SubscriptionRel, Warned
+from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import cause_of, typed
+from launcher.workerslots import WorkerName, WorkerSlots
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
@@ -44,8 +46,7 @@ class Surroundings:
     engine: Engine
     stage: Stage
     settings: Settings
-    workers: asyncio.Semaphore
-    """max_logical_replication_workers, over all subscriptions."""
+    workers: WorkerSlots
 
 
 class Runner:
@@ -67,6 +68,14 @@ class Runner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # Tables whose workers know that they have stopped.
         self._stopped: set[int] = set()
+        # Tables that need a worker and have none; since when it is tried again, its error says.
+        self._without: set[int] = set()
+        # Tables whose workers have asked for a slot.
+        self._asking: set[int] = set()
+        # What workers that have ended counted, and nobody has stored.
+        self._rows: dict[int, TableRows] = {}
+        self._applying: asyncio.Task[None] | None = None
+        self._may_begin = False
 
     @property
     def failing(self) -> bool:
@@ -77,10 +86,11 @@ class Runner:
         """Until `drain`, or until disable_on_error has disabled the subscription."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_applying())
+                self._applying = group.create_task(self._keep_applying())
                 group.create_task(self._keep_syncing(group))
         finally:
             await self._around.catalog.clear_worker_stats(self.subscription.oid)
+            await self._around.catalog.put_statistics(rows=self.take_rows())
 
     def drain(self) -> None:
         """Stop the intake of every worker; `run` returns when what they have is committed."""
@@ -93,6 +103,8 @@ class Runner:
         # Also those that have not begun.
         for task in self._tasks.values():
             task.cancel()
+        if self._applying is not None and not self._may_begin:
+            self._applying.cancel()
 
     def tables_changed(self) -> None:
         """The catalog's list of tables may be another."""
@@ -100,9 +112,61 @@ class Runner:
         if self.apply is not None:
             self.apply.tables_changed()
 
+    @property
+    def applies(self) -> bool:
+        """Whether its apply worker runs, or pauses between two tries."""
+        return self._may_begin and not self._ending.is_set()
+
+    def take_rows(self) -> list[TableRows]:
+        """How many rows the tables hold that were committed to since this was called last."""
+        for worker in (self.apply, *self.syncing.values()):
+            if worker is not None:
+                self._keep_rows(worker.figures)
+        taken, self._rows = self._rows, {}
+        return list(taken.values())
+
+    def _keep_rows(self, figures: Figures) -> None:
+        for relid, (app_id, count, lsn) in figures.rows.items():
+            generation = int(app_id.rpartition("/")[2])
+            known = self._rows.get(relid)
+            if known is None or (known.generation, known.lsn) <= (generation, lsn):
+                self._rows[relid] = TableRows(self.subscription.oid, relid, generation, count, lsn)
+        figures.rows.clear()
+
+    def waits(self) -> dict[int, Warned]:
+        """What is waited for, by table; 0 stands for the apply worker."""
+        slots = self._around.workers
+        if (shortage := slots.wait(self._name(None))) is not None:
+            return dict.fromkeys((0, *self._without), shortage)
+        found = dict.fromkeys(self._without, self._turn())
+        found |= dict.fromkeys(self._asking, slots.shortage())
+        now = time.monotonic()
+        found |= {relid: wait for relid, w in self.syncing.items() if (wait := w.figures.wait(now)) is not None}
+        if self.apply is not None and (wait := self.apply.figures.wait(now)) is not None:
+            found[0] = wait
+        return found
+
+    def _turn(self) -> Warned:
+        """Why no more of the subscription's tables are copied: PostgreSQL says nothing of it."""
+        most = self._around.settings.max_sync_workers_per_subscription
+        if most == 0:
+            return Warned(
+                "waits for a sync worker",
+                '"max_sync_workers_per_subscription" is 0: no table is copied.',
+                'Increase "max_sync_workers_per_subscription".',
+            )
+        names = ", ".join(worker.relation.qualified_name for worker in self.syncing.values())
+        return Warned(f"waits for one of {most} sync workers", f"They are at work on {names}." if names else None)
+
+    def _name(self, relation: SubscriptionRel | None) -> WorkerName:
+        name = relation.qualified_name if relation is not None else None
+        return WorkerName(self.subscription.oid, self.subscription.name, name)
+
     async def _keep_applying(self) -> None:
-        # The place among the node's workers is kept while it pauses: sync workers that wait for apply would take it.
-        async with self._around.workers:
+        # The slot is kept while it pauses: sync workers that wait for apply would take it.
+        async with self._around.workers.held(self._name(None)):
+            self._may_begin = True
+            self._changed.set()
             while not self._ending.is_set():
                 worker = self.apply = ApplyWorker(
                     self.subscription,
@@ -130,6 +194,7 @@ class Runner:
                         return
                 finally:
                     self.lasting |= {w.message: w for at, w in worker.figures.warned.values() if at == math.inf}
+                    self._keep_rows(worker.figures)
                     self.apply = None
                 await self._pause(self._around.settings.wal_retrieve_retry_interval)
 
@@ -147,6 +212,7 @@ class Runner:
                 # It stopped under its sync worker; the next one only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
                     self._tasks[relation.relid].cancel()
+            self._without.clear()
             for relation in relations:
                 if not _needs_worker(relation) or relation.relid in self._tasks:
                     continue
@@ -155,7 +221,9 @@ class Runner:
                 )
                 if rest > 0:
                     waits.append(rest)
-                elif len(self._tasks) < settings.max_sync_workers_per_subscription:
+                elif not self._may_begin or len(self._tasks) >= settings.max_sync_workers_per_subscription:
+                    self._without.add(relation.relid)
+                else:
                     if relation.stopped:
                         self._stopped.add(relation.relid)
                     self._tasks[relation.relid] = group.create_task(self._sync(relation))
@@ -174,9 +242,11 @@ class Runner:
             handover=self.handover,
             settings=self._around.settings,
         )
-        self.syncing[relid] = worker
+        self._asking.add(relid)
         try:
-            async with self._around.workers:
+            async with self._around.workers.held(self._name(relation)):
+                self._asking.remove(relid)
+                self.syncing[relid] = worker
                 await worker.run()
             self._failed_at.pop(relid, None)
         except Exception as error:
@@ -188,7 +258,9 @@ class Runner:
             if self.subscription.options.disable_on_error:
                 await self._disable()
         finally:
+            self._asking.discard(relid)
             self.syncing.pop(relid, None)
+            self._keep_rows(worker.figures)
             self._tasks.pop(relid, None)
             self._changed.set()
             await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)

@@ -1,10 +1,11 @@
-"""What there is to say of a slot that will be lost, or that is not made yet: for commands and for `status`."""
+"""What there is to say of a slot that will be lost or is not made yet, and of a lock that is waited for: for commands and `status`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from catalog.records import Warned
+from pubsub.publisher.locks import LockWait
 from pubsub.publisher.slots import SlotInfo, SlotWait
 
 #: The part of what a slot may hold back from which on it is warned of.
@@ -57,6 +58,31 @@ def about_wait(wait: SlotWait) -> Warned:
         detail=f"It waits for transaction {wait.xid} of process {wait.pid}{who}{role}{_since(wait.age)}"
         + (f", {wait.state}." if wait.state else "."),
         hint=f"End that transaction on the publisher; SELECT pg_terminate_backend({wait.pid}) does.",
+    )
+
+
+def about_lock(wait: LockWait) -> Warned:
+    """Which lock a session on the publisher waits for, and who holds it."""
+    message = (
+        "waits for a lock on the publisher" if wait.relation is None else f"waits for a lock on table {wait.relation}"
+    )
+    waited = f"Process {wait.pid} has waited for {wait.seconds:.0f} s"
+    if wait.gid is not None:
+        return Warned(
+            message,
+            detail=f'{waited} for the transaction prepared as "{wait.gid}"{_since(wait.age)}.',
+            hint="COMMIT PREPARED or ROLLBACK PREPARED on the publisher.",
+        )
+    if wait.holder is None:
+        return Warned(message, detail=f"{waited}.", hint="See pg_locks on the publisher.")
+    who = f' of "{wait.holder_application}"' if wait.holder_application else ""
+    role = f', role "{wait.user}"' if wait.user else ""
+    mode = f" ({wait.modes})" if wait.modes else ""
+    state = f", {wait.state}" if wait.state else ""
+    return Warned(
+        message,
+        detail=f"{waited} for process {wait.holder}{who}{role}{mode}{_since(wait.age)}{state}.",
+        hint=f"End that transaction on the publisher; SELECT pg_terminate_backend({wait.holder}) does.",
     )
 
 

@@ -27,7 +27,8 @@ FILE_NAME: Final = "pubsub.toml"
 
 _MAX_WORKERS: Final = 262143
 
-#: guc_tables.c, with the same units, bounds and defaults; the last ones are ours.
+#: guc_tables.c, with the same units and bounds, and but for max_logical_replication_workers (a worker is no process) the same
+#: defaults; the last ones are ours.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (
@@ -93,7 +94,7 @@ class Settings(_Table):
     wal_receiver_timeout: Annotated[float, _reader("wal_receiver_timeout")] = 60.0
     wal_receiver_status_interval: Annotated[float, _reader("wal_receiver_status_interval")] = 10.0
     wal_retrieve_retry_interval: Annotated[float, _reader("wal_retrieve_retry_interval")] = 5.0
-    max_logical_replication_workers: Annotated[int, _reader("max_logical_replication_workers")] = 4
+    max_logical_replication_workers: Annotated[int, _reader("max_logical_replication_workers")] = 1000
     max_sync_workers_per_subscription: Annotated[int, _reader("max_sync_workers_per_subscription")] = 2
     max_parallel_apply_workers_per_subscription: Annotated[
         int, _reader("max_parallel_apply_workers_per_subscription")

@@ -18,6 +18,7 @@ from catalog.records import (
     Subscription,
     SubscriptionRel,
     SubscriptionStats,
+    TableRows,
     Warned,
     WorkerStats,
 )
@@ -29,8 +30,9 @@ from pubsub.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """`rows_estimated` is the publisher's estimate when the copy began.
+    """`lsn`: the table holds everything up to it; None before its copy is made.  `rows` that it holds there or at its last commit.
 
+    `rows_copied`, `rows_estimated`: what the initial copy has read, of the publisher's estimate when it began.
     `stopped`: it stopped alone, at the transaction that finished at `error_lsn` if one is to blame.  `foreign_commit` says what
     another writer did to the Delta table last.
     """
@@ -45,15 +47,16 @@ class TableStatus:
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     waiting: Warned | None = None
-    """What its initial copy waits for on the publisher."""
+    """What its copy waits for, here or on the publisher."""
     stopped: bool = False
     error_lsn: Lsn | None = None
     foreign_commit: str | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """LSNs None and lags None: not known, as without a worker.
+    """LSNs None and lags None: not known, as without a worker; `lag_unknown_since`: the publisher was heard last then.
 
     `retained_wal_bytes`: WAL that the slot holds back on the publisher; `safe_wal_bytes`: what may still be written before
     max_slot_wal_keep_size loses it (None: no limit).
@@ -77,6 +80,9 @@ class SubscriptionStatus:
     safe_wal_bytes: int | None = None
     wal_status: str | None = None
     warnings: tuple[Warned, ...] = ()
+    waiting: Warned | None = None
+    """What its apply worker waits for."""
+    lag_unknown_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
     origin = next((o.remote_lsn for o in state.origins if o.subid == oid and o.relid is None), INVALID_LSN)
     syncing = {w.relid: w for w in workers if w.relid is not None}
     copies = {c.relid: c for c in state.copies if c.subid == oid}
+    rows = {r.relid: r for r in state.rows if r.subid == oid}
     publisher = state.publishers.get(oid, PublisherStatus()) if alive else PublisherStatus()
 
     def table(relation: SubscriptionRel) -> TableStatus:
@@ -128,9 +135,11 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         return _table(
             relation,
             copies.get(relation.relid),
+            rows.get(relation.relid),
             worker,
             follower,
-            publisher,
+            origin,
+            _waiting(relation, publisher, subscription.enabled, alive),
             apply.publisher_lsn or publisher.current_lsn,
         )
 
@@ -154,10 +163,25 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         workers=len(workers),
         rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
         tables=tuple(table(r) for r in state.relations if r.subid == oid),
+        waiting=publisher.waits.get(0),
+        lag_unknown_since=publisher.away_since,
     )
 
 
+def _waiting(relation: SubscriptionRel, publisher: PublisherStatus, enabled: bool, alive: bool) -> Warned | None:
+    """What keeps a table from being copied, if anybody knows."""
+    if relation.stopped or relation.state in (RelState.SYNCDONE, RelState.READY):
+        return None
+    if not alive:
+        return Warned("waits for a daemon: none runs", hint="Start one with pubsub daemon.")
+    if not enabled:
+        return Warned("waits until the subscription is enabled", hint="ALTER SUBSCRIPTION ... ENABLE.")
+    return publisher.waits.get(relation.relid)
+
+
 def _behind(apply: WorkerStats, publisher: PublisherStatus, origin: Lsn) -> int | None:
+    if publisher.away_since is not None:
+        return None
     if apply.lag_bytes is not None or publisher.current_lsn is None or not origin:
         return apply.lag_bytes
     return max(0, int(publisher.current_lsn) - int(origin))
@@ -166,19 +190,30 @@ def _behind(apply: WorkerStats, publisher: PublisherStatus, origin: Lsn) -> int 
 def _table(
     relation: SubscriptionRel,
     copy: CopyProgress | None,
+    rows: TableRows | None,
     worker: WorkerStats | None,
     follower: WorkerStats | None,
-    publisher: PublisherStatus,
+    origin: Lsn,
+    waiting: Warned | None,
     publisher_lsn: Lsn | None,
 ) -> TableStatus:
     """A table's stored state, or the w or c that its sync worker is in while f is stored.
 
     `follower` is the worker that writes what the stream brings, if one does: the table lags as it does.  One that has stopped
-    follows nothing.
+    follows nothing.  What is durable up to the `origin` is so in each table that apply writes.
     """
+    table_state, lsn = relation.state.value, relation.lsn
     if relation.stopped:
         follower = None
-    table_state, lsn = relation.state.value, relation.lsn
+    elif relation.state in (RelState.SYNCDONE, RelState.READY):
+        lsn = max(lsn or INVALID_LSN, origin) or None
+    if rows is not None and rows.generation != relation.copy_generation:
+        rows = None
+    if rows is not None and lsn is not None:
+        lsn = max(lsn, rows.lsn)
+    held = rows.rows if rows is not None else None
+    if held is None and copy is not None and copy.finished and relation.state not in (RelState.INIT, RelState.DATASYNC):
+        held = copy.tuples_processed
     if worker is not None and worker.sync_state is not None and relation.state is RelState.FINISHEDCOPY:
         table_state, lsn = worker.sync_state, worker.sync_lsn
     estimated = copy.tuples_total if copy is not None and copy.tuples_total is not None else relation.estimated_rows
@@ -192,10 +227,11 @@ def _table(
         hint=relation.error_hint,
         lag_bytes=(lag := _lag(publisher_lsn, follower)),
         lag_seconds=follower.lag_seconds if follower is not None and lag is not None else None,
-        waiting=publisher.waits.get(relation.sync_slot or ""),
+        waiting=waiting,
         stopped=relation.stopped,
         error_lsn=relation.error_lsn,
         foreign_commit=str(relation.foreign) if relation.foreign is not None else None,
+        rows=held,
     )
 
 
@@ -215,6 +251,8 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
         "publisher_lsn": _text(one.publisher_lsn),
         "lag_bytes": one.lag_bytes,
         "lag_seconds": one.lag_seconds,
+        "lag_unknown_since": one.lag_unknown_since.isoformat() if one.lag_unknown_since is not None else None,
+        "waiting": asdict(one.waiting) if one.waiting is not None else None,
         "retained_wal_bytes": one.retained_wal_bytes,
         "safe_wal_bytes": one.safe_wal_bytes,
         "wal_status": one.wal_status,
@@ -231,6 +269,7 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
                 "lsn": _text(table.lsn),
                 "rows_copied": table.rows_copied,
                 "rows_estimated": table.rows_estimated,
+                "rows": table.rows,
                 "error": table.error,
                 "hint": table.hint,
                 "lag_bytes": table.lag_bytes,

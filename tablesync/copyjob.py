@@ -38,7 +38,7 @@ from pubsub.protocol import types
 from pubsub.protocol.contract import VARIANT
 from pubsub.publisher.connection import session_settings_sql
 from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
-from pubsub.sql.identifiers import quote_identifier, quote_literal
+from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
 
 if TYPE_CHECKING:
     from catalog.records import CopyPlan
@@ -51,6 +51,8 @@ _LEAST_RANGE_BLOCKS: Final = 16 * 1024 * 1024 // _BLOCK_SIZE
 # A table is worth a job from this size on, TOAST counted.
 LEAST_JOB_BYTES: Final = 2 * 1024 * 1024
 _MOST_RANGES: Final = 4096
+# So long a task waits for a lock: it has one of Spark's places, which others' commits and copies need.
+_PATIENCE: Final = "5s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,17 @@ def statement(source: CopySource, block_range: Range, keys: str | None = None) -
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     only = "ONLY " if source.only else ""
     return f"COPY (SELECT {columns} FROM {only}{relation}{where}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
+
+
+def wait_sql(source: CopySource) -> str:
+    """Waits for the lock that reading the table takes, and lets it go."""
+    only = "ONLY " if source.only else ""
+    return f"SELECT FROM {only}{quote_qualified(source.schema, source.name)} LIMIT 0"
+
+
+def was_locked(error: Exception) -> bool:
+    """Whether a job failed because a task met a lock on the publisher: Spark has the task's error as text."""
+    return "psycopg.errors.LockNotAvailable" in str(error)
 
 
 def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tuple[int, bool]:
@@ -354,8 +367,13 @@ def _as_spark_has_them(rows: pa.RecordBatch) -> pa.RecordBatch:
 def read_range(
     source: CopySource, block_range: Range, schema: pa.Schema, cut: Cut | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold."""
+    """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold.
+
+    With a `cut` it may wait for a lock as long as that takes; a task soon raises psycopg's LockNotAvailable.
+    """
     with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
+        if cut is None:
+            connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
         connection.execute(BEGIN)
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
         if source.file:

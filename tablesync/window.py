@@ -120,8 +120,9 @@ class Window:
         if len(self._read) >= _MOST:
             raise self._again("rows with unchanged TOAST values change their keys all the time")
         keys = staged.masked.filter(pa.array(chosen)).select(list(staged.table.key)).combine_chunks()
-        rows, until = await self._engine.run_without_spark(
-            read_again, self._source, staged.table, keys, self._key_types
+        cut = copyjob.Cut()
+        rows, until = await self._engine.run_until_told(
+            cut, read_again, self._source, staged.table, keys, self._key_types, cut
         )
         await faults.reached(f"read again {self._relation.qualified_name}")
         await self._catalog.lengthen_window(self._relation.subid, self._relation.relid, until)
@@ -136,11 +137,16 @@ class Window:
         )
 
 
-def read_again(source: CopySource, table: TargetTable, keys: Any, key_types: Mapping[str, str]) -> tuple[Any, Lsn]:
-    """The rows that stand under `keys` in the publisher now, with the table's columns; and an LSN past what was seen.  Blocks."""
+def read_again(
+    source: CopySource, table: TargetTable, keys: Any, key_types: Mapping[str, str], cut: copyjob.Cut
+) -> tuple[Any, Lsn]:
+    """The rows that stand under `keys` in the publisher now, with the table's columns; and an LSN past what was seen.
+
+    Blocks, as long as another session has the table locked; `cut` breaks it off.
+    """
     schema = pa.schema([table.schema.field(name) for name in source.columns])
     batches = []
-    with copyjob.session(source) as connection:
+    with copyjob.session(source) as connection, cut.watching(connection):
         connection.execute(BEGIN)
         for first in range(0, keys.num_rows, _KEYS):
             condition = _is_one_of(keys.slice(first, _KEYS), key_types)

@@ -95,13 +95,14 @@ class SyncWorker:
         handover: Handover,
         settings: Settings,
     ) -> None:
+        self.relation = relation
+        """The table as it was when the worker last read the catalog."""
         self.figures = Figures()
         self.to_blame = False
         """Whether what failed is the table's own: nothing that other tables would fail of too."""
         self.snapshot_lsn: Lsn | None = None
         """Where the copy is taken, once that is known."""
         self._subscription = subscription
-        self._relation = relation
         self._node_id = node_id
         self._catalog = catalog
         self._engine = engine
@@ -113,12 +114,13 @@ class SyncWorker:
 
     async def run(self) -> None:
         """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
-        await self._engine.fence()
+        with self.figures.waits_for("an earlier daemon's JVM to end"):
+            await self._engine.fence()
         # Who started this worker may have read the catalog before the one before it was done.
-        relation = await self._catalog.relation(self._subscription.oid, self._relation.relid)
+        relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
         if relation is None:
             return
-        self._relation = relation
+        self.relation = relation
         self.snapshot_lsn = relation.lsn
         if relation.stopped:
             # It stopped alone: nothing of it may hold the publisher's WAL back.
@@ -168,15 +170,20 @@ class SyncWorker:
             await asyncio.to_thread(delta.check_columns, target)
         await self._catalog.set_relation_definition(
             self._subscription.oid,
-            self._relation.relid,
+            self.relation.relid,
             described_json(target, definition, since),
             definition.estimated_rows,
         )
 
     async def _connect(self, *, replication: bool) -> Connection:
-        return await Connection.connect(
-            self._subscription.conninfo, replication=replication, application_name=self._slot
-        )
+        with self.figures.waits_for("a connection to the publisher"):
+            return await Connection.connect(
+                self._subscription.conninfo, replication=replication, application_name=self._slot
+            )
+
+    async def _start_spark(self) -> None:
+        with self.figures.waits_for("Spark to start"):
+            await self._engine.start()
 
     async def _slot_is_there(self) -> bool | None:
         """Whether the sync slot is there and good; None when the apply worker does not follow this publisher, not yet at least."""
@@ -191,16 +198,16 @@ class SyncWorker:
     async def _drop_slot(self) -> None:
         async with await self._connect(replication=True) as connection:
             await replication.drop_slot(connection, self._slot, missing_ok=True, wait=True)
-        await self._catalog.set_sync_slot(self._subscription.oid, self._relation.relid, None)
+        await self._catalog.set_sync_slot(self._subscription.oid, self.relation.relid, None)
 
     def _app_id(self, generation: int) -> str:
-        return delta.application_id(self._node_id, self._subscription.oid, self._relation.relid, generation)
+        return delta.application_id(self._node_id, self._subscription.oid, self.relation.relid, generation)
 
     # d
 
     async def _copy(self) -> None:
         """From the beginning: a new slot, and all chunks under its snapshot."""
-        subscription, relation = self._subscription, self._relation
+        subscription, relation = self._subscription, self.relation
         earlier = await self._catalog.copy_plan(subscription.oid, relation.relid)
         # The connection that exported the snapshot stays open and idle until every range has imported it.
         async with await self._connect(replication=True) as exporter:
@@ -211,9 +218,11 @@ class SyncWorker:
             self._handover.new_copy(relation.relid)
             self._stage.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")
-            created = await replication.create_slot(
-                exporter, self._slot, snapshot="export", failover=subscription.options.failover
-            )
+            # The monitor knows better what it waits for, if it can ask.
+            with self.figures.waits_for("its replication slot to be created", patience=10):
+                created = await replication.create_slot(
+                    exporter, self._slot, snapshot="export", failover=subscription.options.failover
+                )
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
@@ -232,6 +241,8 @@ class SyncWorker:
             )
             blocks = table.definition.pages if table.source.only else None
             small = table.source.bytes < copyjob.LEAST_JOB_BYTES
+            if not small:
+                await self._start_spark()
             plan = CopyPlan(
                 generation=generation,
                 start=created.consistent_point,
@@ -243,12 +254,13 @@ class SyncWorker:
                 attempts=(str(uuid.uuid4()),),
             )
             await self._catalog.put_copy_plan(subscription.oid, relation.relid, plan)
+            await faults.reached(f"copy planned {relation.qualified_name}")
             log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
             await self._copy_rows(plan, table.source, table.target, rows)
 
     async def _go_on(self) -> None:
         """The copy that an earlier worker began: its finished chunks stay, if they can."""
-        subscription, relation = self._subscription, self._relation
+        subscription, relation = self._subscription, self.relation
         plan = await self._catalog.copy_plan(subscription.oid, relation.relid)
         if plan is None or plan.generation != relation.copy_generation:
             await self._copy()
@@ -295,13 +307,34 @@ class SyncWorker:
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
         if await self._copy_here(plan, source, target, record):
             return
-        async with follow_progress(
-            self._catalog, self._subscription, self._relation, rows, self._slot, self._engine
-        ) as done:
-            with self._blaming():
-                await self._engine.run(copyjob.copy, source, target, record, done, plan)
-        await faults.reached(f"copy committed {self._relation.qualified_name}")
+        await self._start_spark()
+        while not await self._copy_by_job(plan, source, target, record, rows):
+            # Under the same snapshot: what tasks have finished stays.
+            plan = replace(plan, attempts=(*plan.attempts, str(uuid.uuid4())))
+            await self._catalog.put_copy_plan(self._subscription.oid, self.relation.relid, plan)
+        await faults.reached(f"copy committed {self.relation.qualified_name}")
         await self._copied(plan)
+
+    async def _copy_by_job(
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int
+    ) -> bool:
+        """False when a task met a lock on the publisher.  One that is there before is waited for here, where nobody waits behind."""
+        async with await self._connect(replication=False) as connection:
+            with self.figures.waits_for("a lock on the publisher"):
+                await connection.execute(copyjob.wait_sql(source))
+        try:
+            async with follow_progress(
+                self._catalog, self._subscription, self.relation, rows, self._slot, self._engine
+            ) as done:
+                with self._blaming():
+                    await self._engine.run(copyjob.copy, source, target, record, done, plan)
+        except Exception as error:
+            if not copyjob.was_locked(error):
+                raise
+            self.to_blame = False
+            log.info("copy met a lock on the publisher, and waits", relation=self.relation.qualified_name)
+            return False
+        return True
 
     async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
         """A small table, without Spark; False when the copy takes a job."""
@@ -310,13 +343,13 @@ class SyncWorker:
             rows = await self._engine.run_until_told(cut, copyjob.copy_here, source, target, record, plan, cut)
         if rows is None:
             return False
-        await self._catalog.put_copy_progress(self._subscription.oid, self._relation.relid, rows, rows, finished=True)
-        await faults.reached(f"copy committed {self._relation.qualified_name}")
+        await self._catalog.put_copy_progress(self._subscription.oid, self.relation.relid, rows, rows, finished=True)
+        await faults.reached(f"copy committed {self.relation.qualified_name}")
         await self._copied(plan)
         return True
 
     async def _copied(self, plan: CopyPlan) -> None:
-        relation = self._relation
+        relation = self.relation
         await self._catalog.set_relation_state(
             self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, plan.start
         )
@@ -328,7 +361,7 @@ class SyncWorker:
 
         It takes no lock that would last: an ALTER TABLE would wait for it, and the copy's tasks for the ALTER TABLE.
         """
-        subscription, relation = self._subscription, self._relation
+        subscription, relation = self._subscription, self.relation
         found, definition, target = await self._described(connection)
         file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
@@ -353,7 +386,7 @@ class SyncWorker:
 
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
         """The table as the connection's transaction sees it published."""
-        relation = self._relation
+        relation = self.relation
         published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
         found = published[0] if published else None
         with self._blaming():
@@ -400,6 +433,7 @@ class SyncWorker:
                 hint="Create it, or use WITH (create_tables = true).",
             )
         if not await self._engine.run_without_spark(delta.create_directly, target, identity):
+            await self._start_spark()
             await self._engine.run(delta.create, target, identity)
 
     # w, c, s
@@ -408,11 +442,12 @@ class SyncWorker:
         """From the copy to where apply takes over.  False when told to end before that."""
         subscription = self._subscription
         at = await self._made_whole()
-        relation = await self._catalog.relation(subscription.oid, self._relation.relid)
+        relation = await self._catalog.relation(subscription.oid, self.relation.relid)
         if relation is None or at is None:
             return False
         app_id = self._app_id(relation.copy_generation)
-        catchup = await self._handover.catchup_lsn(relation.relid, at)
+        with self.figures.waits_for("the apply worker"):
+            catchup = await self._handover.catchup_lsn(relation.relid, at)
         await faults.reached(f"catchup {relation.qualified_name}")
         if catchup > at and not await self._follow(relation, app_id, at, catchup):
             return False
@@ -425,7 +460,7 @@ class SyncWorker:
 
     async def _made_whole(self) -> Lsn | None:
         """Where the table is, once it holds the rows of one moment; None when told to end before that, or it has left."""
-        relation = await self._catalog.relation(self._subscription.oid, self._relation.relid)
+        relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
         if relation is None:
             return None
         assert relation.lsn is not None
@@ -486,7 +521,7 @@ class SyncWorker:
                 stream,
                 at,
                 tables,
-                self._engine,
+                self._engine.lane(),
                 self._stage,
                 limits(self._subscription, self._settings),
                 self.figures,

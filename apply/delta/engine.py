@@ -1,6 +1,8 @@
-"""Spark behind asyncio: work is handed to a few threads, each with a scheduler pool of its own.
+"""Spark behind asyncio: work is handed to threads, each with a scheduler pool of its own; the event loop only waits.
 
-Commits to several tables run side by side (speed.md: four threads take 60 % of the time of one); the event loop only waits.
+What is handed over may wait long: a copy for a lock on the publisher, a statement for Spark.  So nothing waits for another's thread:
+a thread is started for whoever finds none idle.  How many there are is bounded by those who hand over: a sync worker has one
+copy at a time, and commits have a place first (lanes.py: four of one worker side by side, which take 60 % of the time of one).
 """
 
 from __future__ import annotations
@@ -8,19 +10,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+import structlog
+
+from apply.delta.lanes import Lane, Places
 from apply.delta.session import Spark
 
-_THREADS: Final = 4
+#: Commits beside the one that each worker may always have.
+_SHARED_PLACES: Final = 3
+#: More threads than there are workers and places: nobody waits for one.
+_THREADS: Final = 1 << 16
 _pools = itertools.count(1)
 _groups = itertools.count(1)
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 
 def said(error: BaseException) -> str:
@@ -39,21 +50,34 @@ class Engine:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="spark")
         self._local = threading.local()
         self._starting = asyncio.Lock()
+        self._fencing = asyncio.Lock()
+        self._places = Places(_SHARED_PLACES)
 
     @property
     def jvm_pid(self) -> int | None:
         """The JVM's process id while it runs."""
         return self._spark.jvm_pid
 
+    def lane(self) -> Lane:
+        """A worker's way to hand over its commits."""
+        return Lane(self, self._places)
+
     async def start(self) -> None:
         """Start the JVM if it does not run; an earlier one that died is replaced.  Raises as Spark.start does."""
         async with self._starting:
             if not self._spark.alive():
+                log.info("Spark is starting")
+                began = time.monotonic()
                 await asyncio.to_thread(self._restart)
+                log.info("Spark has started", seconds=round(time.monotonic() - began, 1))
 
     async def fence(self) -> None:
-        """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse."""
-        await asyncio.to_thread(self._spark.fence)
+        """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse.
+
+        However many workers wait, they take one of the threads that staging and look-ups need.
+        """
+        async with self._fencing:
+            await asyncio.to_thread(self._spark.fence)
 
     async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(session, …)` in one of Spark's threads.

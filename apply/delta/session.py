@@ -87,7 +87,9 @@ class Spark:
         self._conf = dict(conf or {})
         self._session: Any = None
         self._process: subprocess.Popen[bytes] | None = None
+        # The fence has a lock of its own: who asks for it must not wait for the JVM that is being started behind it.
         self._lock = threading.Lock()
+        self._fencing = threading.Lock()
         self._fence: int | None = None
 
     @property
@@ -117,7 +119,7 @@ class Spark:
 
         Raises ObjectInUse when an earlier JVM does not end.
         """
-        with self._lock:
+        with self._fencing:
             if self._fence is None and not self.alive():
                 self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
 
@@ -132,11 +134,12 @@ class Spark:
             if self._fence is None:
                 return
             # The JVM has its own copy of the descriptor: with ours closed, the lock is held as long as the JVM lives.
+            descriptor = self._fence
             try:
-                self._launch(self._fence)
+                self._launch(descriptor)
             finally:
-                os.close(self._fence)
                 self._fence = None
+                os.close(descriptor)
 
     def stop(self, *, timeout: float = 20.0) -> None:
         """End the session and the JVM; kills it when it takes longer than `timeout` seconds."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _INTERVAL: Final = 1.0
 _WIDE: Final = 250
+#: Tables that are named where many wait for the same.
+_NAMED: Final = 5
 _STATES: Final = {
     "i": "waiting to be copied",
     "d": "being copied",
@@ -89,7 +91,8 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
 
     heading = Text(one.name, style="bold")
     heading.append("" if one.enabled else "  disabled", style="yellow")
-    lag = f"lag {behind(one.lag_bytes, one.lag_seconds)}"
+    unknown = f"unknown since {one.lag_unknown_since:%Y-%m-%d %H:%M:%S} UTC" if one.lag_unknown_since else "unknown"
+    lag = f"lag {behind(one.lag_bytes, one.lag_seconds, unknown)}"
     facts = [
         f"slot {one.slot or '(none)'}",
         f"received {one.received_lsn or '-'}",
@@ -101,13 +104,15 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
     ]
     parts: list[Any] = [heading, Text("  " + "  ".join(facts))]
     parts += _failure(one.error, one.hint, "  ", one.detail)
+    if one.waiting is not None:
+        parts += _wait(one.waiting, "  ", "apply worker")
     for warning in one.warnings:
         parts += _warning(warning, "  ")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
     table.add_column("table")
     table.add_column("state")
     table.add_column("LSN")
-    table.add_column("rows copied", justify="right")
+    table.add_column("rows", justify="right")
     table.add_column("lag", justify="right")
     for row in one.tables:
         style = "red" if row.error else "green" if row.state == "r" else ""
@@ -116,20 +121,39 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
             Text(row.name),
             Text(state, style=style),
             str(row.lsn or "-"),
-            copied(row),
+            rows(row),
             behind(row.lag_bytes, row.lag_seconds, "-"),
         )
     if one.tables:
         parts.append(table)
+    waiting: dict[Warned, list[str]] = {}
+    for row in one.tables:
+        if row.waiting is not None and row.waiting != one.waiting:
+            waiting.setdefault(row.waiting, []).append(row.name)
+    for wait, names in waiting.items():
+        parts += _wait(wait, "    ", _listed(names))
     for row in one.tables:
         if row.error:
             at = f", at {row.error_lsn}" if row.error_lsn is not None else ""
             parts += _failure(f"{row.name}{at}: {row.error}", row.hint, "    ")
-        if row.waiting is not None:
-            parts += _warning(replace(row.waiting, message=f"{row.name}: {row.waiting.message}"), "    ")
         if row.foreign_commit:
             parts.append(Text(f"    WARNING:  {row.name}: written by others ({row.foreign_commit})", style="yellow"))
     return parts
+
+
+def _wait(wait: Warned, indent: str, who: str) -> list[Any]:
+    """Who waits for what: a warning, if somebody can end it."""
+    from rich.text import Text
+
+    if wait.hint is not None:
+        return _warning(replace(wait, message=f"{who}: {wait.message}"), indent)
+    lines = [Text(f"{indent}{who}: {wait.message}")]
+    return lines + ([Text(f"{indent}DETAIL:  {wait.detail}")] if wait.detail else [])
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _warning(warning: Warned, indent: str) -> list[Any]:
@@ -153,13 +177,13 @@ def _failure(error: str | None, hint: str | None, indent: str, detail: str | Non
     return lines
 
 
-def copied(table: TableStatus) -> str:
-    """How much of a copy is done; the estimate is the publisher's, and may be passed."""
+def rows(table: TableStatus) -> str:
+    """What the table holds, or how much of its copy is done; the estimate is the publisher's, and may be passed."""
+    if table.state not in ("i", "d"):
+        return "-" if table.rows is None else f"{table.rows:,}"
     if table.rows_copied is None:
         return "-"
-    if table.state in ("i", "d") and table.rows_estimated:
-        return f"{table.rows_copied:,} of ~{table.rows_estimated:,}"
-    return f"{table.rows_copied:,}"
+    return f"{table.rows_copied:,} of ~{table.rows_estimated:,}" if table.rows_estimated else f"{table.rows_copied:,}"
 
 
 def behind(nbytes: int | None, seconds: float | None, unknown: str = "unknown") -> str:

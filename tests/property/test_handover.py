@@ -34,6 +34,7 @@ from apply.handover import Handover
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState, may_store
 from launcher.runner import Runner, Surroundings
+from launcher.workerslots import WorkerSlots
 from pubsub import faults
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -76,8 +77,8 @@ class World:
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
-        # max_logical_replication_workers: one must be left for a sync worker.
-        self.places = chance.random.choice([2, 4])
+        # max_logical_replication_workers: the apply worker's slot is enough for a sync worker, too.
+        self.places = chance.random.choice([1, 2, 4])
         self.delta = MemoryDelta(*(target(r.name, relation=r.name) for r in TABLES.values()))
         self.wal = Lsn(1000)
         self.grown = asyncio.Event()
@@ -331,6 +332,8 @@ class Catalog:
     async def set_prepared(self, *_: Any) -> None: ...
     async def clear_worker_stats(self, *_: Any) -> None: ...
 
+    async def put_statistics(self, **_: Any) -> None: ...
+
 
 class Engine:
     """apply.delta.engine.Engine: work that has begun ends before `run` does, whoever cancels."""
@@ -340,6 +343,12 @@ class Engine:
 
     async def fence(self) -> None:
         await self.world.chance.step()
+
+    async def start(self) -> None:
+        await self.world.chance.wait()
+
+    def lane(self) -> Engine:
+        return self
 
     async def run(self, work: Any, *args: Any) -> None:
         await self._finish(self._work(work, *args), lambda: None)
@@ -400,6 +409,8 @@ class Engine:
                     await chance.step()
                     if chance.trouble and chance.random.random() < 0.3:
                         raise ConnectionFailure("the copy is cut short")
+                    if chance.trouble and chance.random.random() < 0.2:
+                        raise RuntimeError("a task said: psycopg.errors.LockNotAvailable: lock timeout")
                     finished[chunk] = self.world.snapshot(source.oid, source.at, chunk)
             self._commit_copy(copied, record, sum(finished.values(), Counter()))
         await chance.step()
@@ -432,9 +443,7 @@ class Process:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        around = Surroundings(
-            "9", Catalog(world), Engine(world), world.delta, SETTINGS, asyncio.Semaphore(world.places)
-        )  # type: ignore[arg-type]
+        around = Surroundings("9", Catalog(world), Engine(world), world.delta, SETTINGS, WorkerSlots(world.places))  # type: ignore[arg-type]
         self.runner = Runner(SUBSCRIPTION, around, Handover())
         self.killed = False
         self.tasks = [asyncio.create_task(self.keep()), asyncio.create_task(self.poll())]
@@ -487,7 +496,7 @@ async def history(seed: int) -> World:
     world = World(chance)
 
     async def seen(self: Any, connection: Any, snapshot: str, lsn: Lsn) -> Any:
-        oid = self._relation.relid
+        oid = self.relation.relid
         await chance.step()
         return SimpleNamespace(
             definition=SimpleNamespace(estimated_rows=1, pages=100, columns=(), attributes=0, storage=0),
@@ -550,6 +559,7 @@ async def history(seed: int) -> World:
             patch.setattr(apply.publisher, name, nothing)
         patch.setattr(copyjob, "begin", begin)
         patch.setattr(copyjob, "kept", kept)
+        patch.setattr(copyjob, "wait_sql", lambda source: "")
         patch.setattr(tablesync.worker.Window, "complete", complete)
         patch.setattr(tablesync.worker.SyncWorker, "_prepare_target", prepare_target)
         patch.setattr(tablesync.worker, "follow_progress", no_progress)

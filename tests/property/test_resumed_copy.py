@@ -112,6 +112,9 @@ class Surroundings:
     async def run_without_spark(self, work: Any, *args: Any) -> Any:
         return work(*args)
 
+    async def run_until_told(self, _stop: Any, work: Any, *args: Any) -> Any:
+        return work(*args)
+
     async def lengthen_window(self, subid: int, relid: int, until: Lsn) -> None:
         self.until = max(self.until, until)
 
@@ -152,7 +155,7 @@ class World:
         direct.commit_copy(log, self.table, added, Commit("app", start, start))
         self.around.until = self.publisher.lsn(self.now)
 
-    def read_again(self, _source: Any, table: TargetTable, keys: Any, _types: Any) -> tuple[Any, Lsn]:
+    def read_again(self, _source: Any, table: TargetTable, keys: Any, _types: Any, _cut: Any) -> tuple[Any, Lsn]:
         """window.read_again, at some moment from now on."""
         self.now = min(self.last, self.now + self.chance.choice([0, 1, 3, 10]))
         wanted = set(keys.column("id").to_pylist())

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from catalog.records import CopyProgress, ForeignCommit, NewRelation, NewSubscription, Request, Subscription
+from catalog.records import (
+    CopyProgress,
+    ForeignCommit,
+    NewRelation,
+    NewSubscription,
+    PublisherStatus,
+    Request,
+    Subscription,
+    TableRows,
+    Warned,
+)
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -298,6 +308,25 @@ async def test_worker_statistics_keep_what_is_not_given(catalog: Catalog) -> Non
     assert await catalog.worker_stats() == []
 
 
+async def test_what_is_waited_for_and_what_tables_hold(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    looked = PublisherStatus(waits={0: Warned("no slot", None, "more"), 1: Warned("Spark")}, away_since=since)
+    rows = TableRows(sub.oid, 1, 2, 2**40, Lsn(7))
+    await catalog.put_statistics(publishers={sub.oid: looked}, rows=[rows, replace(rows, subid=99)])
+    state = await catalog.state()
+    assert state.publishers == {sub.oid: looked}
+    assert state.rows == (rows,)
+    await catalog.put_statistics(publishers={sub.oid: PublisherStatus()}, rows=[replace(rows, rows=5)])
+    state = await catalog.state()
+    assert (state.publishers[sub.oid].waits, state.publishers[sub.oid].away_since) == ({}, None)
+    await catalog.clear_worker_stats()
+    state = await catalog.state()
+    assert (state.publishers, state.rows) == ({}, (replace(rows, rows=5),)), "what tables hold outlives the daemon"
+    await catalog.remove_relation(sub.oid, 1)
+    assert (await catalog.state()).rows == ()
+
+
 async def test_many_statistics_in_one_transaction(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     await catalog.put_statistics(
@@ -473,6 +502,8 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
         "ALTER TABLE pubsub_subscription_stats DROP COLUMN spill_txns",
         "ALTER TABLE pubsub_subscription_stats DROP COLUMN error",
         "DROP TABLE pubsub_copy_progress",
+        "DROP TABLE pubsub_table_rows",
+        "ALTER TABLE pubsub_publisher DROP COLUMN away_since",
         "UPDATE pubsub_node SET schema_version = 1",
     )
     async with await Catalog.open(location) as catalog:
@@ -485,6 +516,9 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
         async with await Catalog.open(location) as catalog:
             await catalog.add_counters(sub.oid, spill_txns=1)
             await catalog.put_copy_progress(sub.oid, 1, 1)
+            await catalog.put_statistics(
+                publishers={sub.oid: PublisherStatus()}, rows=[TableRows(sub.oid, 1, 1, 1, Lsn(1))]
+            )
             (stats,) = await catalog.subscription_stats()
     assert (stats.commits, stats.spill_txns, stats.error) == (3, 2, None)
 

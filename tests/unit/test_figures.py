@@ -1,13 +1,15 @@
-"""LagHistogram: percentiles within a bin's width of the exact ones."""
+"""LagHistogram: percentiles within a bin's width of the exact ones.  Waits: those that last."""
 
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from apply.batch import Transaction
-from apply.figures import LagHistogram
+from apply.figures import Figures, LagHistogram
+from catalog.records import Warned
 from pubsub.protocol.lsn import Lsn
 
 NOW = 10**15
@@ -39,3 +41,16 @@ def test_a_clock_that_is_behind_and_a_lag_of_days_are_counted() -> None:
     histogram.add(transactions([-5.0, 200_000.0]), NOW)
     assert histogram.percentile(1) <= 0.001  # type: ignore[operator]
     assert histogram.percentile(100) is not None
+
+
+def test_a_wait_is_told_when_it_has_lasted() -> None:
+    figures = Figures()
+    soon, late = time.monotonic(), time.monotonic() + 60
+    with figures.waits_for("Spark to start"):
+        assert figures.wait(soon) is None
+        assert figures.wait(late) == Warned("waits for Spark to start")
+        with figures.waits_for("a slot", patience=100):
+            assert figures.wait(late) is None
+            assert figures.wait(late + 60) == Warned("waits for a slot")
+        assert figures.wait(late) == Warned("waits for Spark to start")
+    assert figures.wait(late) is None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 import launcher.launcher
 from apply.figures import Figures
+from catalog.records import PublisherStatus, Warned
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.protocol.lsn import Lsn
 from pubsub.settings import Settings
 from tests.virtual_time import run
 
@@ -38,6 +42,8 @@ class FakeCatalog:
     async def prove(self) -> None:
         if self.taken is not None:
             raise self.taken
+        self.publishers: dict[int, PublisherStatus] = {}
+        self.rows: list[Any] = []
 
     async def change_counter(self) -> int:
         if self.unreachable is not None:
@@ -59,10 +65,12 @@ class FakeCatalog:
     async def clear_subscription_error(self, oid: int) -> None:
         return
 
-    async def put_statistics(self, workers: list[Any], counters: list[Any], publishers: Any) -> None:
+    async def put_statistics(self, workers: list[Any], counters: list[Any], publishers: Any, rows: list[Any]) -> None:
         if self.failures:
             raise self.failures.pop()
         self.statistics.append(workers)
+        self.publishers = publishers
+        self.rows = rows
 
 
 class FakeRunner:
@@ -73,9 +81,11 @@ class FakeRunner:
 
     def __init__(self, subscription: Any, around: Any, handover: Any) -> None:
         self.subscription, self.handover = subscription, handover
-        self.apply: Any = SimpleNamespace(figures=Figures())
+        self.apply: Any = SimpleNamespace(figures=Figures(), streaming=True)
+        self.applies = True
+        self.waiting: dict[int, Warned] = {}
         self.syncing: dict[int, Any] = {}
-        self.error_cleared = False
+        self.error_cleared = self.failing = False
         self.lasting: dict[str, Any] = {}
         self.changes = 0
         self.ended = asyncio.Event()
@@ -96,13 +106,32 @@ class FakeRunner:
     def tables_changed(self) -> None:
         self.changes += 1
 
+    def waits(self) -> dict[int, Warned]:
+        return self.waiting
+
+    def take_rows(self) -> list[Any]:
+        return []
+
 
 class FakeMonitors:
+    """`Monitors`: `found` is each publisher's look, `heard_at` when they were heard last."""
+
+    found: PublisherStatus | None
+    heard_at: datetime
+
+    def __init__(self, node_id: str) -> None:
+        FakeMonitors.found = None
+        FakeMonitors.heard_at = datetime.now(UTC)
+        self.watched: list[int] = []
+
     def watch(self, subscriptions: list[Any]) -> None:
-        return
+        self.watched = [one.oid for one in subscriptions]
 
     def looks(self) -> dict[int, Any]:
-        return {}
+        return dict.fromkeys(self.watched, self.found)
+
+    def heard(self, oid: int) -> datetime:
+        return self.heard_at
 
     async def close(self) -> None:
         return
@@ -263,3 +292,98 @@ async def test_a_daemon_whose_catalog_was_taken_over_ends_its_workers_at_once() 
             await task
     assert caught.value.subgroup(ObjectInUse) is not None
     assert cancelled.is_set()
+
+
+async def told(catalog: FakeCatalog) -> tuple[dict[str, Any], PublisherStatus]:
+    """The apply worker's row and the publisher's, as written next."""
+    await asyncio.sleep(2)
+    ((_, _, fields),) = catalog.statistics[-1]
+    return fields, catalog.publishers[1]
+
+
+@virtual
+async def test_lag_is_unknown_while_the_publisher_is_away() -> None:
+    """It said 0.0 s: the last worker's, which had caught up, or the next one's, which had begun with nothing."""
+    catalog = FakeCatalog(subscription(1))
+    launched, task = await started(catalog)
+    (runner,) = FakeRunner.made
+    figures: Figures = runner.apply.figures
+    figures.caught_up, figures.publisher_lsn, figures.flush_lsn = True, Lsn(100), Lsn(100)
+    figures.last_msg_receipt_time = datetime.now(UTC)
+    FakeMonitors.found = PublisherStatus(current_lsn=Lsn(120))
+    fields, publisher = await told(catalog)
+    assert (fields["lag_seconds"], fields["publisher_lsn"], publisher.away_since) == (0.0, Lsn(120), None)
+
+    # The stream stands, but not a word comes any more: neither from it nor from the publisher itself.
+    silent = datetime.now(UTC) - timedelta(minutes=2)
+    FakeMonitors.found, FakeMonitors.heard_at = None, silent - timedelta(minutes=1)
+    figures.last_msg_receipt_time = silent
+    fields, publisher = await told(catalog)
+    assert (fields["lag_seconds"], fields["publisher_lsn"], publisher.away_since) == (None, None, silent)
+
+    # The stream has ended, and the next worker has not got as far.
+    heard = FakeMonitors.heard_at = datetime.now(UTC)
+    runner.apply = SimpleNamespace(figures=Figures(), streaming=False)
+    fields, publisher = await told(catalog)
+    assert (fields["lag_seconds"], fields["publisher_lsn"], publisher.away_since) == (None, None, heard)
+    runner.apply = None
+    fields, publisher = await told(catalog)
+    assert (fields["lag_seconds"], fields["publisher_lsn"], publisher.away_since) == (None, None, heard)
+
+    # It answers, but apply fails: how much there is to do is known, how long it takes is not.
+    FakeMonitors.found = PublisherStatus(current_lsn=Lsn(130))
+    fields, publisher = await told(catalog)
+    assert (fields["lag_seconds"], fields["publisher_lsn"], publisher.away_since) == (None, Lsn(130), None)
+    launched.stop()
+    await task
+
+
+@virtual
+async def test_lag_grows_while_nothing_becomes_durable() -> None:
+    catalog = FakeCatalog(subscription(1))
+    launched, task = await started(catalog)
+    figures: Figures = FakeRunner.made[0].apply.figures
+    figures.last_msg_receipt_time = datetime.now(UTC)
+    figures.received(asyncio.get_running_loop().time(), caught_up=False, pending=True)
+    fields, _ = await told(catalog)
+    assert fields["lag_seconds"] is None, "nothing was applied yet: a backlog of hours may come"
+    figures.lag.latest = 0.5
+    await asyncio.sleep(600)
+    fields, _ = await told(catalog)
+    assert 600 <= fields["lag_seconds"] <= 610
+    figures.received(asyncio.get_running_loop().time(), caught_up=False, pending=False)
+    fields, _ = await told(catalog)
+    assert fields["lag_seconds"] == 0.5, "a transaction in progress is not late"
+    figures.received(asyncio.get_running_loop().time(), caught_up=True, pending=False)
+    fields, _ = await told(catalog)
+    assert fields["lag_seconds"] == 0.0
+    launched.stop()
+    await task
+
+
+@virtual
+async def test_what_somebody_can_end_is_logged_when_it_begins_and_when_it_is_over() -> None:
+    catalog = FakeCatalog(subscription(1))
+    FakeMonitors.found = None
+    launched, task = await started(catalog)
+    (runner,) = FakeRunner.made
+    with structlog.testing.capture_logs() as entries:
+        for seconds in range(5):
+            runner.waiting = {
+                7: Warned("waits for a lock on table public.t", f"for {seconds} s", "End process 5."),
+                8: Warned("waits for Spark to start"),
+            }
+            await told(catalog)
+        runner.waiting = {7: Warned("waits for a lock on table public.t", "for 1 s", "End process 6.")}
+        await told(catalog)
+        runner.waiting = {}
+        await told(catalog)
+    assert [(e["log_level"], e["event"], e.get("hint")) for e in entries] == [
+        ("warning", "waits for a lock on table public.t", "End process 5."),
+        ("warning", "waits for a lock on table public.t", "End process 6."),
+        ("info", "no worker waits for a lock on table public.t any more", None),
+        ("info", "no worker waits for a lock on table public.t any more", None),
+    ]
+    assert {entry["subscription"] for entry in entries} == {"s1"}
+    launched.stop()
+    await task

@@ -22,7 +22,7 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "catalog_timeout": "30s",
         "drain_timeout": "30s",
         "logical_decoding_work_mem": "64MB",
-        "max_logical_replication_workers": "4",
+        "max_logical_replication_workers": "1000",
         "max_message_size": "1GB",
         "max_parallel_apply_workers_per_subscription": "2",
         "max_sync_workers_per_subscription": "2",

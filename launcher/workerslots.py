@@ -1,0 +1,144 @@
+"""The slots of logical replication workers, over all subscriptions (launcher.c: logicalrep_worker_launch).
+
+There are max_logical_replication_workers of them.
+An apply worker takes a slot and keeps it as long as its subscription runs.  A sync worker takes one for the copy of one table.  In
+PostgreSQL nothing more is said: where apply workers, which never end, hold all slots, no table is ever copied.  Here the
+slot of an apply worker serves the first sync worker of its subscription as well, so whoever applies can copy, too:
+
+    limit 3     apply a [+ sync a.t]    apply b [+ sync b.u]    sync a.v        c: apply waits; b: its second sync worker waits
+
+A slot that becomes free goes to an apply worker that waits, since without one a subscription stands still; else to a sync worker
+of the subscription that has the fewest.  Among equals the first to come is the first to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from catalog.records import Warned
+
+#: launcher.c's words.
+MESSAGE: Final = "out of logical replication worker slots"
+_HINT: Final = 'You might need to increase "max_logical_replication_workers".'
+#: Holders that are named.
+_NAMED: Final = 10
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerName:
+    """A worker: its subscription, and the table that it synchronizes (None: it applies)."""
+
+    subid: int
+    subscription: str
+    relation: str | None = None
+
+    def __str__(self) -> str:
+        if self.relation is None:
+            return f'apply worker of "{self.subscription}"'
+        return f'sync worker of "{self.subscription}" for {self.relation}'
+
+
+class WorkerSlots:
+    """Who holds a slot, and who waits for one.  Used from one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._holding: dict[WorkerName, None] = {}
+        self._waiting: dict[WorkerName, asyncio.Future[None]] = {}
+        # Whether workers wait, and that was logged.
+        self._out = False
+
+    @asynccontextmanager
+    async def held(self, worker: WorkerName) -> AsyncIterator[None]:
+        """A slot while the body runs.  The apply worker of a subscription must hold one before its sync workers ask."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[worker] = turn
+        self._grant()
+        try:
+            if not turn.done():
+                self._tell(worker)
+                await turn
+            yield
+        finally:
+            self._waiting.pop(worker, None)
+            self._holding.pop(worker, None)
+            self._grant()
+
+    def wait(self, worker: WorkerName) -> Warned | None:
+        """Why the worker has no slot yet; None if it has one, or did not ask."""
+        return self.shortage() if worker in self._waiting else None
+
+    def shortage(self) -> Warned:
+        """What there is to say of slots that are all held: PostgreSQL's words, and by whom."""
+        if self._limit == 0:
+            return Warned(MESSAGE, '"max_logical_replication_workers" is 0: no worker starts.', _HINT)
+        return Warned(MESSAGE, f"{self._limit} of {self._limit} are held: {_listed(self._slots())}.", _HINT)
+
+    def _slots(self) -> Iterator[str]:
+        """Each slot that is held, by its holders."""
+        sharing: dict[int, WorkerName] = {}
+        applying = {worker.subid for worker in self._holding if worker.relation is None}
+        for worker in self._holding:
+            if worker.relation is not None and worker.subid in applying:
+                sharing.setdefault(worker.subid, worker)
+        for worker in self._holding:
+            if worker.relation is None and worker.subid in sharing:
+                yield f"{worker} (and its sync worker for {sharing[worker.subid].relation})"
+            elif sharing.get(worker.subid) != worker:
+                yield str(worker)
+
+    def _used(self) -> int:
+        """Slots that are held: of a subscription that applies, the first sync worker needs none."""
+        applying = {worker.subid for worker in self._holding if worker.relation is None}
+        syncing = Counter(worker.subid for worker in self._holding if worker.relation is not None)
+        return len(applying) + sum(count - (subid in applying) for subid, count in syncing.items())
+
+    def _grant(self) -> None:
+        while True:
+            syncing = Counter(worker.subid for worker in self._holding if worker.relation is not None)
+            applying = {worker.subid for worker in self._holding if worker.relation is None}
+            free = self._limit - self._used()
+            # min() takes the first of equals: the one that came first.
+            able = [w for w in self._waiting if free > 0 or _shares(w, applying, syncing)]
+            if not able:
+                break
+            worker = min(able, key=lambda w: (w.relation is not None, syncing[w.subid]))
+            turn = self._waiting.pop(worker)
+            if not turn.done():
+                self._holding[worker] = None
+                turn.set_result(None)
+        if self._out and not self._waiting:
+            self._out = False
+            log.info("no worker waits for a logical replication worker slot any more")
+
+    def _tell(self, worker: WorkerName) -> None:
+        """Once for all that wait together, and for each subscription that can not begin."""
+        if not self._out or worker.relation is None:
+            said = self.shortage()
+            log.warning(
+                said.message,
+                subscription=worker.subscription,
+                relation=worker.relation,
+                detail=said.detail,
+                hint=said.hint,
+            )
+        self._out = True
+
+
+def _shares(worker: WorkerName, applying: set[int], syncing: Counter[int]) -> bool:
+    return worker.relation is not None and worker.subid in applying and not syncing[worker.subid]
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = len(known) - _NAMED
+    return ", ".join(known[:_NAMED]) + (f" and {more} more" if more > 0 else "")
