@@ -480,7 +480,7 @@ class Pipeline:
 
     async def _commit(self, prepared: PreparedTable) -> None:
         destination = prepared.destination
-        if not await self._tables.may_write(destination.relid):
+        if not await self._tables.may_write(destination):
             return
         if destination.window is not None:
             prepared = await destination.window.complete(prepared)
@@ -491,7 +491,7 @@ class Pipeline:
             await self._others_wrote(found)
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
-        self._tables.committed(destination.relid, prepared.commit.last)
+        self._tables.committed(destination, prepared.commit.last)
         if prepared.conflicts.counts:
             await self._tables.met(destination.table.relation, prepared.conflicts)
 

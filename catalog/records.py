@@ -6,7 +6,7 @@ give another one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
@@ -78,14 +78,17 @@ class Subscription:
 
 
 class SubscriptionChanges(TypedDict, total=False):
-    """The fields that `Catalog.alter_subscription` takes."""
+    """The fields that `Catalog.alter_subscription` takes.
+
+    A function makes the new value of what is stored when it is carried out: others may have altered it since it was read.
+    """
 
     name: str
     enabled: bool
     conninfo: str
     slot_name: str | None
-    publications: tuple[str, ...]
-    options: SubscriptionOptions
+    publications: tuple[str, ...] | Callable[[tuple[str, ...]], tuple[str, ...]]
+    options: SubscriptionOptions | Callable[[SubscriptionOptions], SubscriptionOptions]
     target: str
     publisher_system_identifier: str | None
     publisher_timeline: int | None

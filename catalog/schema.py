@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeDecorator
 from pubsub.protocol.lsn import Lsn
 
 #: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384
@@ -115,6 +115,8 @@ subscription: Final = Table(
     Column("owner", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("dropping", Boolean, nullable=False),
+    # The greatest generation of a copy among the tables that have left: one that joins again goes on from there.
+    Column("left_generation", Integer),
 )
 
 relation: Final = Table(

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +27,7 @@ from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import cause_of, typed
-from pubsub.errors import PubsubError
+from pubsub.errors import PubsubError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
@@ -141,8 +142,11 @@ class Runner:
             relations = await self._around.catalog.relations(self.subscription.oid)
             if self._ending.is_set():
                 break
-            for relid in self._tasks.keys() - {relation.relid for relation in relations}:
+            here = {relation.relid for relation in relations}
+            for relid in self._tasks.keys() - here:
                 self._tasks[relid].cancel()
+            for relid in self._failed_at.keys() - here:
+                del self._failed_at[relid]
             for relation in relations:
                 # It stopped under its sync worker; the next one only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
@@ -240,12 +244,13 @@ class Runner:
         counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
         await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
         relid = relation.relid if relation is not None else known.relid
-        if relid is not None and await catalog.relation(subscription.oid, relid) is not None:
+        if relid is not None:
             await catalog.set_relation_error(subscription.oid, relid, known.message, known.hint)
 
     async def _disable(self) -> None:
-        log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
-        await self._around.catalog.set_enabled(self.subscription.oid, False)
+        with suppress(UndefinedObject):  # it was dropped meanwhile
+            await self._around.catalog.set_enabled(self.subscription.oid, False)
+            log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
         self.drain()
 
     async def _pause(self, seconds: float) -> None:

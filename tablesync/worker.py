@@ -558,7 +558,7 @@ class _OneTable:
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         raise AssertionError("nothing is prepared ahead here")
 
-    async def may_write(self, relid: int) -> bool:
+    async def may_write(self, destination: Destination) -> bool:
         return True
 
     def failed(self, failures: Sequence[Failure]) -> None:
@@ -577,7 +577,7 @@ class _OneTable:
     def version(self, relid: int) -> Lsn:
         return self._version
 
-    def committed(self, relid: int, lsn: Lsn) -> None:
+    def committed(self, destination: Destination, lsn: Lsn) -> None:
         self._version = lsn
 
     async def durable(self, lsn: Lsn) -> None:

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from catalog.daemon import DaemonLock
-from catalog.records import NewRelation, Request, SubscriptionRel
+from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher import optioneffects
@@ -190,6 +190,46 @@ async def test_alter_refused(
     assert error.sqlstate == sqlstate
     assert error.message.startswith(message)
     assert await client.session.catalog.subscription("s") == before
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "options", "publications"),
+    [
+        ("SET (disable_on_error = true)", "SET (batch_rows = 7)", (True, 7, False), ("p",)),
+        ("SET (disable_on_error = true)", "CONNECTION 'host=h'", (True, 500_000, True), ("p",)),
+        (
+            "ADD PUBLICATION q WITH (refresh = false)",
+            "ADD PUBLICATION r WITH (refresh = false)",
+            (False, 500_000, False),
+            ("p", "q", "r"),
+        ),
+    ],
+)
+async def test_two_at_once_both_have_their_effect(
+    client: Client,
+    nowhere: str,
+    monkeypatch: pytest.MonkeyPatch,
+    one: str,
+    other: str,
+    options: tuple[bool, int, bool],
+    publications: tuple[str, ...],
+) -> None:
+    """Each has read the subscription before the other stores: the later one once stored what it had read."""
+    await client.run(UNCONNECTED.format(nowhere))
+    catalog = client.session.catalog
+    read, both = catalog.subscription, asyncio.Barrier(2)
+
+    async def subscription(name: str | int) -> Subscription:
+        found = await read(name)
+        await both.wait()
+        return found
+
+    monkeypatch.setattr(catalog, "subscription", subscription)
+    await asyncio.gather(client.run(f"ALTER SUBSCRIPTION s {one}"), client.run(f"ALTER SUBSCRIPTION s {other}"))
+    altered = await read("s")
+    found = altered.options
+    assert (found.disable_on_error, found.batch_rows, found.rebound) == options
+    assert tuple(sorted(altered.publications)) == publications
 
 
 async def test_skip_is_stored_and_taken_back(client: Client, nowhere: str) -> None:
