@@ -30,12 +30,12 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod
-    async def open(cls, location: str | Path) -> Self:
+    async def open(cls, location: str | Path, *, make: bool = True) -> Self:
         """Open the catalog in a SQLite file, or at a URL, and make its schema at the first use.
 
-        The file gets mode 0600.  Raises PubsubError.
+        The file gets mode 0600.  `make` false: nothing is made, and NoCatalog is raised where there is none.  Raises PubsubError.
         """
-        return cls(await connect(location))
+        return cls(await connect(location, make=make))
 
     async def __aenter__(self) -> Self:
         return self

@@ -82,7 +82,8 @@ def _common(
     home: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="The node's directory, made on first use.  [default: $PUBSUB_HOME, else ./pubsub-node]"
+            metavar="DIR",
+            help="The node's directory, made by `daemon` and by DDL.  [default: $PUBSUB_HOME, else ./pubsub-node]",
         ),
     ] = None,
     verbose: Annotated[

@@ -28,7 +28,7 @@ _TABLES: Final = (
 
 async def run_script(common: Common, script: str, output: Format) -> None:
     """Carry out a script up to its end or the first error; each answer is printed as it comes.  Raises PubsubError."""
-    async with Node(common.home, workers=False) as node:
+    async with Node(common.home, workers=False, make=False) as node:
         await _run(node, common, script, output)
 
 
@@ -36,7 +36,7 @@ def run_terminal(common: Common, output: Format) -> int:
     """The prompt, until \\q or the end of the input.  Errors are printed and it goes on.  Returns the exit code."""
     try:
         with asyncio.Runner() as runner:
-            node = Node(common.home, workers=False)
+            node = Node(common.home, workers=False, make=False)
             runner.run(node.__aenter__())
             try:
                 _prompt(runner, node, common, output)
