@@ -26,8 +26,8 @@ from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher.failures import cause_of, typed
-from pubsub.errors import PubsubError, UndefinedObject
+from launcher.failures import cause_of, foreseen, traced, typed
+from pubsub.errors import UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
@@ -227,7 +227,8 @@ class Runner:
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
             return
-        unexpected = not isinstance(cause_of(error), PubsubError)
+        # What nobody foresaw is to be found by its traceback.
+        trace = {} if foreseen(error) else {"exception": traced(error)}
         catalog, subscription = self._around.catalog, self.subscription
         log.error(
             "worker failed",
@@ -237,7 +238,7 @@ class Runner:
             detail=known.detail,
             hint=known.hint,
             context=known.context,
-            exc_info=error if unexpected else None,
+            **trace,
         )
         self.error_cleared = False
         await count_conflict_of(catalog, subscription.oid, known)

@@ -303,8 +303,9 @@ class Node:
         if views.is_on_views(statement.tables):
             columns, rows = await views.select(self.catalog, statement.sql)
             return tuple(columns), tuple(tuple(row) for row in rows)
-        from pubsub import deltaquery
+        from pubsub import deltaquery, logs
 
+        logs.configure_unless_done()
         found = await asyncio.to_thread(deltaquery.select, await self.catalog.state(), statement.sql)
         return found.columns, tuple(found.rows)
 

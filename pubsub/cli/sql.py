@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.session import SHOWN, Notice
 from pubsub.cli.output import Format, render
-from pubsub.errors import PubsubError
+from pubsub.cli.telling import tell
 from pubsub.node import Node, Result
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def run_terminal(common: Common, output: Format) -> int:
                 _prompt(runner, node, common, output)
             finally:
                 runner.run(node.__aexit__(None, None, None))
-    except PubsubError as error:
-        print(error.report(verbose=common.verbose), file=sys.stderr)
+    except Exception as error:
+        tell(error, verbose=common.verbose)
         return 1
     return 0
 
@@ -75,8 +75,8 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
         for statement in statements:
             try:
                 runner.run(_run(node, common, statement, output))
-            except PubsubError as error:
-                print(error.report(verbose=common.verbose), file=sys.stderr)
+            except Exception as error:
+                tell(error, verbose=common.verbose)
             except KeyboardInterrupt:
                 print("ERROR:  canceling statement due to user request", file=sys.stderr)
         pending = rest
@@ -121,7 +121,8 @@ def _save_history(path: Path) -> None:
     import readline
 
     for place in range(readline.get_current_history_length(), 0, -1):
-        if "password" in readline.get_history_item(place).lower():
+        line = readline.get_history_item(place).lower()
+        if "password" in line or "://" in line:
             readline.remove_history_item(place - 1)
     readline.set_history_length(1000)
     try:
