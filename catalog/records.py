@@ -365,6 +365,16 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """A command that was carried out: its tag and its text, without passwords."""
+
+    id: int
+    tag: str
+    statement: str
+    executed: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """What `status` shows, read in one transaction."""
 

@@ -276,6 +276,16 @@ statistics: Final = Table(
     Column("stats_reset", UtcTime),
 )
 
+command: Final = Table(
+    "pubsub_command",
+    metadata,
+    Column("id", _Identity, primary_key=True, autoincrement=True),
+    Column("tag", Text, nullable=False),
+    Column("statement", Text, nullable=False),
+    Column("executed", UtcTime, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 request: Final = Table(
     "pubsub_request",
     metadata,

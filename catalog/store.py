@@ -14,6 +14,7 @@ from typing import Self
 from sqlalchemy import select, update
 
 from catalog import schema
+from catalog.commands import Commands
 from catalog.copies import Copies
 from catalog.database import connect, now
 from catalog.prepared import Prepared, read_prepared
@@ -26,7 +27,7 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Commands):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod

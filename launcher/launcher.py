@@ -19,6 +19,7 @@ from apply.figures import Figures
 from apply.handover import Handover
 from catalog.records import Counters, Request, Subscription, WorkerFields
 from catalog.store import Catalog
+from launcher.failures import traced, typed
 from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
 from pubsub.errors import PubsubError
@@ -56,6 +57,8 @@ class Launcher:
             while not self._stopping.is_set():
                 self._wake.clear()
                 counter = await self._catalog.change_counter()
+                if counter != seen:
+                    await self._log_commands()
                 if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
                     seen = counter
                     await self._reconcile()
@@ -101,6 +104,11 @@ class Launcher:
                 self._rest_until.pop(oid, None)
                 self._start(subscription)
 
+    async def _log_commands(self) -> None:
+        """What was done to the subscriptions by other processes, or this one (PostgreSQL: log_statement = ddl)."""
+        for command in await self._catalog.take_commands():
+            log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
+
     def _resting_is_over(self) -> bool:
         """A subscription whose runner failed may start again."""
         return any(until <= time.monotonic() for until in self._rest_until.values())
@@ -133,8 +141,19 @@ class Launcher:
         task = self._tasks.pop(oid)
         runner = self.runners.pop(oid)
         self._counted.pop(oid, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("subscription ended", subscription=runner.subscription.name, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            log.info("subscription has stopped", subscription=runner.subscription.name)
+        else:
+            known = typed(error)
+            log.error(
+                "subscription ended",
+                subscription=runner.subscription.name,
+                reason=known.message,
+                detail=known.detail,
+                hint=known.hint,
+                exception=traced(error),
+            )
             self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 
     async def _answer_requests(self) -> None:

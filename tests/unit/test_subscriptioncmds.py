@@ -353,3 +353,34 @@ def test_options_without_effect_are_said() -> None:
     assert said == ["run_as_owner has no effect"]
     optioneffects.tell(session, SubscriptionOptions(on_table_error="isolate", specified=frozenset({"on_table_error"})))
     assert len(said) == 1
+
+
+async def test_each_command_is_noted_for_the_log_without_its_password(client: Client) -> None:
+    secrets = ("host=h password=s3cr3t", "postgresql://u:s3cr3t@h/d")
+    await client.run(UNCONNECTED.format(secrets[0]))
+    for action in (
+        f"CONNECTION '{secrets[1]}'",
+        "SET (batch_rows = 7)",
+        "ENABLE",
+        "DISABLE",
+        "ADD PUBLICATION q WITH (refresh = false)",
+        "RENAME TO t",
+    ):
+        await client.run(f"ALTER SUBSCRIPTION s {action}")
+    await client.run("ALTER SUBSCRIPTION t SET (slot_name = NONE)")
+    await client.run("DROP SUBSCRIPTION t")
+    await client.fails("DROP SUBSCRIPTION t")
+    noted = await client.session.catalog.take_commands()
+    assert [one.tag for one in noted] == ["CREATE SUBSCRIPTION", *["ALTER SUBSCRIPTION"] * 7, "DROP SUBSCRIPTION"]
+    told = "\n".join(one.statement for one in noted)
+    assert "s3cr3t" not in told
+    for word in (
+        "CONNECTION",
+        "batch_rows",
+        "ENABLE",
+        "DISABLE",
+        "ADD PUBLICATION q",
+        "RENAME TO t",
+        "DROP SUBSCRIPTION t",
+    ):
+        assert word in told
