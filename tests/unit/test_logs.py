@@ -336,3 +336,17 @@ def test_what_a_sighup_has_changed(text: str, said: list[tuple[str, str | None, 
     before = Settings(home=home)
     assert changed(before, before) == []
     assert changed(before, Settings.read(tomllib.loads(text), home)) == said
+
+
+def test_the_prompt_s_history_keeps_no_password(tmp_path: Path) -> None:
+    import readline
+
+    from pubsub.cli.sql import _save_history
+
+    readline.clear_history()
+    for how in ("nobody listens", "a URI"):
+        readline.add_history(f"CREATE SUBSCRIPTION s CONNECTION '{FAILING[how]}' PUBLICATION p;")
+    readline.add_history("SELECT 1;")
+    _save_history(tmp_path / "history")
+    readline.clear_history()
+    assert (tmp_path / "history").read_text().split() == ["SELECT", "1;"]
