@@ -1,17 +1,22 @@
 """ALTER of one table, DROP TABLE of another, REFRESH and DISABLE at random moments: no worker fails of it, and no row is lost.
 
+The publisher's catalog is slow to answer now and then, so that commands come while a worker waits for it.
+
 Each run prints its seed; PUBSUB_SEED repeats its statements, though not to the millisecond when they meet the workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 import structlog
 
+from apply.follow import Looked, Publisher
 from tests.replica import Replica
 
 SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEEDS", "1 2").split()]
@@ -84,13 +89,14 @@ class Commands:
 
     def pause(self) -> None:
         """The moments are what is random."""
-        time.sleep(self.random.choice([0, 0, 0.01, 0.05, 0.2]))
+        time.sleep(self.random.choice([0, 0, 0.01, 0.05, 0.2, 0.5]))
 
     def step(self) -> None:
         actions = [self.alter, self.drop, self.refresh, self.disable]
         self.random.shuffle(actions)
         if self.random.random() < 0.5:
-            actions = [self.alter, self.drop, self.refresh, self.disable]
+            # Columns are asked for, and a table leaves while they are looked at.
+            actions = [self.alter, self.refresh, self.write, self.drop, self.refresh, self.disable]
         for action in actions:
             action()
             self.pause()
@@ -107,6 +113,18 @@ class Commands:
         for name in self.columns:
             self.replica.assert_equal(name, caught_up=False)
         assert set(self.replica.states()) == {f"public.{name}" for name in self.columns}
+
+
+@pytest.fixture(autouse=True)
+def slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Publisher.__call__
+
+    async def slowly(self: Publisher, relids: Sequence[int]) -> Looked:
+        found = await look(self, relids)
+        await asyncio.sleep(random.choice([0, 0.1, 0.3, 0.6]))
+        return found
+
+    monkeypatch.setattr(Publisher, "__call__", slowly)
 
 
 def run(replica: Replica, seed: int, steps: int) -> None:
