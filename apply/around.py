@@ -61,8 +61,11 @@ class Tables(Protocol):
     async def before_commit(self) -> None:
         """What was received may be committed, and its origin stored; raises why it must not be any more."""
 
-    async def may_write(self, relid: int) -> bool:
-        """Waits until this worker may commit to the table; False when it has left the subscription or stopped meanwhile."""
+    async def may_write(self, destination: Destination) -> bool:
+        """Waits until this worker may commit what was staged for `destination`.
+
+        False when the table has left the subscription or stopped meanwhile, or is another copy than then.
+        """
 
     def failed(self, failures: Sequence[Failure]) -> None:
         """These tables get nothing more; what is staged for them is not yet committed."""
@@ -77,10 +80,10 @@ class Tables(Protocol):
         """These conflicts were met in what is committed to the table now: log and count them."""
 
     def version(self, relid: int) -> Lsn:
-        """The end LSN of the last transaction in the table (0: none)."""
+        """The end LSN of the last transaction in the table (0: none, or the table has left)."""
 
-    def committed(self, relid: int, lsn: Lsn) -> None:
-        """The table holds everything up to `lsn`."""
+    def committed(self, destination: Destination, lsn: Lsn) -> None:
+        """The table of `destination` holds everything up to `lsn`."""
 
     async def durable(self, lsn: Lsn) -> None:
         """Everything up to `lsn` that was decided for these tables is in Delta."""

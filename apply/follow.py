@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -40,7 +41,7 @@ from apply.threads import in_thread
 from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject
 from pubsub.protocol import rows, types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
@@ -204,8 +205,11 @@ class Follower:
         return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
-        """The table has another name from now on; everything before is committed."""
-        await self._catalog.rename_relation(self._subid, relid, schema, name)
+        """The table has another name from now on; everything before is committed.  One that has left meanwhile is left alone."""
+        try:
+            await self._catalog.rename_relation(self._subid, relid, schema, name)
+        except UndefinedObject:
+            return
         if table is not None:
             table.target = await in_thread(partial(alter.rename, table.target, f"{schema}.{name}"))
 
@@ -303,7 +307,8 @@ class Follower:
     async def _store(self, table: Columns) -> None:
         assert table.attributes is not None
         definition = definition_json(table.target, table.attributes.as_json())
-        await self._catalog.set_relation_definition(self._subid, table.relid, definition)
+        with suppress(UndefinedObject):  # it has left meanwhile
+            await self._catalog.set_relation_definition(self._subid, table.relid, definition)
 
     def _read(self, table: Columns, found: Sequence[tuple[Relation, Numbers]]) -> None:
         """How rows under these messages become the table's."""

@@ -496,7 +496,7 @@ class Pipeline:
 
     async def _commit(self, prepared: PreparedTable) -> None:
         destination = prepared.destination
-        if not await self._tables.may_write(destination.relid):
+        if not await self._tables.may_write(destination):
             return
         if destination.window is not None:
             prepared = await destination.window.complete(prepared)
@@ -507,7 +507,7 @@ class Pipeline:
             await self._others_wrote(found)
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
-        self._tables.committed(destination.relid, prepared.commit.last)
+        self._tables.committed(destination, prepared.commit.last)
         if rows is not None:
             self.figures.rows[destination.relid] = (prepared.commit.app_id, rows, prepared.commit.last)
         if prepared.conflicts.counts:

@@ -30,7 +30,7 @@ from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionR
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedTable
+from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation
@@ -68,6 +68,16 @@ class _Entry:
     def name(self) -> tuple[str, str]:
         """Schema and name as the catalog has them."""
         return self.relation.schema, self.relation.name
+
+
+def _goes_on(known: SubscriptionRel, now: SubscriptionRel) -> bool:
+    """Whether a table that apply writes is still the one that joined, copied as it was then."""
+    return now.copy_generation == known.copy_generation and now.state in (RelState.SYNCDONE, RelState.READY)
+
+
+def _is_for(destination: Destination, entry: _Entry) -> bool:
+    """Whether what was staged for `destination` is for the table as it is: not for an earlier copy of it."""
+    return destination.app_id == entry.app_id
 
 
 def bring_back(error: PubsubError, subscription: str, relation: SubscriptionRel) -> str:
@@ -148,7 +158,8 @@ class ApplyTables:
 
     async def _load(self) -> None:
         answered = set(self._unread)
-        self._durable = max(self._durable, await self._catalog.origin(self._subid))
+        origin = await self._catalog.origin(self._subid)
+        self._durable = max(self._durable, origin)
         relations = {r.relid: r for r in await self._catalog.relations(self._subid)}
         for relid in self._entries.keys() - relations.keys():
             self._handover.forget(relid)
@@ -156,6 +167,11 @@ class ApplyTables:
         for relid, relation in relations.items():
             entry = self._entries.get(relid)
             app_id = delta.application_id(self._node_id, self._subid, relid, relation.copy_generation)
+            if entry is not None and entry.own and not _goes_on(entry.relation, relation):
+                # It has left and joined again since the catalog was last read.
+                if relation.state is RelState.INIT and relid not in self._unread - answered:
+                    self._handover.forget(relid)  # a promise that is no answer to the new copy
+                entry = None
             if entry is None:
                 entry = self._entries[relid] = _Entry(relation, app_id)
                 entry.after = self._handover.promised.get(relid)
@@ -293,7 +309,10 @@ class ApplyTables:
                 if self._by_name.get(name) is not entry or entry.stopped:
                     continue
             if entry.columns is None:
-                entry.columns = await self._columns(entry)
+                columns = await self._columns(entry)
+                if columns.app_id != entry.app_id:
+                    continue  # a new copy has begun meanwhile
+                entry.columns = columns
             found[name] = entry
         if self._follower is not None:
             tables = [(e.columns, e.after) for e in found.values() if e.columns is not None and e.after is not None]
@@ -309,17 +328,26 @@ class ApplyTables:
                 readings=e.columns.readings,
             )
             for name, e in found.items()
-            if e.columns is not None and e.after is not None
+            if self._is_here(e) and e.columns is not None and e.after is not None
         }
+
+    def _is_here(self, entry: _Entry) -> bool:
+        """Whether the table is still the subscription's, under the same entry: to be asked after every await."""
+        return self._entries.get(entry.relation.relid) is entry
 
     async def look(self) -> None:
         """Look at the publisher's columns of the tables that REFRESH asks for, if nobody has."""
         asked = self._asked_for()
         if asked and self._follower is not None and self._looked is None:
-            self._looked = await self._follower.look(asked)
+            self._looked = await self._follower.look([columns for _, columns, _ in asked])
 
-    def _asked_for(self) -> list[Columns]:
-        return [e.columns for e in self._entries.values() if e.asked and e.own and e.after is not None and e.columns]
+    def _asked_for(self) -> list[tuple[_Entry, Columns, int]]:
+        """The tables whose columns are asked for, with what is known of them and how often they were asked for."""
+        return [
+            (entry, entry.columns, entry.asked)
+            for entry in self._entries.values()
+            if entry.asked and entry.own and entry.after is not None and entry.columns is not None
+        ]
 
     @property
     def asked(self) -> bool:
@@ -336,11 +364,13 @@ class ApplyTables:
         if first is None or self._follower is None or at < first.lsn:
             return
         asked = self._asked_for()
-        now = await self._follower.look(asked)
+        now = await self._follower.look([columns for _, columns, _ in asked])
         known: dict[int, int] = {}
         again: list[CopyAgain] = []
-        for table in asked:
-            entry, described = self._entries[table.relid], now.tables.get(table.relid)
+        for entry, table, count in asked:
+            if not self._is_here(entry) or entry.columns is not table:
+                continue  # it has left, or is copied anew, since the publisher was asked
+            described = now.tables.get(table.relid)
             before = first.tables.get(table.relid)
             if described is not None and (before is None or not before.same_columns(described)):
                 continue  # altered since the first look
@@ -351,7 +381,9 @@ class ApplyTables:
                     again.append(error)
                 except PubsubError as error:
                     await self._stop_alone(entry, error, at)
-            known[table.relid], entry.asked = entry.asked, 0
+            known[table.relid] = count
+            if entry.asked == count:  # a REFRESH that came meanwhile may ask for more than was seen
+                entry.asked = 0
         await self._catalog.columns_are_known(self._subid, known)
         self._looked = now if self._asked_for() else None
         await self._copy_again(again)
@@ -395,7 +427,8 @@ class ApplyTables:
         doubtful -= renamed.keys() | self._told_apart
         if doubtful:
             now = await follower.renamed([*doubtful])
-            renamed |= {oid: name for oid, name in now.items() if name != self._entries[oid].name}
+            here = {oid: name for oid, name in now.items() if oid in self._entries}
+            renamed |= {oid: name for oid, name in here.items() if name != self._entries[oid].name}
             self._told_apart |= doubtful - renamed.keys()
         # A name that another table still has is another's: it will have changed when the stream comes there.
         taken = {entry.name for oid, entry in self._entries.items() if oid not in renamed}
@@ -405,7 +438,9 @@ class ApplyTables:
                 raise NotInPrerequisiteState("a table is renamed in a transaction in progress")
             await quiet()
             for oid, (schema, name) in renamed.items():
-                entry = self._entries[oid]
+                entry = self._entries.get(oid)
+                if entry is None:
+                    continue  # it has left meanwhile
                 log.info("table was renamed as the publisher's was", relation=entry.relation.qualified_name, name=name)
                 await follower.rename(oid, entry.columns, schema, name)
             await self.load()
@@ -420,12 +455,16 @@ class ApplyTables:
         """They go back to their sync workers, as by RESYNC TABLE.  Raises StartAgain; its own error for one that was never copied."""
         for again in tables:
             assert again.relid is not None
-            if not self._entries[again.relid].relation.copy_generation:
+            entry = self._entries.get(again.relid)
+            if entry is not None and not entry.relation.copy_generation:
                 raise again
         for again in tables:
             assert again.relid is not None
+            try:
+                await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
+            except UndefinedObject:
+                continue  # it has left meanwhile
             log.info("table is copied again", relation=again.relation, reason=again.reason)
-            await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
         if tables:
             raise StartAgain(tables[0].message)
 
@@ -460,13 +499,15 @@ class ApplyTables:
         if self.promotion is not None:
             await self.promotion.noticed()
 
-    async def may_write(self, relid: int) -> bool:
-        """True once the sync worker has stored s; then what the table holds is known."""
-        entry = self._entries.get(relid)
+    async def may_write(self, destination: Destination) -> bool:
+        """See around.Tables.  True once the sync worker has stored s; then what the table holds is known."""
+        if destination.relid in self._unread:
+            await self.load()
+        entry = self._entries.get(destination.relid)
         if entry is not None and not entry.own:
             await self._until_synced(entry)
             await self.load()
-        return entry is not None and self._entries.get(relid) is entry and not entry.stopped
+        return entry is not None and self._is_here(entry) and _is_for(destination, entry) and not entry.stopped
 
     def failed(self, failures: Sequence[Failure]) -> None:
         """See around.Tables."""
@@ -530,19 +571,21 @@ class ApplyTables:
 
     def version(self, relid: int) -> Lsn:
         """See around.Tables."""
-        return self._entries[relid].version
-
-    def committed(self, relid: int, lsn: Lsn) -> None:
-        """See around.Tables."""
         entry = self._entries.get(relid)
-        if entry is not None:
+        return INVALID_LSN if entry is None else entry.version
+
+    def committed(self, destination: Destination, lsn: Lsn) -> None:
+        """See around.Tables."""
+        entry = self._entries.get(destination.relid)
+        if entry is not None and _is_for(destination, entry):
             entry.version = lsn
             if not entry.failed:
                 entry.after = max(lsn, entry.after or INVALID_LSN)
 
     async def durable(self, lsn: Lsn) -> None:
         """See around.Tables: stores the origin."""
-        self._durable = await self._catalog.advance_origin(self._subid, lsn)
+        origin = await self._catalog.advance_origin(self._subid, lsn)
+        self._durable = max(self._durable, origin)
         await self.settle()
 
     async def skip_passed(self, passed: PassedSkip) -> None:
@@ -568,7 +611,10 @@ class ApplyTables:
             if lsn is not None and self._durable >= lsn:
                 entry.sync_lsn = None  # two tasks come here
                 await faults.reached(f"synced {entry.relation.qualified_name}")
-                await self._catalog.set_relation_state(self._subid, relid, RelState.READY, lsn)
+                try:
+                    await self._catalog.set_relation_state(self._subid, relid, RelState.READY, lsn)
+                except (UndefinedObject, NotInPrerequisiteState):
+                    continue  # it has left since the catalog was read, or left and joined again: `load` finds out
                 await faults.reached(f"ready {entry.relation.qualified_name}")
                 log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(lsn))
                 self._handover.forget(relid)

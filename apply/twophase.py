@@ -186,7 +186,8 @@ class TwoPhase:
         self._store = store
         self._shown = shown
         self._subid = subid
-        self._finished = False
+        # The ends of outcomes whose files are there until the origin is past them.
+        self._finished: set[Lsn] = set()
 
     async def recover(self, origin: Lsn) -> None:
         """Before the stream begins at `origin`."""
@@ -214,11 +215,12 @@ class TwoPhase:
         """These transactions, with the ends of their outcomes, are in every table; the origin is not stored yet."""
         for xid, end_lsn in outcomes:
             await asyncio.to_thread(self._store.done, xid, end_lsn)
-            self._finished = True
+            self._finished.add(end_lsn)
 
     async def origin_stored(self, origin: Lsn) -> None:
-        if self._finished:
-            self._finished = False
+        passed = {end_lsn for end_lsn in self._finished if end_lsn <= origin}
+        if passed:
+            self._finished -= passed
             await asyncio.to_thread(self._store.remove_done, origin)
             await self._show()
 

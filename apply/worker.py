@@ -125,9 +125,9 @@ class ApplyWorker:
             if enable:
                 self._enabling = True
                 log.info("two-phase commit is enabled", subscription=subscription.name)
-                # As it is now: other options may have been set since this worker was made.
-                now = (await self._catalog.subscription(subscription.oid)).options
-                await self._catalog.alter_subscription(subscription.oid, options=replace(now, two_phase_state="e"))
+                await self._catalog.alter_subscription(
+                    subscription.oid, options=lambda stored: replace(stored, two_phase_state="e")
+                )
             buffer = await asyncio.to_thread(open_buffer, self._settings, str(subscription.oid))
             pipeline = self._pipeline = Pipeline(
                 stream,
@@ -188,6 +188,9 @@ class ApplyWorker:
         """Everything up to stop_lsn is durable: the subscription rests there until it is enabled with another."""
         stop = self._subscription.options.stop_lsn
         if stop is not None and flushed >= stop:
+            stored = await self._catalog.subscription(self._subscription.oid)
+            if stored.options.stop_lsn != stop:
+                return  # it was set anew while this worker came to the old one
             log.info(
                 "subscription has reached stop_lsn, and is disabled",
                 subscription=self._subscription.name,

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from sqlalchemy import event, insert, literal, select, text, update
 from sqlalchemy import inspect as inspect_schema
@@ -45,6 +46,12 @@ _DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+async
 _WRITE: Final = "pubsub_write"
 #: Any number of our own: serialises the making of the schema between processes on PostgreSQL.
 _SCHEMA_LOCK: Final = 0x70756273_7562
+
+
+class NoCatalog(PubsubError):
+    """There is no catalog, and none was to be made."""
+
+    default_sqlstate = "58P01"
 
 
 def new_node_id() -> str:
@@ -134,12 +141,13 @@ class Database:
             raise typed(error) from error
 
 
-async def connect(location: str | Path, timeout: float = TIMEOUT) -> AsyncEngine:
-    """An engine for a SQLite file or a URL, with the schema made or checked.  Raises PubsubError."""
-    engine = _engine(location, timeout)
+async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> AsyncEngine:
+    """An engine for a SQLite file or a URL, with the schema made (if `make`, else NoCatalog) or checked.  Raises PubsubError."""
+    engine = _engine(location, timeout, make=make)
     try:
         async with _limited(engine, timeout):
-            await _prepare(engine)
+            if make or not await _is_current(engine):
+                await _prepare(engine)
     except failures(engine) as error:
         await engine.dispose()
         raise typed(error) from error
@@ -149,7 +157,18 @@ async def connect(location: str | Path, timeout: float = TIMEOUT) -> AsyncEngine
     return engine
 
 
-def _engine(location: str | Path, timeout: float) -> AsyncEngine:
+async def _is_current(engine: AsyncEngine) -> bool:
+    """Whether the catalog has this program's schema.  Only reads.  Raises NoCatalog."""
+    async with engine.connect() as connection:
+        if schema.node.name not in await connection.run_sync(lambda sync: inspect_schema(sync).get_table_names()):
+            raise NoCatalog("the catalog has not been made")
+        found = (await connection.execute(select(schema.node.c.schema_version))).scalar_one_or_none()
+    if found is None:
+        raise NoCatalog("the catalog has not been made")
+    return bool(found == schema.SCHEMA_VERSION)
+
+
+def _engine(location: str | Path, timeout: float, *, make: bool = True) -> AsyncEngine:
     try:
         if isinstance(location, Path):
             parsed = URL.create("sqlite", database=str(location.absolute()))
@@ -161,10 +180,18 @@ def _engine(location: str | Path, timeout: float) -> AsyncEngine:
     if parsed.drivername == "sqlite+aiosqlite":
         if not parsed.database or parsed.database == ":memory:":
             raise PubsubError("a catalog in SQLite must be a file", sqlstate="22023", hint=_URL_HINT)
-        _make_private(Path(parsed.database))
+        path = Path(parsed.database)
+        if make:
+            _make_private(path)
+        elif not _is_there(path):
+            raise NoCatalog(f'there is no catalog "{path}"')
+        elif not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
+            parsed = _read_only(parsed, path)
         # A connection is a thread, and to make one costs more than most transactions.  None comes back half done:
         # transactions run to their end (catalog.whole).
         engine = create_async_engine(parsed, hide_parameters=True, pool_size=4, connect_args={"timeout": BUSY_TIMEOUT})
+        if make:
+            event.listen(engine.sync_engine, "connect", _keep_a_log)
         event.listen(engine.sync_engine, "connect", _configure_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
@@ -194,13 +221,44 @@ def _make_private(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise PubsubError(f'could not open the catalog "{path}": {error.strerror}', sqlstate="58030") from error
+        raise _unopened(path, error) from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unopened(path, error) from error
+    return True
+
+
+def _unopened(path: Path, error: OSError) -> PubsubError:
+    return PubsubError(f'could not open the catalog "{path}": {error.strerror}', sqlstate="58030")
+
+
+def _read_only(url: URL, path: Path) -> URL:
+    """A file that can not be written is read as it is.
+
+    Without a log beside it nobody writes it, and SQLite need not make one to read.
+    """
+    unwritten = not path.with_name(path.name + "-wal").exists()
+    query = {"mode": "ro", "uri": "true"} | ({"immutable": "1"} if unwritten else {})
+    return url.set(database=f"file:{quote(str(path))}", query=query)
+
+
+def _keep_a_log(connection: Any, _record: object) -> None:
+    """The file remembers it: one that this program has not made is left as it is."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.close()
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # we begin transactions ourselves
     cursor = connection.cursor()
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -6,7 +6,7 @@ give another one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
@@ -80,14 +80,17 @@ class Subscription:
 
 
 class SubscriptionChanges(TypedDict, total=False):
-    """The fields that `Catalog.alter_subscription` takes."""
+    """The fields that `Catalog.alter_subscription` takes.
+
+    A function makes the new value of what is stored when it is carried out: others may have altered it since it was read.
+    """
 
     name: str
     enabled: bool
     conninfo: str
     slot_name: str | None
-    publications: tuple[str, ...]
-    options: SubscriptionOptions
+    publications: tuple[str, ...] | Callable[[tuple[str, ...]], tuple[str, ...]]
+    options: SubscriptionOptions | Callable[[SubscriptionOptions], SubscriptionOptions]
     target: str
     publisher_system_identifier: str | None
     publisher_timeline: int | None
@@ -374,6 +377,16 @@ class Request:
     subid: int | None
     payload: dict[str, Any]
     created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that was carried out: its tag and its text, without passwords."""
+
+    id: int
+    tag: str
+    statement: str
+    executed: datetime
 
 
 @dataclass(frozen=True, slots=True)

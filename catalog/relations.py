@@ -17,6 +17,7 @@ from pubsub.protocol.lsn import Lsn
 
 _T = schema.relation
 _I = schema.incident
+_S = schema.subscription
 
 
 class Relations(Database):
@@ -46,6 +47,7 @@ class Relations(Database):
         """Tables leave, in one transaction."""
         async with self._write(bump=True) as connection:
             for relid in relids:
+                await _remember_generation(connection, subid, relid)
                 for table in (_T, _I, schema.copy, schema.copy_plan, schema.rows, schema.worker, schema.origin):
                     await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
@@ -80,7 +82,7 @@ class Relations(Database):
         definition: str | None = None,
         estimated_rows: int | None = None,
     ) -> int:
-        """Store `d` for a new copy and return its generation, which no earlier copy of this table had.
+        """Store `d` for a new copy and return its generation, which no earlier copy of this table had: also none from before it left.
 
         What is given of slot, definition and estimate is stored with it; what is None stays.
         """
@@ -91,7 +93,8 @@ class Relations(Database):
                 raise NotInPrerequisiteState(
                     f"table {old.schema_name}.{old.name} can not be copied in state {old.state}"
                 )
-            generation = int(old.copy_generation) + 1
+            left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one()
+            generation = max(int(old.copy_generation), left or 0) + 1
             await connection.execute(
                 update(_T)
                 .where(_here(subid, relid))
@@ -139,8 +142,9 @@ class Relations(Database):
         await self._set(subid, relid, schema_name=schema_name, name=name)
 
     async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
-        """The table's worker failed, or (None) is well again."""
-        await self._set(subid, relid, error=error, error_hint=hint)
+        """The table's worker failed, or (None) is well again.  A table that has left meanwhile is passed over."""
+        async with self._write(bump=True) as connection:
+            await connection.execute(update(_T).where(_here(subid, relid)).values(error=error, error_hint=hint))
 
     async def stop_relation(
         self, subid: int, relid: int, error: str, hint: str | None, lsn: Lsn | None, *, count: Literal["apply", "sync"]
@@ -176,6 +180,14 @@ class Relations(Database):
             done = await connection.execute(update(_T).where(_here(subid, relid)).values(**values))
             if done.rowcount == 0:
                 raise _undefined(subid, relid)
+
+
+async def _remember_generation(connection: AsyncConnection, subid: int, relid: int) -> None:
+    """The Delta table stays, and with it the transaction of its copies: a table that joins again must not take them for its own."""
+    copied = (await connection.execute(select(_T.c.copy_generation).where(_here(subid, relid)))).scalar_one_or_none()
+    known = func.coalesce(_S.c.left_generation, 0)
+    if copied:
+        await connection.execute(update(_S).where(_S.c.oid == subid, known < copied).values(left_generation=copied))
 
 
 async def insert_relations(connection: AsyncConnection, subid: int, relations: Sequence[NewRelation]) -> None:

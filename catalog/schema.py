@@ -119,6 +119,8 @@ subscription: Final = Table(
     Column("owner", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("dropping", Boolean, nullable=False),
+    # The greatest generation of a copy among the tables that have left: one that joins again goes on from there.
+    Column("left_generation", Integer),
 )
 
 relation: Final = Table(
@@ -288,6 +290,16 @@ statistics: Final = Table(
     Column("error_sqlstate", String(5)),
     Column("error_time", UtcTime),
     Column("stats_reset", UtcTime),
+)
+
+command: Final = Table(
+    "pubsub_command",
+    metadata,
+    Column("id", _Identity, primary_key=True, autoincrement=True),
+    Column("tag", Text, nullable=False),
+    Column("statement", Text, nullable=False),
+    Column("executed", UtcTime, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 request: Final = Table(

@@ -14,6 +14,7 @@ from typing import Self
 from sqlalchemy import select, update
 
 from catalog import schema
+from catalog.commands import Commands
 from catalog.copies import Copies
 from catalog.database import TIMEOUT, connect, now
 from catalog.holder import Holder
@@ -27,17 +28,17 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Holder):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Commands, Holder):
     """A node's catalog.  Belongs to the event loop it was opened in."""
 
     @classmethod
-    async def open(cls, location: str | Path, timeout: float = TIMEOUT) -> Self:
+    async def open(cls, location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> Self:
         """Open the catalog in a SQLite file, or at a URL, and make its schema at the first use.
 
         The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0: never.
-        Raises PubsubError.
+        `make` false: nothing is made, and NoCatalog is raised where there is none.  Raises PubsubError.
         """
-        catalog = cls(await connect(location, timeout))
+        catalog = cls(await connect(location, timeout, make=make))
         catalog.timeout = timeout
         return catalog
 

@@ -61,14 +61,19 @@ class Subscriptions(Database):
 
     async def alter_subscription(self, oid: int, **changes: Unpack[SubscriptionChanges]) -> Subscription:
         """Change fields; the generation rises by one, also when nothing differs."""
-        values: dict[str, Any] = dict(changes)
-        if "options" in changes:
-            values["options"] = _options_json(changes["options"])
-        if "publications" in changes:
-            values["publications"] = list(changes["publications"])
         async with self._write(bump=True) as connection:
             if "name" in changes:
                 await _refuse_taken_name(connection, changes["name"], besides=oid)
+            values: dict[str, Any] = dict(changes)
+            if callable(changes.get("options")) or callable(changes.get("publications")):
+                await connection.execute(select(_T.c.oid).where(_T.c.oid == oid).with_for_update())
+                stored = await _one(connection, oid)
+                given = {name: values[name] for name in ("options", "publications") if callable(values.get(name))}
+                values |= {name: change(getattr(stored, name)) for name, change in given.items()}
+            if "options" in values:
+                values["options"] = _options_json(values["options"])
+            if "publications" in values:
+                values["publications"] = list(values["publications"])
             done = await connection.execute(
                 update(_T).where(_T.c.oid == oid).values(generation=_T.c.generation + 1, **values)
             )

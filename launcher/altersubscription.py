@@ -29,7 +29,7 @@ from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.replication import alter_slot, drop_slot, identify_system
 from pubsub.sql import statements as sql
 from pubsub.sql.identifiers import QualifiedName, quote_qualified
-from pubsub.sql.options import SubscriptionOptions
+from pubsub.sql.options import SubscriptionOptions, TwoPhaseState
 from pubsub.sql.typechoices import TypeChoices
 
 _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions"
@@ -51,7 +51,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
             parse_conninfo(conninfo)
             # Which system it leads to is looked at when the workers connect (apply.publisher).
             await catalog.alter_subscription(
-                oid, conninfo=conninfo, options=replace(subscription.options, rebound=True)
+                oid, conninfo=conninfo, options=lambda stored: replace(stored, rebound=True)
             )
         case sql.RefreshPublication(copy_data):
             if not subscription.enabled:
@@ -104,7 +104,9 @@ async def _set_publications(
 ) -> None:
     publications = action.apply(subscription.publications, subscription.name)
     if not action.refresh:
-        await session.catalog.alter_subscription(subscription.oid, publications=publications)
+        await session.catalog.alter_subscription(
+            subscription.oid, publications=lambda stored: action.apply(stored, subscription.name)
+        )
         return
     adds = isinstance(action, sql.AddPublication)
     if not subscription.enabled:
@@ -357,13 +359,14 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
     given = options.specified
     optioneffects.tell(session, options)
-    changes: SubscriptionChanges = {"options": subscription.options.merge(options)}
+    changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:
             raise NotInPrerequisiteState("cannot set slot_name = NONE for enabled subscription")
         changes["slot_name"] = options.slot_name
     if "two_phase" in given:
-        changes["options"] = await _set_two_phase(session, subscription, options, changes["options"])
+        state = await _set_two_phase(session, subscription, options)
+        changes["options"] = lambda stored: replace(stored.merge(options), two_phase_state=state)
     if "failover" in given:
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
@@ -381,15 +384,13 @@ def _refuse_copy_in_two_phase(subscription: Subscription, copy_data: bool, messa
         raise PubsubError(message, sqlstate="42601", hint=hint)
 
 
-async def _set_two_phase(
-    session: Session, subscription: Subscription, given: SubscriptionOptions, merged: SubscriptionOptions
-) -> SubscriptionOptions:
-    """`merged` with its state (subscriptioncmds.c: AlterSubscription).  The slot is altered here only where it is disabled: it is
+async def _set_two_phase(session: Session, subscription: Subscription, given: SubscriptionOptions) -> TwoPhaseState:
+    """Its new state (subscriptioncmds.c: AlterSubscription).  The slot is altered here only where it is disabled: it is
     enabled when the apply worker starts and all tables are ready."""
     if subscription.enabled:
         raise NotInPrerequisiteState('cannot set option "two_phase" for enabled subscription')
     if given.two_phase:
-        return replace(merged, two_phase_state="p")
+        return "p"
     if "slot_name" in given.specified:
         raise PubsubError('"slot_name" and "two_phase" cannot be altered at the same time', sqlstate="42601")
     if subscription.slot_name is None:
@@ -403,7 +404,7 @@ async def _set_two_phase(
         )
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         await alter_slot(connection, subscription.slot_name, two_phase=False)
-    return replace(merged, two_phase_state="d")
+    return "d"
 
 
 async def _set_failover(session: Session, subscription: Subscription, failover: bool) -> None:

@@ -7,6 +7,7 @@ durable.  The worker starts again after wal_retrieve_retry_interval, unless the 
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Final
 
 import psycopg
@@ -14,6 +15,7 @@ import psycopg
 from apply.delta.engine import said
 from pubsub import errors
 from pubsub.errors import PubsubError
+from pubsub.publisher.conninfo import split_report
 
 _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
 
@@ -25,11 +27,23 @@ def cause_of(error: BaseException) -> BaseException:
     return error
 
 
+def foreseen(error: BaseException) -> bool:
+    """Whether the error says all that is to be known; of others the traceback is wanted."""
+    return isinstance(cause_of(error), PubsubError | psycopg.Error)
+
+
 def typed(error: BaseException) -> PubsubError:
     """A PubsubError for whatever a worker died of; Spark's and Python's errors keep their first line."""
     cause = cause_of(error)
     if isinstance(cause, PubsubError):
         return cause
+    if isinstance(cause, psycopg.Error):
+        # A copy's own connection broke, or its server refused.
+        message, detail, hint = split_report(str(cause))
+        code = cause.sqlstate or ("08006" if isinstance(cause, psycopg.OperationalError) else "XX000")
+        return PubsubError(
+            message, sqlstate=code, detail=cause.diag.message_detail or detail, hint=cause.diag.message_hint or hint
+        )
     text = str(cause).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # A Python task's error reaches Spark as a traceback: its last line says what happened.
@@ -38,6 +52,11 @@ def typed(error: BaseException) -> PubsubError:
         package, name, message = ours[-1].groups()
         return PubsubError(message, sqlstate=_sqlstate(package, name))
     return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")
+
+
+def traced(error: BaseException) -> str:
+    """The error's traceback as Python prints it, for the log: made here, so that no renderer adds what variables hold."""
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _sqlstate(package: str, name: str) -> str:

@@ -21,7 +21,7 @@ from apply.handover import Handover
 from catalog.records import Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
 from catalog.store import Catalog
 from launcher import standing
-from launcher.failures import cause_of, typed
+from launcher.failures import traced, typed
 from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
 from launcher.workerslots import WorkerSlots
@@ -71,6 +71,8 @@ class Launcher:
                 try:
                     await self._catalog.prove()
                     counter = await self._catalog.change_counter()
+                    if counter != seen:
+                        await self._log_commands()
                     if counter != seen or any(task.done() for task in self._tasks.values()) or self._resting_is_over():
                         await self._reconcile()
                         await self._answer_requests()
@@ -122,6 +124,11 @@ class Launcher:
                 self._rest_until.pop(oid, None)
                 self._start(subscription)
 
+    async def _log_commands(self) -> None:
+        """What was done to the subscriptions by other processes, or this one (PostgreSQL: log_statement = ddl)."""
+        for command in await self._catalog.take_commands():
+            log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
+
     def _resting_is_over(self) -> bool:
         """A subscription whose runner failed may start again."""
         return any(until <= time.monotonic() for until in self._rest_until.values())
@@ -162,14 +169,18 @@ class Launcher:
         task = self._tasks.pop(oid)
         runner = self.runners.pop(oid)
         self._counted.pop(oid, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            log.info("subscription has stopped", subscription=runner.subscription.name)
+        else:
             known = typed(error)
             log.error(
                 "subscription ended",
                 subscription=runner.subscription.name,
                 reason=known.message,
+                detail=known.detail,
                 hint=known.hint,
-                exc_info=None if isinstance(cause_of(error), PubsubError) else error,
+                exception=traced(error),
             )
             self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 

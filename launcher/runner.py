@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,9 +27,9 @@ from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher.failures import cause_of, typed
+from launcher.failures import cause_of, foreseen, traced, typed
 from launcher.workerslots import WorkerName, WorkerSlots
-from pubsub.errors import PubsubError
+from pubsub.errors import UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings
@@ -206,8 +207,11 @@ class Runner:
             relations = await self._around.catalog.relations(self.subscription.oid)
             if self._ending.is_set():
                 break
-            for relid in self._tasks.keys() - {relation.relid for relation in relations}:
+            here = {relation.relid for relation in relations}
+            for relid in self._tasks.keys() - here:
                 self._tasks[relid].cancel()
+            for relid in self._failed_at.keys() - here:
+                del self._failed_at[relid]
             for relation in relations:
                 # It stopped under its sync worker; the next one only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
@@ -295,7 +299,8 @@ class Runner:
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
             return
-        unexpected = not isinstance(cause_of(error), PubsubError)
+        # What nobody foresaw is to be found by its traceback.
+        trace = {} if foreseen(error) else {"exception": traced(error)}
         catalog, subscription = self._around.catalog, self.subscription
         log.error(
             "worker failed",
@@ -305,19 +310,20 @@ class Runner:
             detail=known.detail,
             hint=known.hint,
             context=known.context,
-            exc_info=error if unexpected else None,
+            **trace,
         )
         self.error_cleared = False
         await count_conflict_of(catalog, subscription.oid, known)
         counter: Literal["apply", "sync"] = "apply" if relation is None else "sync"
         await catalog.set_subscription_error(subscription.oid, known, count=counter if count else None)
         relid = relation.relid if relation is not None else known.relid
-        if relid is not None and await catalog.relation(subscription.oid, relid) is not None:
+        if relid is not None:
             await catalog.set_relation_error(subscription.oid, relid, known.message, known.hint)
 
     async def _disable(self) -> None:
-        log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
-        await self._around.catalog.set_enabled(self.subscription.oid, False)
+        with suppress(UndefinedObject):  # it was dropped meanwhile
+            await self._around.catalog.set_enabled(self.subscription.oid, False)
+            log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
         self.drain()
 
     async def _pause(self, seconds: float) -> None:

@@ -37,8 +37,10 @@ async def execute(session: Session, statement: CreateSubscription | AlterSubscri
             await drop(session, statement)
         case _:
             assert_never(statement)
+    tag = command_tag(statement)
+    await session.catalog.note_command(tag, str(statement))
     session.wake()
-    return command_tag(statement)
+    return tag
 
 
 async def create(session: Session, statement: CreateSubscription) -> Subscription:

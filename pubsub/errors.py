@@ -7,7 +7,20 @@ table, or stop the subscription.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
+
+#: The string of CONNECTION, be it closed or not; `open` begins it.
+_CONNECTION: Final = re.compile(
+    r"""(?P<open>\bCONNECTION\s*)
+        (?P<string>E'(?:[^'\\]|''|\\.)*'? | (?:U&)?'(?:[^']|'')*'? | (?P<tag>\$\w*\$).*?(?:(?P=tag)|\Z))""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+
+
+def _masked(match: re.Match[str]) -> str:
+    """As wide as it was, so that positions in the statement stay."""
+    return match["open"] + re.sub(r"[^\n']", "*", match["string"])
 
 
 class PubsubError(Exception):
@@ -84,9 +97,10 @@ class SqlSyntaxError(PubsubError):
         text = super().report(verbose=verbose)
         if self.position is None:
             return text
-        before = self.statement[: self.position]
+        statement = _CONNECTION.sub(_masked, self.statement)
+        before = statement[: self.position]
         number = before.count("\n") + 1
-        line = self.statement.split("\n")[number - 1]
+        line = statement.split("\n")[number - 1]
         caret = self.position - (before.rfind("\n") + 1)
         prefix = f"LINE {number}: "
         return f"{text}\n{prefix}{line}\n{' ' * (len(prefix) + caret)}^"

@@ -16,11 +16,13 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from catalog.daemon import running_daemon
+from catalog.database import NoCatalog
 from catalog.records import State, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -81,7 +83,8 @@ class Node:
 
     `workers`: None runs them here unless a daemon does; True insists (ObjectInUse when a daemon does); False never.
     The daemon of another home with the same catalog is refused (ObjectInUse) but for False.
-    `settings` stand in for the file pubsub.toml in `home`.
+    `settings` stand in for the file pubsub.toml in `home`.  `make`: whether the node is made where there is none; False: by
+    the first DDL statement (for a client that has no `workers`), and until then what asks for it raises NoCatalog.
     """
 
     def __init__(
@@ -90,8 +93,11 @@ class Node:
         *,
         workers: bool | None = None,
         settings: Settings | None = None,
+        make: bool = True,
     ) -> None:
         self.home = home_directory(home)
+        self._make = make
+        self._is_open = False
         self._workers = workers
         self._given = settings
         self._settings: Settings | None = None
@@ -101,9 +107,16 @@ class Node:
         self._reader_home: tempfile.TemporaryDirectory[str] | None = None
 
     async def __aenter__(self) -> Self:
-        make_home(self.home)
+        if self._make:
+            make_home(self.home)
         self._settings = self._given or Settings.load(self.home)
-        self._catalog = await Catalog.open(self._settings.catalog_location, self._settings.catalog_timeout)
+        self._is_open = True
+        try:
+            self._catalog = await Catalog.open(
+                self._settings.catalog_location, self._settings.catalog_timeout, make=self._make
+            )
+        except NoCatalog:
+            return self
         try:
             await self._start_workers(self._settings, self._catalog)
         except BaseException:
@@ -121,8 +134,26 @@ class Node:
 
     @property
     def catalog(self) -> Catalog:
-        """The node's catalog."""
+        """The node's catalog.  Raises NoCatalog where there is no node yet."""
+        if self._catalog is None and self._is_open:
+            raise self._no_node()
         return _open(self._catalog)
+
+    def _no_node(self) -> NoCatalog:
+        return NoCatalog(
+            f'no node at "{self.home}"',
+            hint="Name the node's directory with --home or $PUBSUB_HOME; pubsub daemon and CREATE SUBSCRIPTION make a node.",
+        )
+
+    async def _look_for_node(self, *, make: bool = False) -> None:
+        """Open the catalog if there is one by now; `make` it if there is none."""
+        if self._catalog is None and self._is_open:
+            if make:
+                make_home(self.home)
+            with suppress(NoCatalog):
+                self._catalog = await Catalog.open(
+                    self.settings.catalog_location, self.settings.catalog_timeout, make=make
+                )
 
     @property
     def service(self) -> Service | None:
@@ -167,6 +198,7 @@ class Node:
         says what lags and what the workers failed of; NotInPrerequisiteState when no one works for the subscription.
         """
         deadline = time.monotonic() + timeout
+        await self._look_for_node()
         subscription = await self.catalog.subscription(name)
         if lsn is None:
             wanted = await self._publisher_lsn(subscription)
@@ -211,6 +243,7 @@ class Node:
         """What `pubsub status` shows."""
         from pubsub.status import status
 
+        await self._look_for_node()
         return await status(self.settings, self.catalog)
 
     async def snapshot(self, name: str, at: Lsn | str | None = None) -> Snapshot:
@@ -218,6 +251,7 @@ class Node:
         from pubsub import snapshot
 
         asked = Lsn.parse(at) if isinstance(at, str) else at
+        await self._look_for_node()
         state = await self.catalog.state()
         return await asyncio.to_thread(snapshot.take, state, _find(state, name), asked)
 
@@ -238,6 +272,7 @@ class Node:
     async def _close(self) -> None:
         service, catalog, reader, home = self._service, self._catalog, self._reader, self._reader_home
         self._service = self._catalog = self._reader = self._reader_home = None
+        self._is_open = False
         try:
             if service is not None:
                 await service.stop()
@@ -252,6 +287,7 @@ class Node:
     async def _run(
         self, statement: Statement, tell: Callable[[Notice], None]
     ) -> tuple[str, tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+        await self._look_for_node(make=not isinstance(statement, Show | Select))
         match statement:
             case CreateSubscription() | AlterSubscription() | DropSubscription():
                 from launcher.subscriptioncmds import execute
@@ -274,8 +310,9 @@ class Node:
         if views.is_on_views(statement.tables):
             columns, rows = await views.select(self.catalog, statement.sql)
             return tuple(columns), tuple(tuple(row) for row in rows)
-        from pubsub import deltaquery
+        from pubsub import deltaquery, logs
 
+        logs.configure_unless_done()
         found = await asyncio.to_thread(deltaquery.select, await self.catalog.state(), statement.sql)
         return found.columns, tuple(found.rows)
 
@@ -300,7 +337,11 @@ class Node:
             raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
 
     async def _read_state(self) -> State:
-        async with await Catalog.open(self.settings.catalog_location, self.settings.catalog_timeout) as catalog:
+        try:
+            catalog = await Catalog.open(self.settings.catalog_location, self.settings.catalog_timeout, make=False)
+        except NoCatalog:
+            raise self._no_node() from None
+        async with catalog:
             return await catalog.state()
 
     def _spark(self) -> Spark:

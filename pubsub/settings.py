@@ -114,7 +114,7 @@ class Settings(_Table):
         path = home / FILE_NAME
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             text = ""
         except (OSError, UnicodeDecodeError) as error:
             raise PubsubError(f'could not read configuration file "{path}": {error}', sqlstate="58030") from error

@@ -33,10 +33,11 @@ from apply.delta.alter import for_copy
 from apply.delta.log import TableLog
 from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
-from pubsub.errors import InvalidValue, NotInPrerequisiteState
+from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.contract import VARIANT
 from pubsub.publisher.connection import session_settings_sql
+from pubsub.publisher.conninfo import parse_conninfo, split_report
 from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
 
@@ -396,12 +397,18 @@ def _require_file(connection: Any, source: CopySource) -> None:
 
 
 def session(source: CopySource) -> Any:
-    """A psycopg connection to the publisher, with the session parameters of every other."""
+    """A psycopg connection to the publisher, with the session parameters of every other.  Raises ConnectionFailure."""
     import psycopg
 
-    connection = psycopg.connect(
-        source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
-    )
+    parse_conninfo(source.conninfo)  # psycopg's own errors would quote it
+    try:
+        connection = psycopg.connect(
+            source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
+        )
+    except psycopg.Error as error:
+        message, detail, hint = split_report(str(error).removeprefix("connection failed: "))
+        # Not from it: what stands in its frames is the connection string.
+        raise ConnectionFailure(f"could not connect to the publisher: {message}", detail=detail, hint=hint) from None
     try:
         connection.execute(session_settings_sql(connection.info.server_version).encode())
     except BaseException:

@@ -614,7 +614,7 @@ class _OneTable:
         await self._catalog.prove()
         await self._promotion.noticed()
 
-    async def may_write(self, relid: int) -> bool:
+    async def may_write(self, destination: Destination) -> bool:
         return True
 
     def failed(self, failures: Sequence[Failure]) -> None:
@@ -633,7 +633,7 @@ class _OneTable:
     def version(self, relid: int) -> Lsn:
         return self._version
 
-    def committed(self, relid: int, lsn: Lsn) -> None:
+    def committed(self, destination: Destination, lsn: Lsn) -> None:
         self._version = lsn
 
     async def durable(self, lsn: Lsn) -> None:

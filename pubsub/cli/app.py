@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from pubsub.cli.output import Format
+from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
 
 FAILED: Final = 1
@@ -24,7 +25,13 @@ INTERRUPTED: Final = 130
 
 _HELP: Final = "PostgreSQL's logical replication in Python: a node whose tables are Delta tables."
 
-app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,10 @@ def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> No
     """
     try:
         code = asyncio.run(_until_terminated(work))
-    except PubsubError as error:
-        print(error.report(verbose=common.verbose), file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        tell(error, verbose=common.verbose)
         code = FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("ERROR:  canceling statement due to user request", file=sys.stderr)
@@ -82,11 +91,12 @@ def _common(
     home: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="The node's directory, made on first use.  [default: $PUBSUB_HOME, else ./pubsub-node]"
+            metavar="DIR",
+            help="The node's directory, made by `daemon` and by DDL.  [default: $PUBSUB_HOME, else ./pubsub-node]",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="SQLSTATEs with errors, and messages of less weight.")
+        bool, typer.Option("--verbose", "-v", help="SQLSTATEs and tracebacks with errors, and messages of less weight.")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")

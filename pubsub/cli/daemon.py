@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from catalog.store import Catalog
+from launcher.failures import traced, typed
 from launcher.service import Service
 from pubsub import logs
 from pubsub.errors import PubsubError
@@ -26,13 +27,27 @@ if TYPE_CHECKING:
     from pubsub.cli.app import Common
 
 _AT_ONCE: Final = 130
+_FAILED: Final = 1
 
 log = structlog.get_logger()
 
 
 async def serve(common: Common) -> int:
     """Run until told to stop.  Raises PubsubError: another daemon runs, the settings can not be read, Java is missing."""
-    logs.configure(logging.DEBUG if common.verbose else logging.INFO)
+    logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose)
+    try:
+        return await _serve(common)
+    except PubsubError:
+        raise
+    except Exception as error:
+        known = typed(error)
+        log.error(
+            "daemon has failed", reason=known.message, detail=known.detail, hint=known.hint, exception=traced(error)
+        )
+        return _FAILED
+
+
+async def _serve(common: Common) -> int:
     make_home(common.home)
     settings = Settings.load(common.home)
     wanted = _Signals()
@@ -64,19 +79,48 @@ async def _until_told(service: Service, wanted: _Signals, settings: Settings) ->
             if wanted.stop:
                 log.info("daemon drains", deadline=settings.drain_timeout)
                 return settings, False
+            # guc-file.l: ProcessConfigFile, and its words.
+            log.info("received SIGHUP, reloading configuration files")
             try:
                 found = Settings.load(settings.home)
             except PubsubError as error:
-                log.error("settings were not taken", reason=error.message, context=error.context)
+                log.error(
+                    "settings were not taken",
+                    reason=error.message,
+                    detail=error.detail,
+                    hint=error.hint,
+                    context=error.context,
+                )
                 continue
             if found == settings:
                 log.info("settings are unchanged")
                 continue
+            for name, before, after in changed(settings, found):
+                log.info("parameter was changed", parameter=name, before=before, after=after)
             log.info("settings have changed: the workers start again")
             return found, True
     finally:
         failing.cancel()
         await asyncio.gather(failing, return_exceptions=True)
+
+
+def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, str | None]]:
+    """The parameters that differ: name, and both values as SHOW prints them.  Those that may hold secrets are named alone."""
+    found: list[tuple[str, str | None, str | None]] = [
+        (name, was, now)
+        for (name, was), (_, now) in zip(before.show_all(), after.show_all(), strict=True)
+        if was != now
+    ]
+    if before.warehouse != after.warehouse:
+        found.append(("warehouse", before.warehouse_uri, after.warehouse_uri))
+    for table in ("catalog", "spark"):
+        was, now = getattr(before, table), getattr(after, table)
+        found += [
+            (f"{table}.{name}", None, None)
+            for name in type(was).model_fields
+            if getattr(was, name) != getattr(now, name)
+        ]
+    return found
 
 
 class _Signals:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 async def show(common: Common, subscription: str, at: str | None, *, as_json: bool) -> None:
     """Print it.  Raises PubsubError."""
-    async with Node(common.home, workers=False) as node:
+    async with Node(common.home, workers=False, make=False) as node:
         found = await node.snapshot(subscription, at)
     if as_json:
         print(json.dumps(found.as_json(), ensure_ascii=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from launcher.session import SHOWN, Notice
 from pubsub.cli.output import Format, render
-from pubsub.errors import PubsubError
+from pubsub.cli.telling import tell
 from pubsub.node import Node, Result
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _TABLES: Final = (
 
 async def run_script(common: Common, script: str, output: Format) -> None:
     """Carry out a script up to its end or the first error; each answer is printed as it comes.  Raises PubsubError."""
-    async with Node(common.home, workers=False) as node:
+    async with Node(common.home, workers=False, make=False) as node:
         await _run(node, common, script, output)
 
 
@@ -36,14 +36,14 @@ def run_terminal(common: Common, output: Format) -> int:
     """The prompt, until \\q or the end of the input.  Errors are printed and it goes on.  Returns the exit code."""
     try:
         with asyncio.Runner() as runner:
-            node = Node(common.home, workers=False)
+            node = Node(common.home, workers=False, make=False)
             runner.run(node.__aenter__())
             try:
                 _prompt(runner, node, common, output)
             finally:
                 runner.run(node.__aexit__(None, None, None))
-    except PubsubError as error:
-        print(error.report(verbose=common.verbose), file=sys.stderr)
+    except Exception as error:
+        tell(error, verbose=common.verbose)
         return 1
     return 0
 
@@ -75,8 +75,8 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
         for statement in statements:
             try:
                 runner.run(_run(node, common, statement, output))
-            except PubsubError as error:
-                print(error.report(verbose=common.verbose), file=sys.stderr)
+            except Exception as error:
+                tell(error, verbose=common.verbose)
             except KeyboardInterrupt:
                 print("ERROR:  canceling statement due to user request", file=sys.stderr)
         pending = rest
@@ -121,7 +121,8 @@ def _save_history(path: Path) -> None:
     import readline
 
     for place in range(readline.get_current_history_length(), 0, -1):
-        if "password" in readline.get_history_item(place).lower():
+        line = readline.get_history_item(place).lower()
+        if "password" in line or "://" in line:
             readline.remove_history_item(place - 1)
     readline.set_history_length(1000)
     try:

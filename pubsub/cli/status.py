@@ -32,7 +32,7 @@ _STATES: Final = {
 
 async def show(common: Common, *, watch: bool, as_json: bool) -> None:
     """Print it once, or every second until interrupted.  Raises PubsubError."""
-    async with Node(common.home, workers=False) as node:
+    async with Node(common.home, workers=False, make=False) as node:
         if as_json:
             while True:
                 print(json.dumps((await node.status()).as_json(), ensure_ascii=False), flush=True)

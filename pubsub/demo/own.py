@@ -35,7 +35,7 @@ from pubsub.demo.progress import Waiter
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher.conninfo import secret_keywords
+from pubsub.publisher.conninfo import parse_conninfo, secret_keywords
 from pubsub.sql.identifiers import quote_literal
 
 _T = TypeVar("_T")
@@ -155,7 +155,7 @@ class OwnDemo:
         return connection
 
     def _conninfo(self, **more: str) -> str:
-        given = libpq_conninfo.conninfo_to_dict(self._options.conninfo)
+        given = parse_conninfo(self._options.conninfo)
         ours = {"connect_timeout": given.get("connect_timeout", _CONNECT_SECONDS), "application_name": "pubsub demo"}
         return libpq_conninfo.make_conninfo("", **(given | ours | more))
 
@@ -404,7 +404,7 @@ def _first_line(error: psycopg.Error) -> str:
 
 
 def _without_password(conninfo: str) -> str:
-    parameters = libpq_conninfo.conninfo_to_dict(conninfo)
+    parameters = parse_conninfo(conninfo)
     for secret in secret_keywords():
         if parameters.get(secret):
             parameters[secret] = "********"

@@ -183,6 +183,44 @@ async def test_a_table_s_way_through_the_states(catalog: Catalog) -> None:
     assert await catalog.begin_copy(sub.oid, 1) == 3  # RESYNC: a generation that no copy before had
 
 
+async def test_a_table_that_joins_again_has_copies_of_its_own(catalog: Catalog) -> None:
+    """Its Delta table says which copy it holds: the next, cut short, was once taken for that one, and never made."""
+    sub = await catalog.create_subscription(new(), [NewRelation(1, "public", "a", "/w/a")])
+    for generation in (1, 2):
+        assert await catalog.begin_copy(sub.oid, 1) == generation
+    await catalog.remove_relation(sub.oid, 1)
+    await catalog.add_relations(sub.oid, [NewRelation(1, "public", "a", "/w/a")])
+    assert await catalog.begin_copy(sub.oid, 1) == 3
+    await catalog.remove_relation(sub.oid, 1)
+    await catalog.remove_relation(sub.oid, 1)
+    await catalog.add_relations(sub.oid, [NewRelation(1, "public", "a", "/w/a")])
+    assert await catalog.begin_copy(sub.oid, 1) == 4
+
+
+async def test_commands_are_taken_once_and_in_order(catalog: Catalog) -> None:
+    before = await catalog.change_counter()
+    for number in range(3):
+        await catalog.note_command("ALTER SUBSCRIPTION", f"ALTER SUBSCRIPTION s{number} ENABLE")
+    assert await catalog.change_counter() > before
+    taken = await catalog.take_commands()
+    assert [one.statement for one in taken] == [f"ALTER SUBSCRIPTION s{number} ENABLE" for number in range(3)]
+    assert await catalog.take_commands() == []
+    await catalog.note_command("DROP SUBSCRIPTION", "DROP SUBSCRIPTION s")
+    assert [one.tag for one in await catalog.take_commands()] == ["DROP SUBSCRIPTION"]
+
+
+async def test_of_commands_that_nobody_takes_the_latest_stay(catalog: Catalog) -> None:
+    for number in range(103):
+        await catalog.note_command("ALTER SUBSCRIPTION", str(number))
+    assert [one.statement for one in await catalog.take_commands()] == [str(number) for number in range(3, 103)]
+
+
+async def test_an_error_of_a_table_that_has_left_is_passed_over(catalog: Catalog) -> None:
+    sub = await catalog.create_subscription(new())
+    await catalog.set_relation_error(sub.oid, 1, "e", "h")
+    assert await catalog.relation(sub.oid, 1) is None
+
+
 @pytest.mark.parametrize("state", [RelState.SYNCWAIT, RelState.CATCHUP, RelState.READY, RelState.FINISHEDCOPY])
 async def test_a_step_that_is_not_in_the_table_is_refused(catalog: Catalog, state: RelState) -> None:
     sub = await with_table(catalog)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from os import open as os_open
 from pathlib import Path
 
 import pytest
@@ -81,6 +86,110 @@ def test_status_for_people(home: str) -> None:
     assert "s  disabled" in shown
 
 
+READING = [
+    ["status"],
+    ["status", "--json"],
+    ["status", "--watch"],
+    ["snapshot", "s"],
+    ["sql", "SELECT * FROM pg_subscription"],
+    ["sql", "SELECT * FROM public.orders"],
+    ["sql", "SHOW drain_timeout; SELECT 1"],
+]
+
+
+@pytest.mark.parametrize("place", ["nothing", "a directory", "a file"])
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_what_only_reads_makes_no_node(home: str, arguments: list[str], place: str) -> None:
+    """`pubsub status` in another directory made a node there, and said that it had no subscriptions."""
+    if place == "a directory":
+        Path(home).mkdir()
+    elif place == "a file":
+        Path(home).touch()
+    result = run("--home", home, *arguments)
+    assert result.exit_code == 1
+    error, hint = result.stderr.splitlines()
+    assert error == f'ERROR:  no node at "{home}"'
+    assert "--home" in hint
+    assert "$PUBSUB_HOME" in hint
+    assert (
+        (list(Path(home).iterdir()) == []) if place == "a directory" else (Path(home).is_file() == (place == "a file"))
+    )
+    assert not result.stdout or "SHOW drain_timeout" in arguments[1]
+
+
+def test_what_only_reads_makes_no_node_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PUBSUB_HOME", raising=False)
+    assert f'no node at "{tmp_path}/pubsub-node"' in run("status").stderr
+    monkeypatch.setenv("PUBSUB_HOME", "elsewhere")
+    assert f'no node at "{tmp_path}/elsewhere"' in run("status").stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["empty", "another program's"])
+def test_a_database_that_is_no_catalog_stays_as_it_is(home: str, file: str) -> None:
+    Path(home).mkdir()
+    path = Path(home) / "catalog.db"
+    path.touch()
+    if file != "empty":
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TABLE t (a int)")
+    before = path.read_bytes()
+    assert run("--home", home, "status").stderr.startswith(f'ERROR:  no node at "{home}"\n')
+    assert path.read_bytes() == before
+
+
+def test_ddl_makes_the_node_when_it_comes_to_it(home: str) -> None:
+    result = run("--home", home, "sql", "DROP SUBSCRIPTION IF EXISTS s; SELECT count(*) FROM pg_subscription")
+    assert result.exit_code == 0
+    assert "DROP SUBSCRIPTION" in result.stdout
+    assert run("--home", home, "status").exit_code == 0
+
+
+def test_ddl_that_does_not_parse_makes_no_node(home: str) -> None:
+    assert run("--home", home, "sql", "CREATE SUBSCRIPTION s CONNECTIN 'host=h'").exit_code == 1
+    assert not Path(home).exists()
+
+
+def test_a_prompt_makes_the_node_at_its_first_ddl(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pubsub.cli.app import Common
+    from pubsub.cli.output import Format
+    from pubsub.cli.sql import run_terminal
+
+    seen: list[bool] = []
+    lines = iter(["SELECT * FROM pg_subscription;", "\\d", UNCONNECTED + ";", "SELECT * FROM pg_subscription;"])
+
+    def answer(prompt: str) -> str:
+        seen.append(Path(home).exists())
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr("pubsub.cli.sql._load_history", lambda: None)
+    assert run_terminal(Common(Path(home), False), Format.TABLE) == 0
+    assert seen == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("command", [["status"], ["sql", "SELECT count(*) FROM pg_subscription"]], ids=" ".join)
+def test_a_node_that_can_not_be_written_is_read(home: str, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run("--home", home, "sql", UNCONNECTED)
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
+    monkeypatch.setattr(os, "open", forbid_writing)
+    assert run("--home", home, *command).exit_code == 0
+    assert [path.name for path in Path(home).iterdir()] == ["catalog.db"]
+
+
+def forbid_writing(path: object, flags: int, *rest: object, **more: object) -> int:
+    if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+    return os_open(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+
 def test_settings_that_can_not_be_read(home: str) -> None:
     Path(home).mkdir()
     (Path(home) / "pubsub.toml").write_text("nope = 1\n")
@@ -92,7 +201,7 @@ def test_settings_that_can_not_be_read(home: str) -> None:
 def test_quick_commands_import_nothing_heavy(home: str) -> None:
     program = (
         "import sys; from pubsub.cli.app import app\n"
-        f"for arguments in (['status', '--json'], ['sql', {UNCONNECTED!r}], ['sql', 'ALTER SUBSCRIPTION s ENABLE']):\n"
+        f"for arguments in (['sql', {UNCONNECTED!r}], ['status', '--json'], ['sql', 'ALTER SUBSCRIPTION s ENABLE']):\n"
         f"    app(['--home', {home!r}, *arguments], standalone_mode=False)\n"
         "heavy = {'pyspark', 'pyarrow', 'deltalake', 'sqlglot', 'numpy', 'pandas', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"

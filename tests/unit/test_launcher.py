@@ -15,7 +15,7 @@ import structlog
 
 import launcher.launcher
 from apply.figures import Figures
-from catalog.records import PublisherStatus, Warned
+from catalog.records import Command, PublisherStatus, Warned
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
@@ -33,17 +33,18 @@ class FakeCatalog:
         self.counter = 1
         self.listed = list(subscriptions)
         self.requests: list[Any] = []
+        self.commands: list[Any] = []
         self.answers: dict[int, PubsubError | None] = {}
         self.statistics: list[list[Any]] = []
         self.failures: list[PubsubError] = []
         self.unreachable: PubsubError | None = None
         self.taken: PubsubError | None = None
+        self.publishers: dict[int, PublisherStatus] = {}
+        self.rows: list[Any] = []
 
     async def prove(self) -> None:
         if self.taken is not None:
             raise self.taken
-        self.publishers: dict[int, PublisherStatus] = {}
-        self.rows: list[Any] = []
 
     async def change_counter(self) -> int:
         if self.unreachable is not None:
@@ -52,6 +53,10 @@ class FakeCatalog:
 
     async def subscriptions(self) -> list[Any]:
         return list(self.listed)
+
+    async def take_commands(self) -> list[Any]:
+        taken, self.commands = self.commands, []
+        return taken
 
     async def pending_requests(self) -> list[Any]:
         return [request for request in self.requests if request.id not in self.answers]
@@ -186,6 +191,29 @@ async def test_an_altered_subscription_gets_a_new_runner_and_the_same_promises()
     assert FakeRunner.made[0].handover is FakeRunner.made[1].handover
     launched.stop()
     await task
+
+
+@virtual
+async def test_the_log_says_what_commands_have_done_and_what_became_of_the_workers() -> None:
+    """A DISABLE, DROP or REFRESH from another process was in no log."""
+    catalog = FakeCatalog(subscription(1))
+    executed = datetime(2026, 1, 1, tzinfo=UTC)
+    structlog.reset_defaults()  # a test before may have opened a node, which logs warnings alone
+    with structlog.testing.capture_logs() as said:
+        launched, task = await started(catalog)
+        for text in ("ALTER SUBSCRIPTION s1 REFRESH PUBLICATION", "ALTER SUBSCRIPTION s1 DISABLE"):
+            catalog.commands.append(Command(1, "ALTER SUBSCRIPTION", text, executed))
+        catalog.listed = [subscription(1, enabled=False)]
+        catalog.counter += 1
+        await asyncio.sleep(2)
+        launched.stop()
+        await task
+    assert [(one["event"], one.get("statement") or one.get("subscription")) for one in said] == [
+        ("subscription has started", "s1"),
+        ("ALTER SUBSCRIPTION", "ALTER SUBSCRIPTION s1 REFRESH PUBLICATION"),
+        ("ALTER SUBSCRIPTION", "ALTER SUBSCRIPTION s1 DISABLE"),
+        ("subscription has stopped", "s1"),
+    ]
 
 
 @virtual

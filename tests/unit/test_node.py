@@ -246,3 +246,26 @@ async def test_caught_up(tables: Node) -> None:
 async def test_a_node_that_is_not_open() -> None:
     with pytest.raises(NotInPrerequisiteState, match="not open"):
         await Node("unused", workers=False).execute("SHOW ALL")
+
+
+async def test_a_node_is_made_by_whoever_opens_it_unless_told_not_to(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with Node(home, workers=False, make=False) as client:
+        for ask in (client.status, lambda: client.fetch("SELECT 1"), lambda: client.snapshot("s")):
+            with pytest.raises(PubsubError, match="no node at") as caught:
+                await ask()  # type: ignore[operator]
+            assert caught.value.sqlstate == "58P01"
+        with pytest.raises(PubsubError, match="no node at"):
+            client.table("public.orders")
+        assert not home.exists()
+        async with Node(home, workers=False) as other:
+            await other.execute(UNCONNECTED.format("s"))
+        assert [row["subname"] for row in await client.fetch("SELECT subname FROM pg_subscription")] == ["s"]
+        assert (await client.status()).subscriptions
+
+
+async def test_a_client_that_finds_a_node_only_later(tmp_path: Path) -> None:
+    async with Node(tmp_path / "home", workers=False, make=False) as client:
+        async with Node(tmp_path / "home", workers=False):
+            pass
+        assert not (await client.status()).subscriptions

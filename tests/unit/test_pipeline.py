@@ -88,16 +88,16 @@ class OneTables:
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
         return True
 
-    async def may_write(self, relid: int) -> bool:
-        if relid in self.gates:
-            await self.gates[relid].wait()
-        return relid not in self.gone
+    async def may_write(self, destination: Destination) -> bool:
+        if destination.relid in self.gates:
+            await self.gates[destination.relid].wait()
+        return destination.relid not in self.gone
 
     def version(self, relid: int) -> Lsn:
         return self._versions.get(relid, INVALID_LSN)
 
-    def committed(self, relid: int, lsn: Lsn) -> None:
-        self._versions[relid] = lsn
+    def committed(self, destination: Destination, lsn: Lsn) -> None:
+        self._versions[destination.relid] = lsn
 
     async def before_commit(self) -> None:
         """It may."""

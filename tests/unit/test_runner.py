@@ -103,3 +103,35 @@ def test_no_sync_worker_at_all() -> None:
     found = waits(WorkerSlots(10), 0)
     assert {one.hint for one in found.values()} == {'Increase "max_sync_workers_per_subscription".'}
     assert set(found) == {1, 2, 3, 4}
+
+
+class NoTables:
+    """A catalog of which no table is left."""
+
+    def __init__(self) -> None:
+        self.read = asyncio.Event()
+
+    async def relations(self, subid: int) -> list[Any]:
+        self.read.set()
+        return []
+
+
+async def test_a_table_that_has_left_keeps_no_failure_of_its_copy() -> None:
+    """With it `status` once showed the error of a table that was no longer there, for good."""
+    catalog = NoTables()
+    around: Any = SimpleNamespace(
+        node_id="1",
+        catalog=catalog,
+        engine=None,
+        stage=None,
+        settings=Settings(home=Path("/nonexistent")),
+        workers=WorkerSlots(1),
+    )
+    runner = Runner(SimpleNamespace(oid=1, name="s"), around, Handover())  # type: ignore[arg-type]
+    runner._failed_at[16384] = 0.0
+    assert runner.failing
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(runner._keep_syncing(group))
+        await catalog.read.wait()
+        runner.drain()
+    assert not runner.failing

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from catalog.daemon import DaemonLock
-from catalog.records import NewRelation, Request, SubscriptionRel
+from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher import optioneffects
@@ -192,6 +192,46 @@ async def test_alter_refused(
     assert await client.session.catalog.subscription("s") == before
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "options", "publications"),
+    [
+        ("SET (disable_on_error = true)", "SET (batch_rows = 7)", (True, 7, False), ("p",)),
+        ("SET (disable_on_error = true)", "CONNECTION 'host=h'", (True, 500_000, True), ("p",)),
+        (
+            "ADD PUBLICATION q WITH (refresh = false)",
+            "ADD PUBLICATION r WITH (refresh = false)",
+            (False, 500_000, False),
+            ("p", "q", "r"),
+        ),
+    ],
+)
+async def test_two_at_once_both_have_their_effect(
+    client: Client,
+    nowhere: str,
+    monkeypatch: pytest.MonkeyPatch,
+    one: str,
+    other: str,
+    options: tuple[bool, int, bool],
+    publications: tuple[str, ...],
+) -> None:
+    """Each has read the subscription before the other stores: the later one once stored what it had read."""
+    await client.run(UNCONNECTED.format(nowhere))
+    catalog = client.session.catalog
+    read, both = catalog.subscription, asyncio.Barrier(2)
+
+    async def subscription(name: str | int) -> Subscription:
+        found = await read(name)
+        await both.wait()
+        return found
+
+    monkeypatch.setattr(catalog, "subscription", subscription)
+    await asyncio.gather(client.run(f"ALTER SUBSCRIPTION s {one}"), client.run(f"ALTER SUBSCRIPTION s {other}"))
+    altered = await read("s")
+    found = altered.options
+    assert (found.disable_on_error, found.batch_rows, found.rebound) == options
+    assert tuple(sorted(altered.publications)) == publications
+
+
 async def test_skip_is_stored_and_taken_back(client: Client, nowhere: str) -> None:
     await client.run(UNCONNECTED.format(nowhere))
     catalog = client.session.catalog
@@ -313,3 +353,34 @@ def test_options_without_effect_are_said() -> None:
     assert said == ["run_as_owner has no effect"]
     optioneffects.tell(session, SubscriptionOptions(on_table_error="isolate", specified=frozenset({"on_table_error"})))
     assert len(said) == 1
+
+
+async def test_each_command_is_noted_for_the_log_without_its_password(client: Client) -> None:
+    secrets = ("host=h password=s3cr3t", "postgresql://u:s3cr3t@h/d")
+    await client.run(UNCONNECTED.format(secrets[0]))
+    for action in (
+        f"CONNECTION '{secrets[1]}'",
+        "SET (batch_rows = 7)",
+        "ENABLE",
+        "DISABLE",
+        "ADD PUBLICATION q WITH (refresh = false)",
+        "RENAME TO t",
+    ):
+        await client.run(f"ALTER SUBSCRIPTION s {action}")
+    await client.run("ALTER SUBSCRIPTION t SET (slot_name = NONE)")
+    await client.run("DROP SUBSCRIPTION t")
+    await client.fails("DROP SUBSCRIPTION t")
+    noted = await client.session.catalog.take_commands()
+    assert [one.tag for one in noted] == ["CREATE SUBSCRIPTION", *["ALTER SUBSCRIPTION"] * 7, "DROP SUBSCRIPTION"]
+    told = "\n".join(one.statement for one in noted)
+    assert "s3cr3t" not in told
+    for word in (
+        "CONNECTION",
+        "batch_rows",
+        "ENABLE",
+        "DISABLE",
+        "ADD PUBLICATION q",
+        "RENAME TO t",
+        "DROP SUBSCRIPTION t",
+    ):
+        assert word in told

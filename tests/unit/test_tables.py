@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from apply.batch import Batch
+from apply.changes import CopyAgain
 from apply.delta.table import application_id
+from apply.follow import Columns, Looked
 from apply.handover import Handover
+from apply.pipeline import StartAgain
+from apply.prepare import Destination
 from apply.tables import ApplyTables
 from catalog.records import NewRelation, NewSubscription, Subscription
 from catalog.states import RelState
@@ -30,10 +34,55 @@ async def quiet() -> None:
     """No batch is under way."""
 
 
+class Meanwhile:
+    """A follower whose every question to the publisher takes a while, in which `happens` happens, once."""
+
+    def __init__(self, happens: Callable[[], Awaitable[None]], *, at: str = "look", again: bool = False) -> None:
+        self._happens: Callable[[], Awaitable[None]] | None = happens
+        self._at = at
+        self._again = again
+        self.asked: list[list[int]] = []
+        self.taken_over: list[int] = []
+        self.now: dict[int, tuple[str, str]] = {}
+
+    async def _awaited(self, what: str) -> None:
+        if what == self._at and self._happens is not None:
+            happens, self._happens = self._happens, None
+            await happens()
+
+    async def look(self, tables: Sequence[Columns]) -> Looked:
+        self.asked.append([table.relid for table in tables])
+        await self._awaited(f"look {len(self.asked)}")
+        return Looked({table.relid: Same() for table in tables}, Lsn(50))  # type: ignore[misc]
+
+    async def take_over(self, table: Columns, now: object, since: Lsn) -> None:
+        self.taken_over.append(table.relid)
+        await self._awaited("take over")
+
+    async def renamed(self, relids: Sequence[int]) -> dict[int, tuple[str, str]]:
+        await self._awaited("renamed")
+        return self.now
+
+    async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
+        raise AssertionError("the table has left")
+
+    async def follow(self, batch: Batch, tables: object, quiet: object) -> list[CopyAgain]:
+        await self._awaited("follow")
+        return [CopyAgain(A.oid, "public.a", "which column is which can not be told")] if self._again else []
+
+
+class Same:
+    """A table in the publisher's catalog that nobody alters."""
+
+    def same_columns(self, other: object) -> bool:
+        return isinstance(other, Same)
+
+
 class Bench:
     """A subscription of table a, and what its apply worker knows of it."""
 
     def __init__(self, catalog: Catalog, subscription: Subscription, delta: MemoryDelta) -> None:
+        self.follower: Meanwhile | None = None
         self.catalog, self.subscription, self.delta = catalog, subscription, delta
         self.handover = Handover()
         self.tables = self.restarted()
@@ -41,8 +90,19 @@ class Bench:
         self.restarts = 0
 
     def restarted(self) -> ApplyTables:
-        self.tables = ApplyTables(self.catalog, "9", self.subscription, self.handover)
+        self.tables = ApplyTables(
+            self.catalog,
+            "9",
+            self.subscription,
+            self.handover,
+            self.follower,  # type: ignore[arg-type]
+        )
         return self.tables
+
+    def follows(self, follower: Meanwhile) -> ApplyTables:
+        """A worker that follows the publisher's tables."""
+        self.follower = follower
+        return self.restarted()
 
     # handover.Applying
 
@@ -67,6 +127,29 @@ class Bench:
 
     def app_id(self, generation: int, relid: int = A.oid) -> str:
         return application_id("9", self.subscription.oid, relid, generation)
+
+    async def ready(self, at: int) -> None:
+        """Table a is copied, and apply's."""
+        await self.copied(at)
+        await self.synced(at)
+        await self.tables.load()
+        await self.tables.durable(Lsn(at))
+
+    async def leaves(self) -> None:
+        """REFRESH takes table a out, and the worker hears of it."""
+        await self.catalog.remove_relation(self.subscription.oid, A.oid)
+        await self.tables.load()
+
+    async def joins_again(self) -> None:
+        """REFRESH takes table a out, and another one takes it in: the worker has heard of neither."""
+        await self.catalog.remove_relation(self.subscription.oid, A.oid)
+        await self.catalog.add_relations(self.subscription.oid, [NewRelation(A.oid, "public", "a", "a")])
+
+    async def destination(self) -> Destination:
+        """Where a batch that is staged now goes."""
+        async with asyncio.timeout(10):
+            found = await self.tables.destinations(Batch({A.oid: A}), quiet)
+        return found[("public", "a")]
 
     async def state(self) -> RelState:
         (found,) = await self.catalog.relations(self.subscription.oid)
@@ -139,7 +222,8 @@ async def test_apply_writes_after_s(bench: Bench) -> None:
     await bench.tables.load()
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
-    task = asyncio.create_task(bench.tables.may_write(A.oid))
+    staged = await bench.destination()
+    task = asyncio.create_task(bench.tables.may_write(staged))
     await asyncio.sleep(0.01)
     assert not task.done()
     bench.delta.tables["a"].versions[bench.app_id(1)] = Lsn(90)
@@ -147,7 +231,7 @@ async def test_apply_writes_after_s(bench: Bench) -> None:
     assert await task
     assert bench.tables.version(A.oid) == 90
     assert await bench.after() == 100
-    bench.tables.committed(A.oid, Lsn(200))
+    bench.tables.committed(staged, Lsn(200))
     assert bench.tables.version(A.oid) == 200
     assert await bench.after() == 200
 
@@ -157,14 +241,15 @@ async def test_a_table_that_leaves_is_not_waited_for(bench: Bench) -> None:
     await bench.tables.load()
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
-    task = asyncio.create_task(bench.tables.may_write(A.oid))
+    staged = await bench.destination()
+    task = asyncio.create_task(bench.tables.may_write(staged))
     await asyncio.sleep(0.01)
     await bench.catalog.remove_relation(bench.subscription.oid, A.oid)
     await bench.tables.load()
     assert not await task
     assert await bench.after() is None
-    assert not await bench.tables.may_write(A.oid)
-    bench.tables.committed(A.oid, Lsn(200))
+    assert not await bench.tables.may_write(staged)
+    bench.tables.committed(staged, Lsn(200))
 
 
 async def test_a_worker_that_drains_waits_for_no_sync_worker(bench: Bench) -> None:
@@ -173,7 +258,8 @@ async def test_a_worker_that_drains_waits_for_no_sync_worker(bench: Bench) -> No
     await bench.tables.load()
     bench.handover.attach(bench)
     await bench.handover.catchup_lsn(A.oid, Lsn(100))
-    task = asyncio.create_task(bench.tables.may_write(A.oid))
+    staged = await bench.destination()
+    task = asyncio.create_task(bench.tables.may_write(staged))
     await asyncio.sleep(0.01)
     bench.tables.drain()
     with pytest.raises(NotInPrerequisiteState, match="not synchronized"):
@@ -206,6 +292,35 @@ async def test_the_origin_never_goes_back(bench: Bench) -> None:
     await bench.tables.durable(Lsn(200))
     await bench.tables.durable(Lsn(100))
     assert await bench.catalog.origin(bench.subscription.oid) == 200
+
+
+@pytest.mark.parametrize("slow", ["origin", "advance_origin"])
+async def test_a_slow_look_at_the_origin_does_not_take_it_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """A table of a quiet publisher then stayed in s."""
+    await bench.copied(100)
+    await bench.synced(150)
+    await bench.tables.load()
+    ask, answered, go_on = getattr(bench.catalog, slow), asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: object) -> Lsn:
+        found: Lsn = await ask(*args)
+        monkeypatch.undo()
+        answered.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(bench.catalog, slow, slowly)
+    late = asyncio.create_task(bench.tables.load() if slow == "origin" else bench.tables.durable(Lsn(120)))
+    await answered.wait()
+    monkeypatch.setattr(bench.tables, "settle", quiet)  # nobody settles yet
+    await bench.tables.durable(Lsn(200))
+    go_on.set()
+    await late
+    monkeypatch.undo()
+    await bench.tables.settle()
+    assert await bench.state() is RelState.READY
 
 
 async def test_after_a_restart_the_table_says_what_it_holds(bench: Bench) -> None:
@@ -249,3 +364,136 @@ async def test_changes_of_a_renamed_table_are_refused(bench: Bench) -> None:
     with pytest.raises(NotInPrerequisiteState, match=r'relation "public\.other" does not exist'):
         await bench.tables.destinations(Batch({A.oid: renamed}), quiet)
     assert await bench.tables.destinations(Batch({77: relation(77, "other")}), quiet) == {}
+
+
+# What happens while something is waited for.
+
+
+async def test_a_table_that_leaves_while_its_columns_are_looked_at(bench: Bench) -> None:
+    """REFRESH asks for the columns, a second one takes the table out: the KeyError once ended the worker."""
+    tables = bench.follows(Meanwhile(bench.leaves, at="look 2"))
+    await bench.ready(100)
+    await bench.catalog.ask_for_columns(bench.subscription.oid)
+    await tables.load()
+    await tables.look()
+    assert tables.asked
+    await tables.settle_columns(Lsn(100))
+    assert bench.follower is not None
+    assert bench.follower.asked == [[A.oid], [A.oid]]
+    assert bench.follower.taken_over == []
+    assert not tables.asked
+
+
+async def test_a_table_that_begins_anew_while_its_columns_are_looked_at_is_not_altered(bench: Bench) -> None:
+    async def joins_again() -> None:
+        await bench.joins_again()
+        await bench.tables.load()
+
+    tables = bench.follows(Meanwhile(joins_again, at="look 2"))
+    await bench.ready(100)
+    await bench.catalog.ask_for_columns(bench.subscription.oid)
+    await tables.load()
+    await tables.look()
+    await tables.settle_columns(Lsn(100))
+    assert bench.follower is not None
+    assert bench.follower.taken_over == []
+
+
+async def test_columns_that_are_asked_for_again_while_they_are_looked_at_are_looked_at_again(bench: Bench) -> None:
+    """An ALTER TABLE after the look, and a REFRESH after that, were once answered by the look before both."""
+
+    async def asked_again() -> None:
+        await bench.catalog.ask_for_columns(bench.subscription.oid)
+        await bench.tables.load()
+
+    tables = bench.follows(Meanwhile(asked_again, at="look 2"))
+    await bench.ready(100)
+    await bench.catalog.ask_for_columns(bench.subscription.oid)
+    await tables.load()
+    await tables.look()
+    await tables.settle_columns(Lsn(100))
+    (stored,) = await bench.catalog.relations(bench.subscription.oid)
+    assert stored.look_again == 2
+    assert tables.asked
+    await tables.settle_columns(Lsn(100))
+    (stored,) = await bench.catalog.relations(bench.subscription.oid)
+    assert stored.look_again == 0
+    assert not tables.asked
+
+
+async def test_a_table_that_leaves_while_the_publisher_is_asked_for_its_name(bench: Bench) -> None:
+    """Another table has its name in the stream: dropped and made again, or renamed?"""
+    follower = Meanwhile(bench.leaves, at="renamed")
+    follower.now = {A.oid: ("public", "other")}
+    tables = bench.follows(follower)
+    await bench.ready(100)
+    assert await tables.destinations(Batch({77: relation(77, "a")}), quiet) == {}
+
+
+async def test_a_table_that_leaves_before_it_is_renamed(bench: Bench) -> None:
+    """Until the batches before are committed, which may take long."""
+    tables = bench.follows(Meanwhile(quiet, at="never"))
+    await bench.ready(100)
+    assert await tables.destinations(Batch({A.oid: relation(A.oid, "other")}), bench.leaves) == {}
+
+
+@pytest.mark.parametrize("how", ["leaves", "leaves unheard"])
+async def test_a_table_that_leaves_before_it_is_to_be_copied_again(bench: Bench, how: str) -> None:
+    async def unheard() -> None:
+        await bench.catalog.remove_relation(bench.subscription.oid, A.oid)
+
+    tables = bench.follows(Meanwhile(bench.leaves if how == "leaves" else unheard, at="follow", again=True))
+    await bench.ready(100)
+    with pytest.raises(StartAgain):
+        await tables.destinations(Batch({A.oid: A}), quiet)
+
+
+async def test_a_table_that_leaves_before_it_is_ready(bench: Bench) -> None:
+    """The catalog refused `r`, and the worker failed of it."""
+    await bench.copied(100)
+    await bench.synced(150)
+    await bench.tables.load()
+    await bench.catalog.remove_relation(bench.subscription.oid, A.oid)
+    await bench.tables.durable(Lsn(200))
+    await bench.tables.load()
+    assert await bench.after() is None
+
+
+async def test_a_table_that_joined_again_is_not_ready_by_what_it_was(bench: Bench) -> None:
+    await bench.copied(100)
+    await bench.synced(150)
+    await bench.tables.load()
+    await bench.joins_again()
+    await bench.tables.durable(Lsn(200))
+    assert await bench.state() is RelState.INIT
+
+
+async def test_a_table_that_left_and_joined_again_begins_anew(bench: Bench) -> None:
+    """Between two readings of the catalog: apply once went on to write what its sync worker copied."""
+    await bench.ready(100)
+    assert await bench.after() == 100
+    await bench.joins_again()
+    await bench.tables.load()
+    assert await bench.after() is None
+
+
+async def test_what_was_staged_for_a_table_is_not_committed_to_its_next_copy(bench: Bench) -> None:
+    """The copy holds it already, and newer rows besides."""
+    await bench.ready(100)
+    staged = await bench.destination()
+    await bench.joins_again()
+    await bench.tables.load()
+    await bench.copied(300)
+    bench.decided = Lsn(200)
+    bench.handover.attach(bench)
+    assert await bench.handover.catchup_lsn(A.oid, Lsn(300)) == 300
+    await bench.synced(300)
+    assert not await bench.tables.may_write(staged)
+    bench.tables.committed(staged, Lsn(200))
+    assert (await bench.destination()).after == 300
+
+
+async def test_a_table_that_leaves_while_its_destination_is_found_is_left_out(bench: Bench) -> None:
+    tables = bench.follows(Meanwhile(bench.leaves, at="follow"))
+    await bench.ready(100)
+    assert await tables.destinations(Batch({A.oid: A}), quiet) == {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from apply.dispatch import Dispatcher
-from apply.twophase import Preparation, PreparedStore
+from apply.twophase import Preparation, PreparedStore, TwoPhase
+from catalog.records import PreparedXact
 from pubsub.errors import DataCorrupted, UndefinedObject
 from pubsub.protocol.ids import Xid
 from pubsub.protocol.lsn import Lsn
@@ -121,3 +123,19 @@ def test_it_is_read_under_the_definition_that_it_was_prepared_with(tmp_path: Pat
     assert d.batch.relations[A.oid] == [(0, wider), (0, A), (1, wider)]
     assert [(t.final_lsn, t.end_lsn) for t in d.batch.transactions] == [(92, 300), (392, 400)]
     assert d.batch.outcomes == [(7, 300)]
+
+
+class Unseen:
+    async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None: ...
+
+
+async def test_an_origin_that_is_stored_short_of_the_outcome_forgets_nothing(tmp_path: Path) -> None:
+    """Of two tasks that store the origin one may come later with less: the file once stayed for good."""
+    store = PreparedStore(tmp_path / "prepared")
+    two_phase = TwoPhase(store, Unseen(), 1)
+    await two_phase.keep(preparation(tmp_path))
+    await two_phase.durable([(7, Lsn(200))])
+    await two_phase.origin_stored(Lsn(150))
+    assert len(names(tmp_path)) == 1
+    await two_phase.origin_stored(Lsn(200))
+    assert names(tmp_path) == []
