@@ -259,6 +259,18 @@ class Replication:
         await self.world.chance.step()
 
 
+class Primary:
+    """promotion.Promotion of a server that is no standby."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    async def begin(self, stream: Any) -> None: ...
+
+    async def noticed(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Catalog:
     """catalog.store.Catalog: each method is stored at once, or not at all, and may fail on either side of it."""
 
@@ -278,6 +290,10 @@ class Catalog:
     async def subscription(self, subid: int) -> Subscription:
         await self.world.chance.step()
         return SUBSCRIPTION
+
+    async def prove(self) -> None:
+        """It is this process's; to ask may fail."""
+        await self.world.chance.step()
 
     async def origin(self, subid: int) -> Lsn:
         await self.world.chance.step()
@@ -508,6 +524,10 @@ async def history(seed: int) -> World:
     async def nothing(*_: Any) -> None:
         await chance.step()
 
+    async def is_followed(*_: Any) -> bool:
+        await chance.step()
+        return chance.random.random() < 0.9
+
     async def end_of_wal(connection: Any) -> Lsn:
         await chance.step()
         return world.wal
@@ -555,6 +575,9 @@ async def history(seed: int) -> World:
         )
         # Who the publisher is, and whether it fits, is not in question here.
         patch.setattr(tablesync.worker, "check_system", nothing)
+        patch.setattr(tablesync.worker, "is_followed", is_followed)
+        for module in (apply.worker, tablesync.worker):
+            patch.setattr(module, "Promotion", Primary)
         for name in ("check_system", "check_publications", "check_position", "remember"):
             patch.setattr(apply.publisher, name, nothing)
         patch.setattr(copyjob, "begin", begin)

@@ -588,12 +588,6 @@ def test_passwords_are_not_in_reprs() -> None:
     assert "secret" not in repr(new())
 
 
-def home_of(tmp_path: Path, name: str) -> Path:
-    home = tmp_path / name
-    home.mkdir()
-    return home
-
-
 async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog, location: Path | str) -> None:
     await catalog.hold()
     await catalog.set_daemon(4711)
@@ -613,7 +607,7 @@ async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog
 
 
 async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> None:
-    home = home_of(tmp_path, "home")
+    home = tmp_path / "home"
     tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
     async with await Catalog.open(home / "catalog.db") as catalog:
         oid = (await catalog.create_subscription(new(), tables)).oid
