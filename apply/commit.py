@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
+from apply.again import Overtaken
 from apply.decode import WrittenByOthers
-from apply.delta import direct, table, writer
+from apply.delta import direct, table, tidying, writer
 from apply.delta.direct import DirectStaged
 from apply.delta.engine import Engine, said
 from apply.delta.log import OthersWereFirst
 from apply.prepare import PreparedTable
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
-from pubsub.protocol.lsn import INVALID_LSN
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 _ATTEMPTS: Final = 3
 # Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
@@ -40,14 +42,17 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> None:
-    """Commit one table's part of a batch; `before` is the table's version before it (0: none).
+async def commit_table(engine: Engine, prepared: PreparedTable, before: Lsn) -> None:
+    """Commit one table's part of a batch; `before` is the table's version before it (0: none), as this worker has made or read it.
 
-    Returns when the commit is durable.  Raises PubsubError when it is not and can not be, WrittenByOthers when it is not and
-    must be worked out anew.
+    Returns when the commit is durable.  Raises PubsubError when it is not and can not be, WrittenByOthers and Overtaken when it is
+    not and must be worked out anew.
     """
-    record = prepared.commit
     target = prepared.staged.table
+    record = replace(prepared.commit, before=before or None)
+    if before >= record.first and before > prepared.destination.after:
+        # Another worker's commit was read while the batch was staged, which has those transactions too.
+        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=prepared.destination.after)))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             if isinstance(prepared.staged, DirectStaged):
@@ -81,8 +86,19 @@ async def commit_table(engine: Engine, prepared: PreparedTable, before: int) -> 
                 raise failure from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     if isinstance(prepared.staged, DirectStaged):
-        try:
-            await engine.run_without_spark(direct.tidy, prepared.staged.log, target)
-        except Exception as error:
-            # The rows are there either way; a full disk will be met by the next batch.
-            log.warning("small files were not merged", relation=target.relation, reason=said(error))
+        await _tidy(engine, prepared.staged)
+
+
+async def _tidy(engine: Engine, staged: DirectStaged) -> None:
+    """The rows are there either way; a full disk will be met by the next batch."""
+    relation = staged.table.relation
+    try:
+        await engine.run_without_spark(tidying.merge_small, staged.log, staged.table)
+    except Exception as error:
+        log.warning("small files were not merged", relation=relation, reason=said(error))
+    try:
+        await engine.run_without_spark(tidying.checkpoint, staged.log)
+    except Exception as error:
+        log.warning(
+            "no checkpoint was written: readers replay a longer log until one is", relation=relation, reason=said(error)
+        )
