@@ -12,13 +12,11 @@ class StartAgain(PubsubError):
 
 
 class Overtaken(StartAgain):
-    """A table is not what a commit to it was worked out for: another worker of the subscription has written it.
+    """A table is not what a commit to it was worked out for: a worker of the same subscription, in another process, has written it.
 
-    That worker's process was taken for dead, or has a copy of this node's directory: it may do so again, so the next attempt is not
-    made at once.  Nothing of the commit is in the table.
+    That process was taken for dead, or has a copy of this node's directory: it may do so again, so the next attempt is not made at
+    once.  Nothing of the commit is in the table.
     """
 
     def __init__(self, relation: str, detail: str) -> None:
-        super().__init__(
-            f'the Delta table of "{relation}" was written by another worker of the subscription', detail=detail
-        )
+        super().__init__(f'the Delta table of "{relation}" was changed by another process', detail=detail)

@@ -93,7 +93,7 @@ def test_a_batch_that_another_daemon_has_committed_in_part(table: TargetTable) -
     a, b = Worker(table), Worker(table)
     late = a.stage(20, 30, 1, 2, 3)
     b.commit(b.stage(20, 20, 1))
-    with pytest.raises(Overtaken, match="another worker") as refused:
+    with pytest.raises(Overtaken, match="another process") as refused:
         a.commit(late)
     assert "0/14" in (refused.value.detail or "")
     assert ids(table) == [1]
@@ -153,7 +153,7 @@ def test_a_copy_that_a_later_one_has_replaced(table: TargetTable) -> None:
     a = Worker(table)
     b = Worker(table, COPIED_AGAIN)
     b.copy(20, 1, 2)
-    with pytest.raises(Overtaken, match="another worker"):
+    with pytest.raises(Overtaken, match="another process"):
         a.copy(15, 1)
     with pytest.raises(Overtaken):
         a.commit(a.stage(15, 16, 1))
