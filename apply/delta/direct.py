@@ -428,6 +428,7 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
                     "dataChange": True,
                     "stats": _loose(log, file),
                     "deletionVector": descriptor,
+                    **_tags(file),
                 }
             }
         )
@@ -457,12 +458,17 @@ def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Acti
         "extendedFileMetadata": True,
         "partitionValues": {},
         "size": file.size,
+        **_tags(file),
     }
     if file.stats is not None:
         remove["stats"] = file.stats
     if file.vector is not None:
         remove["deletionVector"] = dict(file.vector)
     return {"remove": remove}
+
+
+def _tags(file: DataFile) -> dict[str, Any]:
+    return {"tags": dict(file.tags)} if file.tags else {}
 
 
 def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> Any:

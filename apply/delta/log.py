@@ -59,6 +59,8 @@ class DataFile:
     vector: Mapping[str, Any] | None
     plain: bool
     """Relative path and no partition: a file as we write them."""
+    tags: Mapping[str, Any] | None = None
+    """What other writers keep with it."""
     writers: frozenset[str] | None = None
     """The applications whose transaction wrote its rows, none for another engine's; None: not known, or others' rows too."""
 
@@ -512,6 +514,7 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         bounds={name: (least[name], greatest[name]) for name in least.keys() & greatest.keys()},
         stats=stats,
         vector=add.get("deletionVector"),
+        tags=add.get("tags"),
         plain=not add.get("partitionValues") and "://" not in path and not path.startswith(("/", "file:")),
     )
 

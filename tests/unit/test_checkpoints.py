@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from apply.delta import alter, checkpoints, log
+from apply.delta import alter, checkpoints, direct, log
 from apply.delta import table as delta
 from apply.delta.alter import Alteration
 from apply.delta.datafiles import write_table
+from apply.delta.direct import DirectStaged
 from apply.delta.log import TableLog
 from apply.delta.table import Commit, TargetTable
 from pubsub.errors import DataCorrupted, UndefinedTable
@@ -166,6 +167,25 @@ def test_a_checkpoint_says_what_the_commits_said(tmp_path: Path) -> None:
     have["add"]["dataChange"] = True
     wanted = protocol | metadata | transaction | add
     assert have == wanted
+
+
+def test_what_others_keep_with_a_file_stays(tmp_path: Path) -> None:
+    """Its tags, which come from a checkpoint, when it gets a deletion vector, and when it goes."""
+    path = tmp_path / "t"
+    table = made(path, 0)
+    (add,) = write_table(table, pa.table({"id": [1, 2, 3], "n": ["a", "b", "c"]}, COLUMNS))
+    tags = {"INSERTION_TIME": "7", "OTHER": None}
+    lines(path, 1, {"add": {**add["add"], "tags": tags}}, {"txn": {"appId": "app", "version": 1}})
+    DeltaTable(table.path).create_checkpoint()
+    for number, keys in ((2, [2]), (3, [1, 3])):
+        written = TableLog(table.path)
+        staged = DirectStaged(table, written, [], pa.table({"id": keys}), None, False, 1)
+        direct.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1)))
+        committed = written.actions(number) or []
+        files = [what for action in committed for kind, what in action.items() if kind in ("add", "remove")]
+        assert len(files) == 4 - number
+        assert all(file["tags"] == tags for file in files)
+    assert read(table.path) == []
 
 
 def state(path: Path) -> tuple[Any, ...]:
