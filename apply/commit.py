@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
+from apply.again import Overtaken
 from apply.decode import WrittenByOthers
-from apply.delta import direct, table, writer
+from apply.delta import direct, table, tidying, writer
 from apply.delta.direct import DirectStaged
 from apply.delta.engine import said
 from apply.delta.lanes import Lane
@@ -22,7 +24,7 @@ from apply.delta.log import OthersWereFirst
 from apply.delta.rowcount import count_rows, living_rows
 from apply.prepare import PreparedTable
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
-from pubsub.protocol.lsn import INVALID_LSN
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 _ATTEMPTS: Final = 3
 # Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
@@ -42,14 +44,18 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Lane, prepared: PreparedTable, before: int) -> int | None:
-    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none).
+async def commit_table(engine: Lane, prepared: PreparedTable, before: Lsn) -> int | None:
+    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none), as this worker
+    has made or read it.
 
     Returns when the commit is durable: how many rows the table then holds, where its log says so.  Raises PubsubError when it is
-    not and can not be, WrittenByOthers when it is not and must be worked out anew.
+    not and can not be, WrittenByOthers and Overtaken when it is not and must be worked out anew.
     """
-    record = prepared.commit
     target = prepared.staged.table
+    record = replace(prepared.commit, before=before or None)
+    if before >= record.first and before > prepared.destination.after:
+        # Another worker's commit was read while the batch was staged, which has those transactions too.
+        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=prepared.destination.after)))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             if isinstance(prepared.staged, DirectStaged):
@@ -83,11 +89,7 @@ async def commit_table(engine: Lane, prepared: PreparedTable, before: int) -> in
                 raise failure from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
     if isinstance(prepared.staged, DirectStaged):
-        try:
-            await engine.run_without_spark(direct.tidy, prepared.staged.log, target)
-        except Exception as error:
-            # The rows are there either way; a full disk will be met by the next batch.
-            log.warning("small files were not merged", relation=target.relation, reason=said(error))
+        await _tidy(engine, prepared.staged)
     try:
         return await _rows(prepared)
     except Exception as error:
@@ -101,3 +103,18 @@ async def _rows(prepared: PreparedTable) -> int | None:
     if isinstance(staged, DirectStaged):
         return await asyncio.to_thread(living_rows, staged.log)
     return await asyncio.to_thread(count_rows, staged.table.path)
+
+
+async def _tidy(engine: Lane, staged: DirectStaged) -> None:
+    """The rows are there either way; a full disk will be met by the next batch."""
+    relation = staged.table.relation
+    try:
+        await engine.run_without_spark(tidying.merge_small, staged.log, staged.table)
+    except Exception as error:
+        log.warning("small files were not merged", relation=relation, reason=said(error))
+    try:
+        await engine.run_without_spark(tidying.checkpoint, staged.log)
+    except Exception as error:
+        log.warning(
+            "no checkpoint was written: readers replay a longer log until one is", relation=relation, reason=said(error)
+        )

@@ -66,6 +66,7 @@ class Effect:
 
 Quiet = Callable[[], Awaitable[None]]
 Look = Callable[[Sequence[int]], Awaitable["Looked"]]
+Version = Callable[[int], Lsn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,14 @@ class Follower:
         self._choices = TypeChoices.parse(subscription.options.types)
         self._look = look
 
-    async def follow(self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None) -> list[CopyAgain]:
+    async def follow(
+        self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None, version: Version
+    ) -> list[CopyAgain]:
         """Bring the tables to where the batch's rows need them; `tables` with the LSN up to which each holds everything.
 
         `quiet` returns once everything before the batch is committed; None: the batch may yet be rolled back, and nothing is
-        altered or found out for it.  Returns the tables that must be copied again.  Raises NotInPrerequisiteState, what asking the
-        publisher raises.
+        altered or found out for it.  `version` gives a table's version by relid, as this worker has made or read it.  Returns the
+        tables that must be copied again.  Raises NotInPrerequisiteState, Overtaken, what asking the publisher raises.
         """
         if quiet is None:
             for table, _ in tables:
@@ -162,7 +165,7 @@ class Follower:
         for table, _ in fresh:
             effect = in_effect[table.relid]
             try:
-                await self._follow(batch, table, effect, described.get(table.relid), quiet)
+                await self._follow(batch, table, effect, described.get(table.relid), quiet, version)
             except PubsubError as error:
                 error.relid = table.relid
                 if error.finish_lsn is None:
@@ -220,6 +223,7 @@ class Follower:
         effect: Sequence[Effect],
         described: Described | None,
         quiet: Quiet,
+        version: Version,
     ) -> None:
         if table.attributes is None:
             table.attributes = _adopted(table, effect, described)
@@ -256,7 +260,7 @@ class Follower:
                 after = replace(change.attributes, since=since).with_shapes(changed)
                 if change.alteration is not None:
                     await quiet()
-                    await self._alter(table, change.alteration, after)
+                    await self._alter(table, change.alteration, after, version(table.relid))
                 else:
                     table.attributes = after
                     if (after.storage, after.count) != (known.storage, known.count):
@@ -267,8 +271,8 @@ class Follower:
         """The tables in the publisher's catalog.  Raises what asking the publisher raises."""
         return await self._look([table.relid for table in tables])
 
-    async def take_over(self, table: Columns, now: Described, since: Lsn) -> None:
-        """Make the table what the publisher's is, and has been since `since`; all rows of before are committed.
+    async def take_over(self, table: Columns, now: Described, since: Lsn, version: Lsn) -> None:
+        """Make the table what the publisher's is, and has been since `since`; all rows of before are committed, up to `version`.
 
         Raises CopyAgain, and as `follow`.
         """
@@ -283,14 +287,14 @@ class Follower:
         after = replace(change.attributes, since=max(since, known.since))
         after = after.with_shapes([(attrs.shape_of(message), numbers)])
         if change.alteration is not None:
-            await self._alter(table, change.alteration, after)
+            await self._alter(table, change.alteration, after, version)
         else:
             table.attributes = after
             await self._store(table)
         self._read(table, [])
 
-    async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes) -> None:
-        record = Commit(table.app_id, after.since, after.since)
+    async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
+        record = Commit(table.app_id, after.since, after.since, before=version or None)
         before = table.target
         await faults.reached(f"alter {before.relation}")
         table.target = await in_thread(partial(alter.alter, before, change, {attrs.PROPERTY: after.as_json()}, record))

@@ -28,6 +28,7 @@ from typing import Final, assert_never
 import structlog
 
 from apply import memory
+from apply.again import StartAgain
 from apply.ahead import Ahead
 from apply.around import Limits, Tables
 from apply.batch import Batch
@@ -63,12 +64,6 @@ _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 
 # logical_decoding_work_mem is at least this.
 _LEAST_MEMORY: Final = 64 << 10
-
-
-class StartAgain(PubsubError):
-    """The worker must decide again from its origin: not a failure."""
-
-    default_sqlstate = "57P01"
 
 
 log = structlog.get_logger()

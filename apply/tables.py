@@ -14,6 +14,7 @@ from typing import cast
 
 import structlog
 
+from apply.again import StartAgain
 from apply.batch import Batch
 from apply.changes import CopyAgain
 from apply.conflicts import Conflicts, UniqueViolation
@@ -23,7 +24,6 @@ from apply.dispatch import PassedSkip
 from apply.follow import Columns, Follower, Looked, load
 from apply.handover import Handover
 from apply.isolation import Failure, is_own
-from apply.pipeline import StartAgain
 from apply.prepare import Destination
 from apply.promotion import Promotion
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
@@ -316,7 +316,7 @@ class ApplyTables:
             found[name] = entry
         if self._follower is not None:
             tables = [(e.columns, e.after) for e in found.values() if e.columns is not None and e.after is not None]
-            await self._copy_again(await self._follower.follow(batch, tables, quiet))
+            await self._copy_again(await self._follower.follow(batch, tables, quiet, self.version))
         return {
             name: Destination(
                 e.relation.relid,
@@ -376,7 +376,8 @@ class ApplyTables:
                 continue  # altered since the first look
             if described is not None and entry.after is not None:
                 try:
-                    await self._follower.take_over(table, described, max(first.lsn, entry.after))
+                    since = max(first.lsn, entry.after)
+                    await self._follower.take_over(table, described, since, entry.version)
                 except CopyAgain as error:
                     again.append(error)
                 except PubsubError as error:

@@ -15,13 +15,14 @@ from pathlib import Path
 import structlog
 
 from apply import publisher
+from apply.again import StartAgain
 from apply.around import Limits
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.follow import Follower, Publisher
 from apply.handover import Handover
-from apply.pipeline import Pipeline, StartAgain
+from apply.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.publisher import Standing
 from apply.tables import ApplyTables

@@ -16,12 +16,12 @@ from typing import Literal
 
 import structlog
 
+from apply.again import Overtaken, StartAgain
 from apply.delta.engine import Engine
 from apply.delta.stage import Stage
 from apply.figures import Figures
 from apply.handover import Handover
 from apply.isolation import will_last
-from apply.pipeline import StartAgain
 from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
@@ -183,16 +183,19 @@ class Runner:
                 except Exception as error:
                     _go_on_unless_cancelled()
                     cause = cause_of(error)
-                    if isinstance(cause, StartAgain):
-                        log.info("apply worker starts again", subscription=self.subscription.name)
+                    if isinstance(cause, Overtaken):
+                        self._log_overtaken(cause)
+                    elif isinstance(cause, StartAgain):
+                        log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
                         continue
-                    # Before the stream began it is the connection that failed: that counts as no error of apply, and
-                    # disables nothing (worker.c: run_apply_worker, start_apply).  Nor does a publisher that shuts down.
-                    applying = worker.streaming and not isinstance(cause, StreamEnded)
-                    await self._report(error, None, count=applying)
-                    if applying and self.subscription.options.disable_on_error:
-                        await self._disable()
-                        return
+                    else:
+                        # Before the stream began it is the connection that failed: that counts as no error of apply, and
+                        # disables nothing (worker.c: run_apply_worker, start_apply).  Nor does a publisher that shuts down.
+                        applying = worker.streaming and not isinstance(cause, StreamEnded)
+                        await self._report(error, None, count=applying)
+                        if applying and self.subscription.options.disable_on_error:
+                            await self._disable()
+                            return
                 finally:
                     self.lasting |= {w.message: w for at, w in worker.figures.warned.values() if at == math.inf}
                     self._keep_rows(worker.figures)
@@ -255,7 +258,12 @@ class Runner:
             self._failed_at.pop(relid, None)
         except Exception as error:
             _go_on_unless_cancelled()
-            if isinstance(cause_of(error), StartAgain) or await self._isolate(error, relation, worker):
+            cause = cause_of(error)
+            if isinstance(cause, Overtaken):
+                self._log_overtaken(cause)
+                self._failed_at[relid] = time.monotonic()
+                return
+            if isinstance(cause, StartAgain) or await self._isolate(error, relation, worker):
                 return
             self._failed_at[relid] = time.monotonic()
             await self._report(error, relation)
@@ -268,6 +276,11 @@ class Runner:
             self._tasks.pop(relid, None)
             self._changed.set()
             await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)
+
+    def _log_overtaken(self, error: Overtaken) -> None:
+        log.warning(
+            "worker starts again", subscription=self.subscription.name, reason=error.message, detail=error.detail
+        )
 
     async def _isolate(self, error: BaseException, relation: SubscriptionRel, worker: SyncWorker) -> bool:
         """Stop the table alone if its own failure ended its sync worker, and the subscription says so."""

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
+from apply.delta.table import opened
 from catalog.records import State, SubscriptionRel
 from catalog.system_views import VIEWS
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedTable
@@ -48,7 +49,7 @@ def select(state: State, sql: str) -> Rows:
                 detail="Its initial copy has not been committed.",
                 hint="pubsub status shows how far it is.",
             )
-        builder.register(alias, DeltaTable(relation.path))
+        builder.register(alias, opened(relation.path))
     try:
         result = builder.execute(tree.sql("postgres")).read_all()
     except Exception as error:

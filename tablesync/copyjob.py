@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from apply.delta import chunks, datafiles, direct
 from apply.delta.alter import for_copy
+from apply.delta.commitfiles import UnknownOutcome
 from apply.delta.log import TableLog
 from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
@@ -195,7 +196,9 @@ def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[datafi
     log = direct.log_of(table.path)
     if log is None or not direct.accepts(log, table, rewrites=True):
         return {}
-    return dict(chunks.committed(log, copy, plan.version))
+    found = chunks.committed(log, copy, plan.version)
+    # Another process with a copy of this node's directory may have kept chunks under this id, read under its own snapshot.
+    return {chunk: files for chunk, (attempt, files) in found.items() if attempt in plan.attempts}
 
 
 def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, done: Any, plan: CopyPlan) -> None:
@@ -220,6 +223,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     extra = [field for field in table.schema if field.name not in source.columns]
     if extra:
         frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
+    direct.require_no_copy(table, record)
     # An append to a table without files is the same, and has no old files to look for.
     other_columns = not fits(table)
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
@@ -288,7 +292,7 @@ def _copy_directly(
     def keep() -> None:
         while (chunk := landing.queue.get()) is not None:
             if keeps:
-                chunks.commit(log, record.app_id, *chunk, plan.until)
+                chunks.commit(log, record.app_id, name, *chunk, plan.until)
             finished[chunk[0]] = chunk[1]
             faults.point(f"{len(finished)} chunks of {table.relation}")
 
@@ -313,6 +317,8 @@ def _cleared(
     """When the body fails, the files of the attempt `name` that no commit has are removed, but for chunks that are `kept`."""
     try:
         yield
+    except UnknownOutcome:
+        raise
     except BaseException:
         # A commit may fail after it was made (its fsync): the files are the table's then.
         if not any(name in path for path in log.files):

@@ -265,7 +265,14 @@ class SyncWorker:
         if plan is None or plan.generation != relation.copy_generation:
             await self._copy()
             return
-        if await asyncio.to_thread(delta.committed_lsn, relation.path, self._app_id(plan.generation)) is not None:
+        held = await asyncio.to_thread(delta.committed_lsn, relation.path, self._app_id(plan.generation))
+        if held is not None:
+            if held != plan.start:
+                raise NotInPrerequisiteState(
+                    f'the Delta table of "{relation.qualified_name}" holds a copy that another process has made',
+                    detail=f"That was taken at {held}, this node's at {plan.start}.",
+                    hint="End the other process; ALTER SUBSCRIPTION … RESYNC TABLE then copies the table anew.",
+                )
             await self._copied(plan)
             return
         async with await self._connect(replication=False) as holder:
@@ -587,7 +594,7 @@ class _OneTable:
         if self._follower is not None:
             if columns.relid in batch.relations:
                 batch.rename(columns.relid, *self._name)
-            for again in await self._follower.follow(batch, [(columns, self._after)], quiet):
+            for again in await self._follower.follow(batch, [(columns, self._after)], quiet, self.version):
                 raise again
         return {
             self._name: Destination(

@@ -22,6 +22,7 @@ from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qu
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.readers import assert_read_alike
 
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class RunningNode:
 
     def __init__(self, home: Path, spark: session.Spark, **settings: Any) -> None:
         self.home = home
+        self.spark = spark
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
         self._node = Node(home, workers=True, settings=Settings.read({**SETTINGS, **settings}, home))
@@ -228,6 +230,11 @@ class Replica:
             qualified = quote_qualified(name.schema or "public", name.name)
             difference = compare_tables(self.conninfo, qualified, self.path(table), columns=columns, where=where)
             assert difference is None, str(difference)
+
+    def assert_read_alike(self, *tables: str) -> None:
+        """Every reader finds the same in the Delta tables."""
+        for table in tables:
+            assert_read_alike(self.path(table), self.node.spark)
 
     def slots(self) -> list[str]:
         """The replication slots of this database."""

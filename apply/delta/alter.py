@@ -18,9 +18,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from apply.again import Overtaken
 from apply.delta import datafiles, schema
 from apply.delta.datafiles import Action
-from apply.delta.direct import living_rows, remove_action
+from apply.delta.direct import living_rows, remove_action, require_version
 from apply.delta.log import DataFile, TableLog, is_local
 from apply.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
 from pubsub.errors import NotInPrerequisiteState
@@ -57,11 +58,15 @@ class Alteration:
 def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str], record: Commit) -> TargetTable:
     """Commit `change` with these properties beside it, and return the table as it is then.
 
-    `record` says from which LSN on the table is so.  Raises NotInPrerequisiteState for a table that is not ours to alter; OSError.
+    `record` says from which LSN on the table is so.  Raises NotInPrerequisiteState for a table that is not ours to alter, Overtaken
+    for one that is not as `table` and `record.before` have it; OSError.
     """
     log = _log_of(table)
     for _ in range(_ATTEMPTS):
         log.refresh()
+        require_version(log, table.relation, record)
+        if [column["name"] for column in schema.fields(log.metadata)] != table.schema.names:
+            raise Overtaken(table.relation, "Its columns were altered.")
         actions, altered, made = _actions(log, table, change, properties)
         try:
             held = log.application_version(record.app_id)
@@ -75,14 +80,11 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
                 operation="ALTER TABLE",
                 metrics={"numAddedFiles": len(made)},
                 user_metadata=record.user_metadata,
+                made=[log.table / action["add"]["path"] for action in made],
             )
             return altered
         except FileExistsError:
-            datafiles.remove(log.table / action["add"]["path"] for action in made)
-        except BaseException:
-            if not any(action["add"]["path"] in log.files for action in made):
-                datafiles.remove(log.table / action["add"]["path"] for action in made)
-            raise
+            continue
     raise NotInPrerequisiteState(
         f'could not alter the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
         sqlstate="40001",
@@ -162,11 +164,8 @@ def _definition(
     metadata = {**log.metadata, "schemaString": schema.schema_string(columns), "configuration": configuration}
     actions: list[Action] = [{"metaData": metadata}]
     features = [*(["columnMapping"] if table.mapped else []), *schema.features(table.schema)]
-    wanted = [name for name in features if name not in log.protocol["readerFeatures"]]
-    if wanted:
-        protocol = dict(log.protocol)
-        for kind in ("readerFeatures", "writerFeatures"):
-            protocol[kind] = [*protocol[kind], *wanted]
+    protocol = schema.protocol_with(log.protocol, features)
+    if protocol != log.protocol:
         actions.append({"protocol": protocol})
     return actions
 

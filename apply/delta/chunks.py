@@ -20,8 +20,8 @@ def application_id(copy: str, chunk: int) -> str:
     return f"{copy}/chunk/{chunk}"
 
 
-def commit(log: TableLog, copy: str, chunk: int, added: Sequence[Action], lsn: Lsn) -> None:
-    """Keep a chunk whose data files are durable; `lsn` is past the snapshot that it was read under."""
+def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[Action], lsn: Lsn) -> None:
+    """Keep a chunk whose data files are durable; `lsn` is past the snapshot that it was read under, by the copy's `attempt`."""
     with log.writing:
         while True:
             log.refresh()
@@ -30,38 +30,42 @@ def commit(log: TableLog, copy: str, chunk: int, added: Sequence[Action], lsn: L
                     [{"txn": {"appId": application_id(copy, chunk), "version": int(lsn)}}],
                     operation="COPY CHUNK",
                     metrics={"numFiles": len(added)},
-                    user_metadata=json.dumps({"chunk": application_id(copy, chunk), "files": list(added)}),
+                    user_metadata=json.dumps(
+                        {"chunk": application_id(copy, chunk), "attempt": attempt, "files": list(added)}
+                    ),
                 )
             except FileExistsError:
                 continue  # another writer's commit: nothing of it matters here
             return
 
 
-def committed(log: TableLog, copy: str, since: int) -> Mapping[int, list[Action]]:
-    """The copy's finished chunks by number, with the actions that name their files; they are later than version `since`.
+def committed(log: TableLog, copy: str, since: int) -> Mapping[int, tuple[str, list[Action]]]:
+    """The copy's finished chunks by number: the attempt that read each, and the actions that name its files.
+
+    They are later than version `since`.
 
     A chunk is left out when a file of it is gone, or its commit from the log: others clean up too.
     """
     with log.writing:
         log.refresh()
-    found: dict[int, list[Action]] = {}
+    found: dict[int, tuple[str, list[Action]]] = {}
     prefix = application_id(copy, 0)[:-1]
     for version in range(since + 1, log.version + 1):
         for action in log.actions(version) or ():
             kept = _kept(action, prefix)
-            if kept is not None and all(_is_whole(log, file) for file in kept[1]):
-                found[kept[0]] = kept[1]
+            if kept is not None and all(_is_whole(log, file) for file in kept[2]):
+                found[kept[0]] = kept[1], kept[2]
     return found
 
 
-def _kept(action: Action, prefix: str) -> tuple[int, list[Action]] | None:
+def _kept(action: Action, prefix: str) -> tuple[int, str, list[Action]] | None:
     text = action.get("commitInfo", {}).get("userMetadata")
     if not isinstance(text, str) or prefix not in text:
         return None
     kept = json.loads(text)
     if not isinstance(kept, dict) or not str(kept.get("chunk", "")).startswith(prefix):
         return None
-    return int(kept["chunk"].removeprefix(prefix)), kept["files"]
+    return int(kept["chunk"].removeprefix(prefix)), str(kept.get("attempt", "")), kept["files"]
 
 
 def _is_whole(log: TableLog, action: Action) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from apply.delta.log import sync_directory
+from apply.delta.commitfiles import sync_directory
 from apply.delta.table import TargetTable
 
 # Rows of one data file, and from how many on two are written side by side.
@@ -107,13 +107,13 @@ def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: st
                 writer.close()
                 file.flush()
                 os.fsync(file.fileno())
+        if writer is None:
+            path.unlink()
+            return []
+        sync_directory(path.parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    if writer is None:
-        path.unlink()
-        return []
-    sync_directory(path.parent)
     stat = path.stat()
     return [
         {

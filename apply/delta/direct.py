@@ -7,8 +7,7 @@ without a row left is removed.  All of it is one commit of the log, with (applic
     stage    images ─► data files in the table's directory, named in no log yet
     commit   keys ─► matching rows of each file ─► vectors ─► masked rows completed from the rows they replace ─► log
 
-`suits` says which batches; the others are Spark's (writer).  Small files are merged as they come, eight at a time of about one
-size (log-structured), so that their number grows with the logarithm of the table.  Everything here blocks.
+`suits` says which batches; the others are Spark's (writer).  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from apply.again import Overtaken
 from apply.delta import datafiles, keys, vectors
+from apply.delta.commitfiles import UnknownOutcome
 from apply.delta.datafiles import Action
 from apply.delta.keys import KeySet
 from apply.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local_path
-from apply.delta.table import Commit, TargetTable
+from apply.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.types import nulls
@@ -40,10 +41,6 @@ _WIDE_BATCH_ROWS: Final = 1 << 11
 # A row is wide from so many bytes on, as compressed.
 _WIDE_BYTES: Final = 256
 _ATTEMPTS: Final = 10
-# Files below these bounds are merged, so many of one size (each class is four times the one before) at once.
-_SMALL_ROWS: Final = 1 << 19
-_SMALL_BYTES: Final = 64 << 20
-_MERGE: Final = 8
 
 Indices = npt.NDArray[np.int64]
 
@@ -127,20 +124,28 @@ def discard(staged: DirectStaged) -> None:
 def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch, once: a table that holds `record.last` already is left as it is.
 
-    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room, OthersWereFirst
-    when one has changed rows since the table was last looked at, OSError.
+    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room, Overtaken when it
+    holds another version than `record.before`, OthersWereFirst when others have changed rows since the table was last looked at,
+    OSError.
     """
     log = staged.log
     with log.writing:
         for _ in range(_ATTEMPTS):
-            if _holds(log, staged.table, record):
+            log.refresh()
+            if log.application_version(record.app_id) == int(record.last):
                 discard(staged)
                 return
+            _require_unchanged(log, staged.table, record)
             others = log.written_by_others(record.app_id)
             if others and (staged.still_holds is None or not staged.still_holds()):
                 raise OthersWereFirst(others)
             changes = _changes(staged)
-            if _commit(log, changes, record, sum(row_count(action) for action in staged.added)):
+            try:
+                committed = _commit(log, changes, record, sum(row_count(action) for action in staged.added))
+            except UnknownOutcome:
+                staged.added = []  # they may be the table's
+                raise
+            if committed:
                 staged.added = []
                 staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
                 return
@@ -161,12 +166,12 @@ def commit_copy(
 ) -> None:
     """Commit the files of an initial copy in place of whatever the table holds; `definition` says what columns it has from then on.
 
-    Raises as `commit` does.
+    Raises as `commit` does: Overtaken when the table holds anything of this copy already.
     """
     with log.writing:
         for _ in range(_ATTEMPTS):
-            if _holds(log, table, record):
-                raise NotInPrerequisiteState(f'the Delta table of "{table.relation}" holds this copy already')
+            log.refresh()
+            _require_unchanged(log, table, record)
             now = int(time.time() * 1000)
             changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
             if _commit(log, changes, record, sum(row_count(action) for action in added)):
@@ -174,24 +179,35 @@ def commit_copy(
     raise _no_room(table)
 
 
-def _holds(log: TableLog, table: TargetTable, record: Commit) -> bool:
-    """Whether the table, as it is now, has the commit already.  Raises when it is not ours to write any more."""
-    log.refresh()
+def require_no_copy(table: TargetTable, record: Commit) -> None:
+    """Raise Overtaken when a table that Spark is to copy holds anything of this copy: Delta would pass over it without a word."""
+    held = committed_lsn(table.path, record.app_id)
+    if held is not None:
+        raise Overtaken(table.relation, moved_on(held, record))
+
+
+def require_version(log: TableLog, relation: str, record: Commit) -> None:
+    """Raise Overtaken unless the table, as it is now, is the one that the commit was worked out for."""
     held = log.application_version(record.app_id)
-    if held is not None and held >= int(record.last):
-        return True
+    if (held or 0) != (record.before or 0):
+        raise Overtaken(relation, moved_on(held, record))
+    if any(is_of_later_copy(other, record.app_id) for other in log.applications):
+        raise Overtaken(relation, "It was copied anew, or is being copied.")
+
+
+def _require_unchanged(log: TableLog, table: TargetTable, record: Commit) -> None:
+    """As `require_version`; raise NotInPrerequisiteState when the table is not ours to write any more."""
+    require_version(log, table.relation, record)
     reason = log.unsupported()
     if reason is not None:
         raise NotInPrerequisiteState(
             f'the Delta table of "{table.relation}" was altered while it was written to',
             detail=f"It can not be written as before: {reason}.",
         )
-    return False
 
 
 def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool:
     """Commit; False when another writer was first: what it did is part of the table then."""
-    before = log.version
     transaction = {"appId": record.app_id, "version": int(record.last), "lastUpdated": int(time.time() * 1000)}
     try:
         log.commit(
@@ -203,14 +219,10 @@ def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool
                 "numDeletedRows": changes.deleted_rows,
             },
             user_metadata=record.user_metadata,
+            made=changes.made,
         )
     except FileExistsError:
-        datafiles.remove(changes.made)
         return False
-    except BaseException:
-        if log.version == before:
-            datafiles.remove(changes.made)
-        raise
     return True
 
 
@@ -219,35 +231,6 @@ def _no_room(table: TargetTable) -> NotInPrerequisiteState:
         f'could not commit to the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
         sqlstate="40001",
     )
-
-
-def tidy(log: TableLog, table: TargetTable) -> None:
-    """Merge small files when there are enough of them, and write a checkpoint when one is due.
-
-    The rows stay what they are (dataChange false).  Another writer's commit at the same time makes this a thing for later.
-    """
-    with log.writing:
-        _merge_small(log, table)
-        log.checkpoint_when_due()
-
-
-def _merge_small(log: TableLog, table: TargetTable) -> None:
-    chosen = _mergeable(log)
-    if chosen:
-        added = datafiles.write(table, living_rows(log, chosen, table))
-        now = int(time.time() * 1000)
-        for action in added:
-            action["add"]["dataChange"] = False
-        removed = [remove_action(file, now, data_change=False) for file in chosen]
-        try:
-            log.commit(
-                [*removed, *added],
-                operation="OPTIMIZE",
-                metrics={"numRemovedFiles": len(removed), "numAddedFiles": len(added)},
-                user_metadata=None,
-            )
-        except FileExistsError:
-            datafiles.remove(log.table / action["add"]["path"] for action in added)
 
 
 def row_count(action: Mapping[str, Any]) -> int:
@@ -361,7 +344,7 @@ def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
 
 
 def _is_wide(log: TableLog, file: DataFile) -> bool:
-    return file.size > _WIDE_BYTES * _row_count(log, file)
+    return file.size > _WIDE_BYTES * rows_in(log, file)
 
 
 def _read_columns(
@@ -426,7 +409,7 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
     for one in found:
         changes.deleted_rows += len(one.positions)
         changes.actions.append(remove_action(one.file, now))
-        if one.file.deleted + len(one.positions) == _row_count(log, one.file):
+        if one.file.deleted + len(one.positions) == rows_in(log, one.file):
             continue
         bitmap = BitMap64(one.positions.astype(np.uint64))
         marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
@@ -445,12 +428,14 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
                     "dataChange": True,
                     "stats": _loose(log, file),
                     "deletionVector": descriptor,
+                    **_tags(file),
                 }
             }
         )
 
 
-def _row_count(log: TableLog, file: DataFile) -> int:
+def rows_in(log: TableLog, file: DataFile) -> int:
+    """The rows of a data file, deleted ones too."""
     if file.rows is None:
         file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
     return file.rows
@@ -459,7 +444,7 @@ def _row_count(log: TableLog, file: DataFile) -> int:
 def _loose(log: TableLog, file: DataFile) -> str:
     """The file's statistics, no longer tight: a row at a bound may be gone.  The number of rows must be there."""
     known = json.loads(file.stats) if file.stats else {}
-    known["numRecords"] = _row_count(log, file)
+    known["numRecords"] = rows_in(log, file)
     known["tightBounds"] = False
     return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
 
@@ -473,12 +458,17 @@ def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Acti
         "extendedFileMetadata": True,
         "partitionValues": {},
         "size": file.size,
+        **_tags(file),
     }
     if file.stats is not None:
         remove["stats"] = file.stats
     if file.vector is not None:
         remove["deletionVector"] = dict(file.vector)
     return {"remove": remove}
+
+
+def _tags(file: DataFile) -> dict[str, Any]:
+    return {"tags": dict(file.tags)} if file.tags else {}
 
 
 def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> Any:
@@ -574,19 +564,6 @@ def _choose(flags: Any, kept: Any, new: Any) -> Any:
     both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
     own = np.arange(count)
     return both.take(pa.array(np.where(np.asarray(flags), own, own + count)))
-
-
-def _mergeable(log: TableLog) -> list[DataFile]:
-    """Small files of one class of living rows, the smallest first, where there are enough of them."""
-    classes: dict[int, list[DataFile]] = {}
-    for file in log.files.values():
-        living = _row_count(log, file) - file.deleted
-        if living < _SMALL_ROWS and file.size < _SMALL_BYTES:
-            classes.setdefault(max(living, 1).bit_length() // 2, []).append(file)
-    for _, files in sorted(classes.items()):
-        if len(files) >= _MERGE:
-            return files
-    return []
 
 
 def living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:

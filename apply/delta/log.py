@@ -1,8 +1,8 @@
 """A Delta table's log, read and appended to without a JVM (Delta's PROTOCOL.md).
 
-The state of a table is the replay of its log: a checkpoint, then the commits after it.  It is kept from commit to commit; what
-another writer (Spark too) has committed meanwhile is replayed first.  A commit is a file that nobody else can make: written
-aside, fsynced, and linked to the name of the next version, which fails when that name is taken.
+The state of a table is the replay of its log: a checkpoint (checkpoints), then the commits after it.  It is kept from commit to
+commit; what another writer (Spark too) has committed meanwhile is replayed first.  A commit is a file that nobody else can make:
+written aside, fsynced, and linked to the name of the next version, which fails when that name is taken.
 
 Tables with features that ask more of a writer than this are Spark's to write: `unsupported` says why.  Blocks.
 """
@@ -15,15 +15,15 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
+import structlog
 
-from apply.delta import schema, vectors
+from apply.delta import checkpoints, commitfiles, schema, vectors
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
 
 # What a writer of these features must know, we know; each other one is left to Spark.
@@ -43,6 +43,8 @@ _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
 # What link(2) says of a file system that has none.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
+log = structlog.get_logger()
+
 
 @dataclass(slots=True)
 class DataFile:
@@ -57,6 +59,8 @@ class DataFile:
     vector: Mapping[str, Any] | None
     plain: bool
     """Relative path and no partition: a file as we write them."""
+    tags: Mapping[str, Any] | None = None
+    """What other writers keep with it."""
     writers: frozenset[str] | None = None
     """The applications whose transaction wrote its rows, none for another engine's; None: not known, or others' rows too."""
 
@@ -102,8 +106,8 @@ def create(path: str, columns: str, features: Sequence[str], properties: Mapping
 
     Raises FileExistsError when there is a table already, OSError.
     """
-    log = TableLog(path)
-    log.make_directory()
+    table = TableLog(path)
+    table.make_directory()
     protocol = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
@@ -118,7 +122,7 @@ def create(path: str, columns: str, features: Sequence[str], properties: Mapping
         "configuration": dict(properties),
         "createdTime": int(time.time() * 1000),
     }
-    log.commit(
+    table.commit(
         [{"metaData": metadata}, {"protocol": protocol}], operation="CREATE TABLE", metrics={}, user_metadata=None
     )
 
@@ -135,6 +139,7 @@ class TableLog:
         self.table = Path(path.removeprefix("file://"))
         self._log = self.table / "_delta_log"
         self._state = _State()
+        # A checkpoint is due so long after this version.
         self._checkpoint = 0
         self._has_links: bool | None = None
         self._unsupported: str | None = None
@@ -173,6 +178,11 @@ class TableLog:
     def application_version(self, app_id: str) -> int | None:
         """The version of the application's last transaction in the table."""
         return self._state.versions_of_applications.get(app_id)
+
+    @property
+    def applications(self) -> Collection[str]:
+        """The applications that have transactions in the table."""
+        return self._state.versions_of_applications.keys()
 
     def make_directory(self) -> None:
         """Make the directories of a table that is not there yet.  Raises FeatureNotSupported without hard links."""
@@ -251,7 +261,8 @@ class TableLog:
 
     def vectors_enabled(self) -> bool:
         """Whether rows may be deleted by deletion vectors."""
-        return self.properties.get("delta.enableDeletionVectors", "").lower() == "true"
+        enabled = self.properties.get("delta.enableDeletionVectors", "").lower() == "true"
+        return enabled and "deletionVectors" in (self.protocol.get("readerFeatures") or ())
 
     def commit(
         self,
@@ -260,10 +271,12 @@ class TableLog:
         operation: str,
         metrics: Mapping[str, int],
         user_metadata: str | None,
+        made: Iterable[Path] = (),
     ) -> None:
-        """Append `actions` as the next version.  Raises FileExistsError when another writer has committed it, OSError.
+        """Append `actions` as the next version.  Raises FileExistsError when another writer has committed it, OSError, UnknownOutcome.
 
-        The files that they name are there and durable already.  `version` tells whether a commit that failed is there.
+        The files that they name are there and durable already.  Those of them that are this commit's alone, `made`, are removed
+        when it was not made.  `version` tells whether a commit that failed is there.
         """
         version = self._state.version + 1
         info = {
@@ -282,27 +295,35 @@ class TableLog:
             info["operationParameters"] = {"mode": "Append" if info["isBlindAppend"] else "Overwrite"}
         if user_metadata is not None:
             info["userMetadata"] = user_metadata
-        lines = [{"commitInfo": info}, *actions]
-        data = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
-        self._put(version, data.encode())
+        try:
+            self._put(version, commitfiles.lines([{"commitInfo": info}, *actions]))
+        except commitfiles.UnknownOutcome:
+            raise
+        except BaseException:
+            for path in made:
+                path.unlink(missing_ok=True)
+            raise
         self._replay(actions, _applications(actions))
         self._state.version = version
         self._stamp = self._look(version)
         self._committed.update(dict.fromkeys(_applications(actions), version))
         try:
-            sync_directory(self._log)
+            commitfiles.sync_directory(self._log)
         except OSError as error:
             # It is committed, and may be gone after a crash: whoever trusts it must read the log again.
             raise PubsubError(f'could not fsync "{self._log}": {error}', sqlstate="58030") from error
 
     def checkpoint_when_due(self) -> None:
-        """Every some commits a checkpoint, so that a reader need not replay the log from its beginning."""
+        """Every some commits a checkpoint, so that a reader need not replay the log from its beginning.
+
+        Raises what deltalake raises, OSError; the next attempt is as many commits later.
+        """
         if self._state.version - self._checkpoint < _CHECKPOINT_INTERVAL:
             return
+        self._checkpoint = self._state.version
         from deltalake import DeltaTable
 
         DeltaTable(str(self.table)).create_checkpoint()
-        self._checkpoint = self._state.version
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
         """The actions of one commit; None when it is not there, or no longer.  Raises DataCorrupted."""
@@ -381,7 +402,7 @@ class TableLog:
             aside, linked = (self._log / f".{uuid.uuid4()}.{end}" for end in ("tmp", "link"))
             try:
                 aside.touch()
-                os.link(aside, linked)
+                commitfiles.link(aside, linked)
                 self._has_links = True
             except OSError as error:
                 if error.errno not in _NO_LINKS:
@@ -395,11 +416,8 @@ class TableLog:
     def _put(self, version: int, data: bytes) -> None:
         aside = self._log / f".{uuid.uuid4()}.tmp"
         try:
-            with open(aside, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(aside, self._name(version))
+            commitfiles.write_durably(aside, data)
+            commitfiles.link(aside, self._name(version))
         finally:
             aside.unlink(missing_ok=True)
 
@@ -409,35 +427,47 @@ class TableLog:
         except FileNotFoundError:
             return None
         try:
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
+            actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise DataCorrupted(f'"{self._name(version)}" is not a Delta commit: {error}') from error
+        if commitfiles.mend(actions):
+            self._put_mended(version, actions)
+        return actions
+
+    def _put_mended(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+        """Put a commit that no reader can parse in order, in its place.
+
+        A later commit would not do: whoever replays the log, looks at its history or reads an earlier version meets the line.
+        No reader holds anything else of it, and the time of the file, by which versions are found, stays.
+        """
+        path, aside = self._name(version), self._log / f".{uuid.uuid4()}.tmp"
+        try:
+            found = path.stat()
+            commitfiles.write_durably(aside, commitfiles.lines(actions))
+            os.utime(aside, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.replace(aside, path)
+            commitfiles.sync_directory(self._log)
+        finally:
+            aside.unlink(missing_ok=True)
+        log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
 
     def _load(self) -> None:
-        """From the last checkpoint, or from the first commit."""
+        """From the newest checkpoint, or from the first commit."""
         state = self._state = _State()
-        try:
-            last = json.loads((self._log / "_last_checkpoint").read_text("utf-8"))
-        except FileNotFoundError:
+        found = checkpoints.newest(self._log)
+        if found is None:
             if not self._name(0).exists():
-                raise UndefinedTable(f'Delta table "{self.table}" does not exist', hint=_RESYNC) from None
+                if any(self._log.glob("*.json")):
+                    raise DataCorrupted(
+                        f'the log of the Delta table "{self.table}" has lost its beginning', hint=_RESYNC
+                    )
+                raise UndefinedTable(f'Delta table "{self.table}" does not exist', hint=_RESYNC)
             return
-        version = int(last["version"])
-        path = self._log / f"{version:020}.checkpoint.parquet"
-        if not path.exists():
-            # In parts, or of the newer kind: the commits may still be there.
-            self._load_without_checkpoint()
-            return
-        table = pq.read_table(path)
-        for name in ("protocol", "metaData", "add", "txn"):
-            if name in table.column_names:
-                column = table.column(name)
-                self._replay({name: _plain(action)} for action in column.filter(column.is_valid()).to_pylist())
-        state.version = self._checkpoint = version
-
-    def _load_without_checkpoint(self) -> None:
-        if not self._name(0).exists():
-            raise DataCorrupted(f'the log of "{self.table}" has a checkpoint that can not be read here')
+        for actions in checkpoints.actions(found):
+            self._replay(actions)
+        if not state.protocol or not state.metadata:
+            raise DataCorrupted(f'the checkpoint "{found.files[0]}" of a Delta table is not whole', hint=_RESYNC)
+        state.version = self._checkpoint = found.version
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], writers: frozenset[str] | None = None) -> None:
         """Take the actions of a commit, or of a checkpoint, over; `writers` are those of the rows that a commit adds."""
@@ -471,15 +501,6 @@ def is_local(path: str) -> bool:
     return path.startswith("file://") or "://" not in path
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _data_file(add: Mapping[str, Any]) -> DataFile:
     stats = add.get("stats")
     known = json.loads(stats) if stats else {}
@@ -493,6 +514,7 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         bounds={name: (least[name], greatest[name]) for name in least.keys() & greatest.keys()},
         stats=stats,
         vector=add.get("deletionVector"),
+        tags=add.get("tags"),
         plain=not add.get("partitionValues") and "://" not in path and not path.startswith(("/", "file:")),
     )
 
@@ -524,19 +546,6 @@ def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCo
     return OtherCommit(
         version, operation, str(info.get("engineInfo", "an unnamed engine")), _applications(actions), restored
     )
-
-
-def _plain(action: Mapping[str, Any]) -> dict[str, Any]:
-    """An action of a checkpoint as the JSON of a commit has it: Arrow has maps as lists of pairs, and NULLs."""
-    found: dict[str, Any] = {}
-    for name, value in action.items():
-        if isinstance(value, list) and name in ("configuration", "partitionValues", "tags"):
-            found[name] = dict(value)
-        elif isinstance(value, dict):
-            found[name] = _plain(value)
-        elif value is not None:
-            found[name] = value
-    return found
 
 
 def local_path(file: DataFile, table: Path) -> Path:

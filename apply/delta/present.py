@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from apply.delta import direct
 from apply.delta.keys import KeySet
 from apply.delta.log import TableLog
-from apply.delta.table import TargetTable
+from apply.delta.table import TargetTable, opened
 from apply.fold import OURS, THEIRS
 
 Indices = npt.NDArray[np.int64]
@@ -66,10 +66,10 @@ class TablePresent:
             for batch, file in direct.living(self._log, self._table, names, wanted):
                 yield batch, file.writers is not None and self._app_id not in file.writers
             return
-        from deltalake import DeltaTable, QueryBuilder
+        from deltalake import QueryBuilder
 
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        result: Any = QueryBuilder().register("t", DeltaTable(self._table.path)).execute(f"SELECT {listed} FROM t")
+        result: Any = QueryBuilder().register("t", opened(self._table.path)).execute(f"SELECT {listed} FROM t")
         schema = pa.schema([self._table.schema.field(name) for name in names])
         for batch in pa.RecordBatchReader.from_stream(result):
             columns = [batch.column(index).cast(field.type) for index, field in enumerate(schema)]

@@ -20,6 +20,8 @@ ID: Final = "delta.columnMapping.id"
 PHYSICAL: Final = "delta.columnMapping.physicalName"
 MODE: Final = "delta.columnMapping.mode"
 MAX_ID: Final = "delta.columnMapping.maxColumnId"
+# Of the features that we write, those that readers must know.
+_READER_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "variantType"})
 
 Field = dict[str, Any]
 # By a column's name, what it is called in data files, and its id there.
@@ -54,6 +56,23 @@ def features(columns: pa.Schema) -> list[str]:
         "variantType": VARIANT in kinds,
     }
     return [name for name, needed in wanted.items() if needed]
+
+
+def protocol_with(protocol: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """A `protocol` action of writer version 7 with these table features, which readers need, beside its own.
+
+    Readers of version 1 or 2 list none; those that they need all the same are among the writers' then.
+    """
+    found = dict(protocol)
+    writers = list(protocol.get("writerFeatures") or ())
+    readers = list(protocol.get("readerFeatures") or ())
+    if int(protocol["minReaderVersion"]) < 3:
+        readers = [name for name in writers if name in _READER_FEATURES]
+    if any(name not in readers or name not in writers for name in wanted):
+        found["minReaderVersion"] = 3
+        found["readerFeatures"] = list(dict.fromkeys([*readers, *wanted]))
+        found["writerFeatures"] = list(dict.fromkeys([*writers, *wanted]))
+    return found
 
 
 def _kinds(kind: Any) -> Iterator[Any]:

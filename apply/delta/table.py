@@ -58,12 +58,15 @@ class Commit:
     """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction.
 
     Before `until` the table is none of the publisher's states: it was copied under several snapshots (tablesync.window).
+    `before` is the version under `app_id` of the table that the commit was worked out for (None: it holds none); a table that
+    holds another one refuses it (Overtaken).
     """
 
     app_id: str
     first: Lsn
     last: Lsn
     until: Lsn | None = None
+    before: Lsn | None = None
 
     @property
     def user_metadata(self) -> str:
@@ -77,6 +80,19 @@ def application_id(node_id: str, subid: int, relid: int, generation: int) -> str
     return f"pubsub/{node_id}/{subid}/{relid}/{generation}"
 
 
+def moved_on(held: int | None, record: Commit) -> str:
+    """What a table that refuses a commit holds, for the error's detail."""
+    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
+
+
+def is_of_later_copy(other: str, app_id: str) -> bool:
+    """Whether the application id `other`, of a copy or of one of its chunks, is of a later copy of the table than `app_id`."""
+    table, _, generation = app_id.rpartition("/")
+    if not generation.isdecimal() or not other.startswith(f"{table}/"):
+        return False
+    return int(other.removeprefix(f"{table}/").split("/", 1)[0]) > int(generation)
+
+
 def exists(path: str) -> bool:
     """Whether a Delta table lies at `path`."""
     from deltalake import DeltaTable
@@ -84,37 +100,49 @@ def exists(path: str) -> bool:
     return bool(DeltaTable.is_deltatable(path))
 
 
+def opened(path: str) -> Any:
+    """The newest version of the table at `path`, as a deltalake.DeltaTable.
+
+    A table that deltalake cannot read is read by ourselves, which mends what an earlier release wrote, or raises DataCorrupted with
+    what to do.  Raises UndefinedTable without a table, and what deltalake raises.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return DeltaTable(path)
+    except DeltaError:
+        if not log.is_local(path):
+            raise
+        log.TableLog(path).refresh()
+        return DeltaTable(path)
+
+
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
     """The end LSN of the last transaction that the table holds under `app_id`; None when it has none."""
-    from deltalake import DeltaTable
-
     if not exists(path):
         return None
-    version = DeltaTable(path).transaction_version(app_id)
+    version = opened(path).transaction_version(app_id)
     return None if version is None else Lsn(version)
 
 
 def properties(path: str) -> Mapping[str, str]:
     """The table's properties.  Raises UndefinedTable when there is none at `path`."""
-    from deltalake import DeltaTable
-
     if not exists(path):
         raise UndefinedTable(f'Delta table "{path}" does not exist')
-    return {k: v or "" for k, v in DeltaTable(path).metadata().configuration.items()}
+    return {k: v or "" for k, v in opened(path).metadata().configuration.items()}
 
 
 def has_files(path: str) -> bool:
     """Whether the table's newest version has any data file: whether it may hold rows."""
-    from deltalake import DeltaTable
-
-    return bool(DeltaTable(path).file_uris())
+    return bool(opened(path).file_uris())
 
 
 def row_count(path: str) -> int:
     """The number of rows, from the log and the deletion vectors."""
-    from deltalake import DeltaTable, QueryBuilder
+    from deltalake import QueryBuilder
 
-    table = DeltaTable(path)
+    table = opened(path)
     result = QueryBuilder().register("t", table).execute("SELECT count(*) AS n FROM t").read_all()
     return int(pa.table(result).column("n")[0].as_py())
 
@@ -197,9 +225,7 @@ def read_schema(path: str) -> pa.Schema:
 
 
 def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
-    from deltalake import DeltaTable
-
-    found = DeltaTable(path).schema()
+    found = opened(path).schema()
     arrow = pa.schema(found.to_arrow())
     schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
     return schema, delta_schema.mapping(json.loads(found.to_json())["fields"])

@@ -76,7 +76,7 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
 
 
 def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:
-    """One new file, fsynced, with all of `bitmaps`; and the descriptors that name them in the log."""
+    """One new file, fsynced, with all of `bitmaps`; and the descriptors that name them in the log.  On failure nothing of it stays."""
     number = uuid.uuid4()
     path = table / f"deletion_vector_{number}.bin"
     descriptors: list[dict[str, Any]] = []
@@ -95,10 +95,14 @@ def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str
             }
         )
         offset += _SIZE.size + len(data) + _CRC.size
-    with open(path, "xb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return path, descriptors
 
 

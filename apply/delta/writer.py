@@ -20,7 +20,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apply.delta.table import Commit, TargetTable, quote, spark_ddl
+from apply.again import Overtaken
+from apply.delta.table import Commit, TargetTable, committed_lsn, moved_on, quote, spark_ddl
 from apply.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.protocol.contract import VARIANT
 
@@ -83,8 +84,17 @@ def discard(staged: Staged) -> None:
 
 
 def commit(spark: Any, staged: Staged, record: Commit) -> None:
-    """Commit one staged table.  Raises what Spark raises; the caller decides by the table's version (worker)."""
+    """Commit one staged table.  Raises what Spark raises; the caller decides by the table's version (apply.commit).
+
+    Raises Overtaken when the table holds another version than `record.before`.  A commit of another worker that comes after this
+    look is found by Delta once its own transaction has begun; before that, while Spark plans, it would not be noticed.
+    """
     table = staged.table
+    held = committed_lsn(table.path, record.app_id)
+    if held == record.last:
+        return
+    if (held or 0) != (record.before or 0):
+        raise Overtaken(table.relation, moved_on(held, record))
     views: list[str] = []
 
     def view(frame: Any) -> str:

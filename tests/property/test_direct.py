@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apply.delta import datafiles, direct, log
+from apply.delta import datafiles, direct, log, tidying
 from apply.delta import table as delta
 from apply.delta.direct import DirectStaged
 from apply.delta.log import TableLog
@@ -77,7 +77,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
     home = Path(tempfile.mkdtemp(prefix="pubsub-direct-"))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(direct, "_MERGE", data.draw(st.sampled_from([3, 8])))
+            patch.setattr(tidying, "_MERGE", data.draw(st.sampled_from([3, 8])))
             patch.setattr(datafiles, "_SPLIT_ROWS", 9)
             patch.setattr(datafiles, "_ROW_GROUP_ROWS", 2)
             patch.setattr(log, "_CHECKPOINT_INTERVAL", 4)
@@ -86,6 +86,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
             stage = Stage(home / "stage")
             if rival:
                 Rival(patch)
+            held: Lsn | None = None
             rows: dict[Row, Row] = {}
             first = History(key_fields + VALUES, len(key_fields), full, {})
             for key in keys:
@@ -98,13 +99,15 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                     play(history, keys, data.draw(steps), truncates=number == 3)
                 rows = history.table
                 folded = folded_of(history, list(names))
-                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50))
+                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50), before=held)
                 for _ in range(2):  # the second time it is there already
                     staged = stage.write(table, folded, replace_all=folded.truncated)
                     assert isinstance(staged, DirectStaged)
                     direct.commit(staged, record)
                     discard(staged)
-                direct.tidy(staged.log, table)
+                held = record.last
+                tidying.merge_small(staged.log, table)
+                tidying.checkpoint(staged.log)
                 assert rows_of(table.path) == sorted(rows.values(), key=repr)
                 assert delta.committed_lsn(table.path, "app") == record.last
                 no_orphans(home / "t")
@@ -166,7 +169,7 @@ def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
         direct.commit(following[0], Commit("app", Lsn(1), Lsn(1)))
         committed.set()
         staging.join()
-    direct.commit(following[1], Commit("app", Lsn(2), Lsn(2)))
+    direct.commit(following[1], Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
     assert DeltaTable(table.path).version() == 2
     assert rows_of(table.path) == [(1,), (2,)]
 

@@ -10,7 +10,7 @@ import asyncio
 import random
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,8 @@ class World:
         whole = self.chance.choice([60, 200, 1 << 20])
         for prepared in prepare(batch, destinations, self.stage, "pg_1", whole=whole):
             complete = await one.complete(prepared)
-            direct.commit(complete.staged, complete.commit)  # type: ignore[arg-type]
+            record = replace(complete.commit, before=delta.committed_lsn(self.table.path, "app"))
+            direct.commit(complete.staged, record)  # type: ignore[arg-type]
 
     def rows(self) -> list[Row]:
         found = QueryBuilder().register("x", DeltaTable(self.table.path)).execute("SELECT * FROM x").read_all()

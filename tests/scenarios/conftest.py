@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from apply.delta import log
 from apply.delta.session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -27,6 +28,12 @@ def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
     if replica.created:
         replica.drop()
     assert [slot for slot in replica.slots() if not slot.startswith("stock_")] == []
+
+
+@pytest.fixture
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta's checkpoints after every second commit: what comes next is worked out from one."""
+    monkeypatch.setattr(log, "_CHECKPOINT_INTERVAL", 2)
 
 
 @pytest.fixture(scope="session")

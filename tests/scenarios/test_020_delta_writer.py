@@ -103,11 +103,12 @@ class Replica:
 
     def commit_staged(self, prepared: PreparedTable) -> None:
         staged = prepared.staged
+        record = replace(prepared.commit, before=delta.committed_lsn(self.table.path, "app"))
         if isinstance(staged, DirectStaged):
             assert self.direct
-            direct.commit(staged, prepared.commit)
+            direct.commit(staged, record)
         else:
-            writer.commit(self.session, staged, prepared.commit)
+            writer.commit(self.session, staged, record)
         discard(staged)
 
     @property

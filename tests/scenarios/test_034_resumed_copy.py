@@ -56,7 +56,7 @@ class Interruptions:
     def after(self, count: int, do: Callable[[], None]) -> None:
         self._plans.append((count, do))
 
-    def commit(self, log: object, copy: str, chunk: int, added: object, lsn: object) -> None:
+    def commit(self, log: object, copy: str, attempt: str, chunk: int, added: object, lsn: object) -> None:
         if self._plans:
             count, do = self._plans[0]
             if count == 0:
@@ -64,7 +64,7 @@ class Interruptions:
                 do()
                 raise RuntimeError("the disk is full")
             self._plans[0] = (count - 1, do)
-        self._commit(log, copy, chunk, added, lsn)  # type: ignore[arg-type]
+        self._commit(log, copy, attempt, chunk, added, lsn)  # type: ignore[arg-type]
         self.kept.append(chunks.application_id(copy, chunk))
         self.files.append(added)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,16 @@ CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);
 INSERT INTO a SELECT g, 'row ' || g, g / 7.0 FROM generate_series(1, 500) g;
 CREATE PUBLICATION p FOR TABLE a;
 """
+
+
+@pytest.fixture(autouse=True, params=["from commits", "from checkpoints"])
+def each_log(request: pytest.FixtureRequest, replica: Replica) -> Iterator[None]:
+    """Tables whose log is commits alone, and tables with a checkpoint every other commit, which every reader reads in the end."""
+    if request.param == "from checkpoints":
+        request.getfixturevalue("frequent_checkpoints")
+    yield
+    if request.param == "from checkpoints":
+        replica.assert_read_alike(*replica.states())
 
 
 def subscribed(replica: Replica, ddl: str = TABLE, **options: object) -> None:

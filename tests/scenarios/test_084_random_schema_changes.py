@@ -9,6 +9,9 @@ import pytest
 
 from tests.replica import Replica
 
+# What is altered is altered after checkpoints too.
+pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
+
 TYPES = {
     "int": "(random() * 100)::int",
     "text": "md5(random()::text)",
@@ -137,6 +140,7 @@ def run(replica: Replica, seed: int, steps: int, **options: object) -> None:
         if step % 5 == 4:
             replica.execute("VACUUM FULL a" if history.random.random() < 0.3 else "ANALYZE a")
     check(replica)
+    replica.assert_read_alike("a")
     print(f"{replica.relation('a').copy_generation} copies, {replica.version('a')} versions")
 
 

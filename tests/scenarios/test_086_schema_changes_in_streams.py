@@ -16,6 +16,9 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.replica import Replica, RunningNode, wait_until
 
+# What is altered is altered after checkpoints too.
+pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
+
 TABLE = """
 CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);
 INSERT INTO a SELECT g, 'row ' || g, g / 7.0 FROM generate_series(1, 200) g;
@@ -397,6 +400,7 @@ def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **op
         ]
         replica.caught_up()
         replica.assert_equal(*free, caught_up=False)
+    replica.assert_read_alike(*names)
     assert [replica.relation(name).copy_generation for name in names] == [case.copies for case in cases]
 
 

@@ -13,7 +13,11 @@ import pytest
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.readers import assert_read_alike
 from tests.replica import Replica, wait_until
+
+# What is altered is altered after checkpoints too.
+pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
 
 TABLE = "CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);"
 ROWS = "INSERT INTO a SELECT g, 'row ' || g, g / 7.0 FROM generate_series(1, 50) g;"
@@ -131,6 +135,8 @@ def test_each_change_is_what_it_is_to_postgresql(replica: Replica, stock_server:
     for name in names:
         difference = compare_tables(stock_server.conninfo(beside), f"public.{name}", paths[name])
         assert difference is None, str(difference)
+    for path in paths.values():
+        assert_read_alike(path, replica.node.spark)
     relations = {relation.name: relation for relation in replica.node.relations(replica.name)}
     assert [name for name in names if relations[name].stopped] == stops
     log = stock_server.read_log()

@@ -140,4 +140,4 @@ def test_a_data_file_that_was_removed(tmp_path: Path) -> None:
     keys = pa.table({"id": pa.array([1], pa.int64())})
     staged = DirectStaged(t.table, t.log, [], keys, None, False, 1)
     with pytest.raises(DataCorrupted, match="does not exist"):
-        direct.commit(staged, Commit("app", Lsn(50), Lsn(60)))
+        direct.commit(staged, Commit("app", Lsn(50), Lsn(60), before=Lsn(1)))

@@ -220,7 +220,7 @@ def test_a_syntax_error_shows_no_connection_string() -> None:
 @pytest.mark.parametrize("renderer", RENDERERS)
 async def test_the_monitor_shows_no_password(renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = show(renderer, monkeypatch)
-    monitors = Monitors()
+    monitors = Monitors("1")
     subscription: Any = SimpleNamespace(
         oid=1,
         name="s",

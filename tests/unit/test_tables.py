@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from apply.again import StartAgain
 from apply.batch import Batch
 from apply.changes import CopyAgain
 from apply.delta.table import application_id
 from apply.follow import Columns, Looked
 from apply.handover import Handover
-from apply.pipeline import StartAgain
 from apply.prepare import Destination
 from apply.tables import ApplyTables
 from catalog.records import NewRelation, NewSubscription, Subscription

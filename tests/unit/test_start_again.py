@@ -1,0 +1,76 @@
+"""Runner: what a worker that must decide again is, and is not."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import launcher.runner
+from apply.again import Overtaken, StartAgain
+from apply.figures import Figures
+from apply.handover import Handover
+from launcher.runner import Runner
+from launcher.workerslots import WorkerSlots
+from tests.virtual_time import run
+
+PAUSE = 5.0
+
+
+class Catalog:
+    """As much of it as a runner without tables uses: an error that is stored, or a worker that is disabled, fails the test."""
+
+    async def relations(self, _: int) -> list[Any]:
+        return []
+
+    async def clear_worker_stats(self, _: int) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("error", "pause"), [(StartAgain("again"), 0.0), (Overtaken("public.t", "It holds more."), PAUSE)]
+)
+def test_a_worker_that_starts_again(error: Exception, pause: float) -> None:
+    """At once, or after a pause where another process is at work on the table; either is no failure of the subscription."""
+    begun: list[float] = []
+
+    class Worker:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.figures = Figures()
+            self.streaming = True
+
+        async def run(self) -> None:
+            begun.append(asyncio.get_running_loop().time())
+            if len(begun) < 3:
+                raise ExceptionGroup("tasks", [error])
+            runner.drain()
+
+        def drain(self) -> None:
+            return
+
+    options = SimpleNamespace(disable_on_error=True, on_table_error="isolate")
+    subscription: Any = SimpleNamespace(oid=1, name="s", options=options)
+    settings = SimpleNamespace(
+        wal_retrieve_retry_interval=PAUSE, catalog_poll_interval=1.0, max_sync_workers_per_subscription=1
+    )
+
+    async def go() -> None:
+        nonlocal runner
+        around: Any = SimpleNamespace(
+            node_id="n",
+            catalog=Catalog(),
+            engine=None,
+            stage=None,
+            settings=settings,
+            workers=WorkerSlots(1),
+        )
+        runner = Runner(subscription, around, Handover())
+        await runner.run()
+
+    runner: Any = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher.runner, "ApplyWorker", Worker)
+        run(go(), launcher.runner)
+    assert [round(at - begun[0], 3) for at in begun] == [0.0, pause, 2 * pause]
