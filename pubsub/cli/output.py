@@ -163,5 +163,36 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
     yield f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
 
 
+def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """psql's expanded format: each row a block, each column a line of it (print.c: print_aligned_vertical)."""
+    if not rows:
+        return "(0 rows)\n"
+    cells = [[text(value).split("\n") for value in row] for row in rows]
+    names = max(map(len, columns))
+    values = max(len(line) for row in cells for lines in row for line in lines)
+    lines = []
+    for number, row in enumerate(cells, start=1):
+        head = f"-[ RECORD {number} ]"
+        if len(head) <= names + 1:
+            lines.append(f"{head:-<{names + 1}}+{'-' * (values + 1)}")
+        else:
+            lines.append(f"{head:-<{names + values + 3}}")
+        for name, parts in zip(columns, row, strict=True):
+            for place, part in enumerate(parts):
+                more = place + 1 < len(parts)
+                shown = f"{part:<{values}}+" if more else part
+                lines.append(
+                    f"{name if place == 0 else '':<{names}} | {shown}".rstrip()
+                    if not more
+                    else f"{name if place == 0 else '':<{names}} | {shown}"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def width_of(shown: str) -> int:
+    """The longest line's."""
+    return max(map(len, shown.splitlines()), default=0)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
