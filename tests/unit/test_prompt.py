@@ -84,7 +84,8 @@ def test_backslash_commands_within_a_statement() -> None:
     assert screen.ran[2:] == [("SELECT 4;", "auto")]
     assert screen.take("SELECT '\\q", "\\q';")
     assert screen.ran[3:] == [("SELECT '\\q\n\\q';", "auto")]
-    assert screen.take("SELECT 5; \\dRs+ s") and screen.asked[-1] == ("dRs+", "s")
+    assert screen.take("SELECT 5; \\dRs+ s")
+    assert screen.asked[-1] == ("dRs+", "s")
     assert screen.take("SELECT", "\\q") is False
 
 
@@ -165,7 +166,8 @@ async def test_what_d_shows(tmp_path: Path) -> None:
     (short,) = described(state, "dRs", "")
     assert short.rows == [("s", "pubsub", True, ("p",))]
     (long,) = described(state, "dRs+", "")
-    assert "Conninfo" in long.columns and "secret" not in str(long.rows)
+    assert "Conninfo" in long.columns
+    assert "secret" not in str(long.rows)
     for command, pattern in (("d", "nope"), ("dt", "nope"), ("dv", "nope")):
         with pytest.raises(PubsubError, match="Did not find any"):
             list(described(state, command, pattern))
