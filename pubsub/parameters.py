@@ -35,10 +35,11 @@ class Parameter:
     def parse(self, value: object) -> int:
         """The value in the parameter's unit, rounded to an integer as PostgreSQL does.  Raises PubsubError."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self._invalid(value)
+            raise self._invalid(value, _HINTS.get(self._kind))
         match = _NUMBER.fullmatch(str(value))
         if match is None:
-            raise self._invalid(value)
+            # PostgreSQL gives the hint for a wrong unit alone; what is no number lacks the same knowledge.
+            raise self._invalid(value, _HINTS.get(self._kind))
         number, unit = float(match[1]), match[2]
         if unit:
             family = self._family

@@ -280,7 +280,9 @@ class SyncWorker:
         log.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
         await self._copy()
 
-    async def _copy_rows(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int) -> None:
+    async def _copy_rows(
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int | None
+    ) -> None:
         until = plan.until if plan.until > plan.start else None
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
         if await self._copy_here(plan, source, target, record):

@@ -159,6 +159,8 @@ def copied(table: TableStatus) -> str:
         return "-"
     if table.state in ("i", "d") and table.rows_estimated:
         return f"{table.rows_copied:,} of ~{table.rows_estimated:,}"
+    if table.state in ("i", "d") and table.rows_estimated is None:
+        return f"{table.rows_copied:,} of unknown"
     return f"{table.rows_copied:,}"
 
 
