@@ -49,10 +49,13 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
 
     `resets` gets the oids that pg_stat_reset_subscription_stats was called with (None: all subscriptions).
     """
-    tree = parse_query(sql)
-    reset_places = _take_resets(tree)
     tables = _Tables(state)
-    translated = Queries(tables.find).statement(tree)
+    try:
+        tree = parse_query(sql)
+        reset_places = _take_resets(tree)
+        translated = Queries(tables.find).statement(tree)
+    except RecursionError as error:
+        raise PubsubError("stack depth limit exceeded", sqlstate="54001") from error
     import pyarrow as pa
 
     try:

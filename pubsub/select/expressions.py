@@ -95,8 +95,8 @@ class Expressions:
                 return Value(BOOL, "TRUE" if node.this else "FALSE")
             case exp.And() | exp.Or():
                 word = "AND" if isinstance(node, exp.And) else "OR"
-                sides = [self.truth(side, word).engine for side in (node.this, node.expression)]
-                return Value(BOOL, f"({sides[0]} {word} {sides[1]})")
+                sides = [self.truth(side, word).engine for side in _chained(node)]
+                return Value(BOOL, f"({f' {word} '.join(sides)})")
             case exp.Not():
                 return Value(BOOL, f"(NOT {self.truth(node.this, 'NOT').engine})")
             case exp.Neg():
@@ -115,7 +115,13 @@ class Expressions:
             case exp.Case():
                 return self._case(node)
             case exp.Exists():
-                return Value(BOOL, f"EXISTS ({self.subquery(node.this, self.scope).sql})")
+                sql = self.subquery(node.this, self.scope).sql
+                # DataFusion has EXISTS in conditions alone.
+                return Value(BOOL, f"((SELECT count(*) FROM ({sql})) > 0)" if self.windows else f"EXISTS ({sql})")
+            case exp.Collate():
+                if node.expression.name not in ("C", "POSIX", "ucs_basic", "default"):
+                    raise FeatureNotSupported(f"collation {node.expression.sql('postgres')} is not supported")
+                return self.value(node.this)
             case exp.Subquery() | exp.Select() | exp.SetOperation():
                 query = self._one_column(node)
                 return Value(query.columns[0].type, f"({query.sql})")
@@ -245,8 +251,7 @@ class Expressions:
             other = Value(found.columns[0].type, "0")
             self._same_family("=", value, other)
             return Value(BOOL, f"({value.engine} IN ({found.sql}))")
-        parts = [operators.comparison("=", value, self.value(one)).engine for one in node.expressions]
-        return Value(BOOL, f"({' OR '.join(parts)})")
+        return operators.among(value, [self.value(one) for one in node.expressions])
 
     def _same_family(self, operator: str, left: Value, right: Value) -> None:
         """What is compared with the rows of a query is cast by nobody: only what needs no cast is taken."""
@@ -310,18 +315,12 @@ class Expressions:
             self._same_family(operator, value, Value(found.columns[0].type, "0"))
             return Value(BOOL, f"({value.engine} {word} ({found.sql}))")
         if isinstance(inner, exp.Array):
-            join = " AND " if every else " OR "
-            parts = [operators.comparison(operator, value, self.value(one)).engine for one in inner.expressions]
-            return Value(BOOL, f"({join.join(parts)})" if parts else ("TRUE" if every else "FALSE"))
+            return operators.among(value, [self.value(one) for one in inner.expressions], every=every)
         array = self.value(inner)
         if isinstance(array.literal, str):
-            parts = [
-                operators.comparison(
-                    operator, value, NULL if one is None else Value(UNKNOWN, quoted(one), literal=one)
-                ).engine
-                for one in documents.elements(array.literal.strip())
-            ]
-            return Value(BOOL, f"({(' AND ' if every else ' OR ').join(parts)})")
+            held = documents.elements(array.literal.strip())
+            others = [NULL if one is None else Value(UNKNOWN, quoted(one), literal=one) for one in held]
+            return operators.among(value, others, every=every)
         if array.type.element is None:
             if array.type.kept:
                 raise operators.undefined(f"{operator} ANY", value, array)
@@ -329,9 +328,9 @@ class Expressions:
         one = coerced(value, array.type.element)
         if array.type.element != one.type:
             raise operators.undefined(operator, value, array)
-        held = f"array_has({array.engine}, {one.engine})"
+        has = f"array_has({array.engine}, {one.engine})"
         # Where it is not held and the array holds a NULL nobody knows.
-        known = f"(CASE WHEN {held} THEN TRUE WHEN array_position({array.engine}, NULL) IS NOT NULL THEN NULL ELSE {held} END)"
+        known = f"(CASE WHEN {has} THEN TRUE WHEN array_position({array.engine}, NULL) IS NOT NULL THEN NULL ELSE {has} END)"
         return Value(BOOL, f"(NOT {known})" if every else known)
 
     def _like(self, node: Any, escape: str | None) -> Value:
@@ -545,6 +544,16 @@ def _check_parts(node: Any) -> None:
             raise FeatureNotSupported(f"{part.strip('_').upper()} is not supported: {node.sql('postgres')}")
 
 
+def _chained(node: Any) -> list[Any]:
+    """What is joined by one and the same AND or OR, in its order: hundreds of them need no depth."""
+    found = [node.expression]
+    left = node.this
+    while type(left) is type(node):
+        found.append(left.expression)
+        left = left.this
+    return [left, *reversed(found)]
+
+
 def direction(node: Any, sql: str) -> str:
     """ASC or DESC, and where NULLs go; PostgreSQL has them as larger than everything."""
     descending = bool(node.args.get("desc"))
@@ -580,7 +589,7 @@ def _named(node: Any) -> tuple[str, list[Any]]:
         case exp.JSONExtract() | exp.JSONExtractScalar():
             raise FeatureNotSupported("paths into json are supported with -> and ->> only")
         case _:
-            raise FeatureNotSupported(f"{type(node).__name__} is not supported: {node.sql('postgres')}")
+            raise FeatureNotSupported(f"{node.sql('postgres')} is not supported")
 
 
 def figure_name(node: Any) -> str:

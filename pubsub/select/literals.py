@@ -225,7 +225,7 @@ def _invalid(text: str, type_: Type, sqlstate: str = "22P02") -> PubsubError:
 
 def shown(value: Any, type_: Type) -> str:
     """A value's text, as a cast to text gives it."""
-    from pubsub.cli.output import text
+    from pubsub.texts import text
 
     if type_.name == "boolean":
         return "true" if value else "false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
@@ -35,6 +36,7 @@ _PLAIN_REGEX: Final = re.compile(
         | \[\^?\]?(?: [^\]\[\\] | \\[\\\]\[.\-dsw] )*\] | [*+?]\?? | \{\d+(?:,\d*)?\}\?? )*""",
     re.VERBOSE,
 )
+_CONSTANT: Final = re.compile(r"\(- \d+\)|\d+|CAST\('[-\d.]+' AS DECIMAL\(\d+, \d+\)\)")
 _DAY_OR_LESS: Final = (DATE, TIMESTAMP, TIMESTAMPTZ)
 
 
@@ -54,6 +56,35 @@ def undefined(operator: str, left: Value | None, right: Value) -> PubsubError:
 
 def comparison(operator: str, left: Value, right: Value) -> Value:
     """= <> < <= > >= IS [NOT] DISTINCT FROM."""
+    one, other = _sides(operator, left, right)
+    return Value(BOOL, f"({one} {operator} {other})")
+
+
+def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Value:
+    """value IN (others), or value <> ALL (others)."""
+    operator = "<>" if every else "="
+    sides = [_sides(operator, value, one) for one in others]
+    if not sides:
+        return Value(BOOL, "TRUE" if every else "FALSE")
+    if len({one for one, _ in sides}) == 1 and all(map(_is_constant, others)):
+        # A list of constants is one node, where comparisons joined by OR are a tree as deep as they are many.  DataFusion
+        # forgets that a NULL in such a list makes the answer unknown: with one, or what may be one, they are compared.
+        listed = ", ".join(other for _, other in sides)
+        return Value(BOOL, f"({sides[0][0]} {'NOT ' if every else ''}IN ({listed}))")
+    return Value(
+        BOOL, f"({(' AND ' if every else ' OR ').join(f'({one} {operator} {other})' for one, other in sides)})"
+    )
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether it is a literal, and not NULL."""
+    if value is values.NULL or value.sql is None:
+        return False
+    return isinstance(value.literal, str) or _CONSTANT.fullmatch(value.sql) is not None
+
+
+def _sides(operator: str, left: Value, right: Value) -> tuple[str, str]:
+    """Both as the type that they are compared by."""
     type_ = common([left.type, right.type])
     if type_ is None or type_.element is not None:
         raise undefined(operator, left, right)
@@ -66,7 +97,7 @@ def comparison(operator: str, left: Value, right: Value) -> Value:
         one, other = left.engine, right.engine
     else:
         one, other = coerced(left, type_).engine, coerced(right, type_).engine
-    return Value(BOOL, f"({one} {operator} {other})")
+    return one, other
 
 
 def arithmetic(operator: str, left: Value, right: Value) -> Value:

@@ -84,3 +84,46 @@ SELECT sum(n), max(n) FROM (SELECT count(*) AS n FROM orders GROUP BY customer_i
 SELECT o.*, full_name FROM orders o LEFT JOIN customers ON customers.id = customer_id WHERE (o.id, customer_id) = (1, 1)
 SELECT max(full_name), min(born), max(created), min("Mixed Case"), max(balance) FROM customers
 SELECT pg_catalog.lower('A'), count(*) count FROM customers
+SELECT id FROM customers WHERE id NOT IN (SELECT customer_id FROM orders)
+SELECT id FROM customers WHERE id NOT IN (SELECT customer_id FROM orders WHERE customer_id IS NOT NULL) ORDER BY id
+SELECT id FROM orders WHERE customer_id NOT IN (1, NULL)
+SELECT count(*), sum(amount), avg(amount), max(id), string_agg("Note", ',') FROM orders WHERE id > 100
+SELECT count(*) FROM orders HAVING count(*) > 100
+SELECT id + 1 AS id FROM orders ORDER BY id DESC LIMIT 2
+SELECT id AS x, -id AS y FROM orders ORDER BY -id
+SELECT id % 2 AS odd, count(*) FROM orders GROUP BY odd ORDER BY odd
+SELECT active = true, active = 't', 'a' = 'a', 'a' < 'b', id = 1.0, id < 2.5, balance = 10.5, big > 1e9, small = id FROM customers ORDER BY id
+SELECT full_name IN ('bob', 'x'), full_name BETWEEN 'A' AND 'z', id IN (1, 2.0), 'Two' = "Mixed Case" FROM customers ORDER BY id
+SELECT date '2024-01-31' + interval '1 month', timestamp '2024-03-31 10:00' - interval '1 month', date '2024-03-01' - 1, timestamptz '2024-01-01 00:00+02', date '2024-01-31' > '2024-01-30'
+SELECT a.*, b.* FROM natural_ones a JOIN natural_ones b USING (id) ORDER BY 1
+SELECT n.numbers, n.tags FROM natural_ones n ORDER BY n.id DESC
+SELECT DISTINCT customer_id, amount > 5 FROM orders ORDER BY customer_id, 2
+SELECT customer_id, amount FROM orders WHERE (customer_id, id) = (1, 2)
+SELECT sum(id) FILTER (WHERE id > 1), max(amount) FILTER (WHERE "Note" = 'a') FROM orders
+SELECT sum(amount) OVER (PARTITION BY customer_id ORDER BY id), ntile(2) OVER (ORDER BY id), lead(amount, 1, 0.00) OVER (ORDER BY id) FROM orders ORDER BY id
+SELECT sum(count(*)) OVER (ORDER BY customer_id), customer_id FROM orders GROUP BY customer_id ORDER BY 2
+SELECT c.id, count(o.id), coalesce(sum(o.amount), 0.00) FROM customers c LEFT JOIN orders o ON o.customer_id = c.id GROUP BY c.id ORDER BY c.id
+SELECT x.n FROM (SELECT id + 1 AS n FROM orders UNION SELECT id FROM customers) x WHERE n > 3 ORDER BY n
+SELECT id FROM orders WHERE placed >= '2024-03-02' AND placed < timestamp '2024-05-01' ORDER BY id
+SELECT 5 / 2, -5 / 2, 5 % -3, 5.0 / 2, 1 / 3.0, 7.50 % 2, 2 * 1.5, 100000 * 100000::bigint, 1.10 + 2, 10 - 0.5
+SELECT round(2.5), round(-2.5), round(2.345, 2), round(1234.5, -2), round(2.5::float8), round(3.5::float8), trunc(-2.7), ceil(-2.5), floor(-2.5), abs(-5), sign(-3)
+SELECT 0.1::float8 + 0.2::float8, 1e20::float8, 1.5::float4, 'Infinity'::float8, 1::float8 / 3
+SELECT '  7 '::int, ' t '::bool, '1e2'::float8, '12.5'::numeric(5,1), '2024-02-03'::date, '2024-02-03 04:05'::timestamp
+SELECT 'x' || 1 || true || NULL, 'x' || 1 || 2.50, concat('x', true, 2)
+SELECT nullif(1, 1), nullif('a', 'b'), nullif(id, 2), coalesce(NULL, NULL, 'z'), greatest('b', 'a', NULL), least(3, 2.5) FROM orders WHERE id = 2
+SELECT (SELECT count(*) FROM orders), EXISTS (SELECT 1 FROM orders WHERE id = 99) FROM customers WHERE id = 1
+SELECT "customers"."full_name" AS "FULL", CUSTOMERS.ID FROM public.customers WHERE customers.id = 1
+SELECT id, count(*) OVER (PARTITION BY active) FROM customers ORDER BY id
+SELECT id FROM customers ORDER BY full_name COLLATE "C" LIMIT ALL
+SELECT tags[1], count(*) FROM natural_ones GROUP BY tags[1] ORDER BY 1
+SELECT string_agg(DISTINCT "Note", ',' ORDER BY "Note") FROM orders
+SELECT c.full_name, o.total FROM customers c JOIN (SELECT customer_id, sum(amount) AS total FROM orders GROUP BY customer_id) o ON c.id = o.customer_id ORDER BY o.total DESC
+SELECT id FROM customers WHERE NOT active OR active IS NULL ORDER BY id
+SELECT avg(amount) FROM orders GROUP BY customer_id HAVING avg(amount) > 2 ORDER BY avg(amount)
+SELECT length('é'), upper('a'), position('b' in 'abc'), substring('hello' from 2), substring('hello', 2, 2), lpad('7', 3, '0'), left('abc', 10)
+SELECT 'a\b', 'a\b' LIKE 'a\\b', E'a\tb', 'it''s' LIKE '%''%'
+SELECT extract(day from placed), date_trunc('day', placed), placed::date, placed + interval '90 minutes' FROM orders ORDER BY id
+SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active) FROM customers
+SELECT id FROM orders WHERE customer_id IN (2, NULL) OR id IN (customer_id, 4) ORDER BY id
+SELECT id FROM orders WHERE customer_id <> ALL ('{1,NULL}') OR customer_id = ANY (ARRAY[2, NULL])
+SELECT id FROM customers WHERE full_name NOT IN ('bob', 'x') AND id NOT IN (-1, 1) ORDER BY id

@@ -56,3 +56,31 @@ SELECT id::nope FROM customers
 SELECT full_name[1] FROM customers
 SELECT id FROM customers WHERE
 SELECT id FROM customers GROUP BY
+SELECT 1 + 'a'
+SELECT 'a' + 'b'
+SELECT id = 'x' FROM customers
+SELECT date '2024-13-01'
+SELECT born + born FROM customers
+SELECT full_name - 1 FROM customers
+SELECT tags[1] FROM nope
+SELECT nope.* FROM customers
+SELECT id FROM customers HAVING id > 1
+SELECT full_name FROM customers GROUP BY balance HAVING count(*) > 1
+SELECT id FROM customers WHERE row_number() OVER (ORDER BY id) = 1
+SELECT count() FROM customers
+SELECT coalesce(id, 'x') FROM customers
+SELECT ARRAY[1, 'x']
+SELECT 1 UNION SELECT 'x'
+SELECT id FROM customers GROUP BY 5
+SELECT -full_name FROM customers
+SELECT NOT id FROM customers
+SELECT id AND true FROM customers
+SELECT 1 WHERE 1
+SELECT 'x'::uuid
+SELECT 'maybe'::bool
+SELECT length(1)
+SELECT substr('a')
+SELECT abs('x')
+SELECT id FROM customers c WHERE customers.id = 1
+WITH x AS (SELECT 1), x AS (SELECT 2) SELECT 1
+SELECT * FROM (VALUES (1, 2), (3)) v
