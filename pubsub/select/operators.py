@@ -67,8 +67,7 @@ def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Valu
     if not sides:
         return Value(BOOL, "TRUE" if every else "FALSE")
     if len({one for one, _ in sides}) == 1 and all(map(_is_constant, others)):
-        # A list of constants is one node, where comparisons joined by OR are a tree as deep as they are many.  DataFusion
-        # forgets that a NULL in such a list makes the answer unknown: with one, or what may be one, they are compared.
+        # A list of constants is one node, where comparisons joined by OR are a tree as deep as they are many.
         listed = ", ".join(other for _, other in sides)
         return Value(BOOL, f"({sides[0][0]} {'NOT ' if every else ''}IN ({listed}))")
     return Value(

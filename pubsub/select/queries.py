@@ -6,6 +6,7 @@ for besides, so that Python can finish a column (values.Exact).  DataFusion neve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -51,6 +52,7 @@ class Relation:
 #: Finds a relation by schema and name, or by target, schema and name.  Raises UndefinedTable.
 Finder = Callable[[str | None, str | None, str], Relation]
 
+_NULL: Final = re.compile(r"(?<!IS )(?<!IS NOT )\bNULL\b")
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
 #: The parts of a SELECT that are translated: all else is refused by name.
 _PARTS: Final = frozenset(
@@ -171,7 +173,7 @@ class Queries:
         if from_ is not None:
             sql += f" FROM {from_}"
         if condition is not None:
-            sql += f" WHERE {condition}"
+            sql += f" WHERE {_kept_whole(condition, from_ or '')}"
         if groups:
             sql += f" GROUP BY {', '.join(dict.fromkeys(value.engine for _, value in groups))}"
         if test is not None:
@@ -409,7 +411,7 @@ class Queries:
             on = join.args.get("on")
             if on is not None:
                 read = Expressions(scope, self.query, clause="JOIN conditions")
-                condition = read.truth(on, "JOIN/ON").engine
+                condition = _kept_whole(read.truth(on, "JOIN/ON").engine)
                 sql = f"{sql} {word} {other} ON {condition}"
             elif merged:
                 sql = f"{sql} {word} {other} ON {' AND '.join(condition for _, condition in merged)}"
@@ -483,6 +485,15 @@ class Queries:
 
     def _common_table(self, title: str) -> Relation | None:
         return next((one[title] for one in reversed(self.common_tables) if title in one), None)
+
+
+def _kept_whole(condition: str, from_: str = "") -> str:
+    """A condition as it is sent.
+
+    The reader of Delta tables leaves a NULL out of what is joined by AND, as if it were true.  A condition with one, or on a
+    relation with one, is not taken apart where it stands under IS TRUE.
+    """
+    return f"({condition}) IS TRUE" if _NULL.search(condition) or _NULL.search(from_) else condition
 
 
 def _renamed(alias: Any, names: list[str], title: str) -> list[str]:
@@ -568,7 +579,7 @@ def _limits(node: Any) -> str:
 
 
 def _count(node: Any, word: str) -> str:
-    if isinstance(node, exp.Null) or (isinstance(node, exp.Column) and folded(node.this) == "all"):
+    if isinstance(node, exp.Null) or (isinstance(node, exp.Var) and node.name.lower() == "all"):
         return ""
     node = node.this if isinstance(node, exp.Paren) else node
     if isinstance(node, exp.Neg):

@@ -127,3 +127,6 @@ SELECT count(*) FILTER (WHERE active), count(*) FILTER (WHERE NOT active) FROM c
 SELECT id FROM orders WHERE customer_id IN (2, NULL) OR id IN (customer_id, 4) ORDER BY id
 SELECT id FROM orders WHERE customer_id <> ALL ('{1,NULL}') OR customer_id = ANY (ARRAY[2, NULL])
 SELECT id FROM customers WHERE full_name NOT IN ('bob', 'x') AND id NOT IN (-1, 1) ORDER BY id
+SELECT id FROM orders WHERE customer_id > 0 AND id = NULL
+SELECT id FROM (SELECT id, NULL::int AS n FROM orders) AS s WHERE id > 0 AND n <> 1
+SELECT o.id FROM orders o JOIN customers c ON o.id = c.id AND o.customer_id = NULL
