@@ -1,7 +1,7 @@
 """The views that SELECT sees: PostgreSQL's columns first, ours after (interface.md).
 
 The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
-`view_rows` makes their rows from one state of the catalog; catalog.views runs SQL on them.
+`view_rows` makes their rows from one state of the catalog; pubsub.select runs SQL on them.
 """
 
 from __future__ import annotations

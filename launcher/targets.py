@@ -62,7 +62,7 @@ class Plan:
             state=RelState.INIT if copy_data else RelState.READY,
             lsn=None if copy_data else lsn,
             definition=described_json(self.target, self.definition) if copy_data or self.exists else None,
-            estimated_rows=max(self.definition.estimated_rows, 0),
+            estimated_rows=self.definition.estimated_rows,
         )
 
 

@@ -1,60 +1,141 @@
-"""SELECT on replicated tables, without a JVM: DataFusion, by the deltalake package, reads the Delta tables.
+"""SELECT on replicated tables and on the views, without a JVM: DataFusion, by the deltalake package, has the rows.
 
 A table goes by schema.name as in the publisher, without a schema in public; target.schema.name tells tables of several
 subscriptions apart.  Each table is read as of one version; two tables of a query may show different LSNs (pubsub
-snapshot gives versions that fit together).
+snapshot gives versions that fit together).  pubsub.select makes DataFusion's SQL of PostgreSQL's.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final, NamedTuple
+import json
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
 from apply.delta.table import opened
 from catalog.records import State, SubscriptionRel
-from catalog.system_views import VIEWS
-from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedTable
+from catalog.store import Catalog
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
+from pubsub.select import outputs, types, views
+from pubsub.select.engine import spelled
+from pubsub.select.queries import Queries, Relation
 from pubsub.sql.dialect import parse_query
+
+_RESET = "pg_stat_reset_subscription_stats"
 
 
 class Rows(NamedTuple):
-    """A query's answer: values as Python has them (Decimal, aware datetime in UTC, bytes)."""
+    """A query's answer: values as Python has them (Decimal, aware datetime in UTC, bytes), LSNs as text."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
-#: DataFusion's complaints and PostgreSQL's words for them.
-_COMPLAINTS: Final = (
-    (re.compile(r"No field named (\S+?)\.(?:\s|$)"), "column {} does not exist", "42703"),
-    (re.compile(r"Invalid function '([^']+)'"), "function {} does not exist", "42883"),
-    (re.compile(r"Ambiguous reference to unqualified field (\S+)"), "column reference {} is ambiguous", "42702"),
-)
+async def select_and_reset(catalog: Catalog, sql: str) -> Rows:
+    """Run one query; what it asks of pg_stat_reset_subscription_stats is done.  Raises as `select` does."""
+    import asyncio
+
+    state = await catalog.state()
+    resets: list[int | None] = []
+    found = await asyncio.to_thread(select, state, sql, resets)
+    for oid in resets:
+        if oid is not None and all(one.oid != oid for one in state.subscriptions):
+            raise UndefinedObject(f"subscription with OID {oid} does not exist")
+        await catalog.reset_statistics(oid)
+    return found
 
 
-def select(state: State, sql: str) -> Rows:
-    """Run one query.  Blocks.  Raises SqlSyntaxError, UndefinedTable and others, in PostgreSQL's words."""
-    tree = parse_query(sql)
-    places = _bind(tree, state)
-    names = _name_columns(tree)
-    from deltalake import DeltaTable, QueryBuilder
+def select(state: State, sql: str, resets: list[int | None] | None = None) -> Rows:
+    """Run one query.  Blocks.  Raises SqlSyntaxError, UndefinedTable and others, in PostgreSQL's words.
 
-    builder = QueryBuilder()
-    for alias, relation in places.items():
-        if not DeltaTable.is_deltatable(relation.path):
-            raise UndefinedTable(
-                f'table "{relation.qualified_name}" has no rows yet',
-                detail="Its initial copy has not been committed.",
-                hint="pubsub status shows how far it is.",
-            )
-        builder.register(alias, opened(relation.path))
+    `resets` gets the oids that pg_stat_reset_subscription_stats was called with (None: all subscriptions).
+    """
+    tables = _Tables(state)
     try:
-        result = builder.execute(tree.sql("postgres")).read_all()
+        tree = parse_query(sql)
+        reset_places = _take_resets(tree)
+        translated = Queries(tables.find).statement(tree)
+    except RecursionError as error:
+        raise PubsubError("stack depth limit exceeded", sqlstate="54001") from error
+    import pyarrow as pa
+
+    try:
+        table = pa.table(tables.builder().execute(spelled(translated.sql)).read_all())
     except Exception as error:
-        raise _typed(error) from error
-    return _python(result, names)
+        raise outputs.complaint(error) from error
+    rows = outputs.rows(table, translated)
+    if reset_places:
+        (resets if resets is not None else []).extend(row[place] for row in rows for place in reset_places)
+        rows = [tuple("" if place in reset_places else one for place, one in enumerate(row)) for row in rows]
+    return Rows(tuple(column.name for column in translated.columns), rows)
+
+
+class _Tables:
+    """The relations that a query names, as they are found."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._found: dict[tuple[int, int], tuple[str, Any, Relation]] = {}
+
+    def find(self, target: str | None, schema: str | None, name: str) -> Relation:
+        """A view or a replicated table.  Raises UndefinedTable."""
+        if target is None and views.is_view(schema, name):
+            return views.relation(name, self._state)
+        try:
+            found = find_relation(self._state, schema or "public", name, target)
+        except UndefinedTable:
+            shown = ".".join(one for one in (target, schema, name) if one is not None)
+            raise UndefinedTable(f'relation "{shown}" does not exist') from None
+        return self._table(found)
+
+    def builder(self) -> Any:
+        """DataFusion, with the tables."""
+        from deltalake import QueryBuilder
+
+        builder = QueryBuilder()
+        for engine, table, _ in self._found.values():
+            builder.register(engine, table)
+        return builder
+
+    def _table(self, relation: SubscriptionRel) -> Relation:
+        from deltalake import DeltaTable
+
+        key = (relation.subid, relation.relid)
+        if key not in self._found:
+            if not DeltaTable.is_deltatable(relation.path):
+                raise UndefinedTable(
+                    f'table "{relation.qualified_name}" has no rows yet',
+                    detail="Its initial copy has not been committed.",
+                    hint="pubsub status shows how far it is.",
+                )
+            table = opened(relation.path)
+            engine = f"t{len(self._found)}"
+            self._found[key] = (engine, table, Relation(engine, _columns(table, relation)))
+        return self._found[key][2]
+
+
+def _columns(table: Any, relation: SubscriptionRel) -> tuple[tuple[str, str, types.Type], ...]:
+    """A table's columns with the publisher's types, as far as the catalog has them."""
+    import pyarrow as pa
+
+    definition: dict[str, Any] = json.loads(relation.definition or "{}")
+    known = json.loads(definition.get("attributes") or "{}").get("columns") or []
+    oids = {column[1]: column[2] for column in known}
+    schema = pa.schema(table.schema().to_arrow())
+    return tuple((one.name, one.name, types.of_column(one.type, oids.get(one.name))) for one in schema)
+
+
+def _take_resets(tree: exp.Query | exp.Values) -> set[int]:
+    """Put their arguments in place of calls of pg_stat_reset_subscription_stats among the columns; where they were."""
+    places: set[int] = set()
+    for place, column in enumerate(tree.expressions if isinstance(tree, exp.Select) else []):
+        call = column.unalias()
+        if isinstance(call, exp.Anonymous) and str(call.this).lower() == _RESET and len(call.expressions) == 1:
+            title = column.args["alias"] if isinstance(column, exp.Alias) else exp.to_identifier(_RESET)
+            argument = exp.cast(call.expressions[0].copy(), exp.DType.BIGINT)
+            column.replace(exp.Alias(this=argument, alias=title.copy()))
+            places.add(place)
+    return places
 
 
 def find_relation(state: State, schema: str, name: str, target: str | None = None) -> SubscriptionRel:
@@ -78,101 +159,4 @@ def find_relation(state: State, schema: str, name: str, target: str | None = Non
     return found[0]
 
 
-def _bind(tree: exp.Query, state: State) -> dict[str, SubscriptionRel]:
-    """Give each table in the query a name that DataFusion has registered; the user's name stays as its alias."""
-    own = {cte.alias_or_name for cte in tree.find_all(exp.CTE)}
-    places: dict[str, SubscriptionRel] = {}
-    by_relation: dict[tuple[int, int], str] = {}
-    for table in list(tree.find_all(exp.Table)):
-        if not isinstance(table.this, exp.Identifier):
-            continue
-        schema, name = _fold(table.args.get("db")), _fold(table.this)
-        assert name is not None
-        if schema is None and name in own:
-            continue
-        if schema in (None, "pg_catalog") and name in VIEWS:
-            raise FeatureNotSupported(
-                "a query on both views and replicated tables is not supported", hint="Ask for them in two queries."
-            )
-        try:
-            relation = find_relation(state, schema or "public", name, _fold(table.args.get("catalog")))
-        except UndefinedTable:
-            shown = name if schema is None else f"{schema}.{name}"
-            raise UndefinedTable(f'relation "{shown}" does not exist') from None
-        key = (relation.subid, relation.relid)
-        registered = by_relation.setdefault(key, f"pubsub_{len(by_relation)}")
-        places[registered] = relation
-        if not table.alias:
-            table.set("alias", exp.TableAlias(this=exp.to_identifier(name, quoted=True)))
-        table.set("this", exp.to_identifier(registered))
-        table.set("db", None)
-        table.set("catalog", None)
-    for column in tree.find_all(exp.Column):
-        column.set("db", None)
-        column.set("catalog", None)
-    return places
-
-
-def _fold(identifier: Any) -> str | None:
-    if identifier is None or not identifier.this:
-        return None
-    name: str = identifier.this
-    return name if identifier.args.get("quoted") else name.lower()
-
-
-def _name_columns(tree: exp.Query) -> dict[str, str]:
-    """Give the columns without a name one of ours: by it, the name that PostgreSQL would give (FigureColname).
-
-    DataFusion names a column after its whole expression, and refuses two of one name.
-    """
-    first: Any = tree
-    while isinstance(first, exp.SetOperation):
-        first = first.left
-    names: dict[str, str] = {}
-    if isinstance(first, exp.Select):
-        for column in first.expressions:
-            if isinstance(column, exp.Alias | exp.Star) or (isinstance(column, exp.Column) and not column.is_star):
-                continue
-            if not column.is_star:
-                ours = f"pubsub_column_{len(names)}"
-                names[ours] = _figure_name(column)
-                column.replace(exp.alias_(column.copy(), ours, quoted=True))
-    return names
-
-
-def _figure_name(column: exp.Expression) -> str:
-    match column:
-        case exp.Cast() | exp.Paren() | exp.Window() | exp.Filter():
-            return _figure_name(column.this)
-        case exp.Column():
-            return column.name
-        case exp.Case():
-            return "case"
-        case exp.Anonymous():
-            return str(column.this).lower()
-        case exp.Func() if not isinstance(column, exp.Connector):
-            return column.sql_name().lower()
-        case _:
-            return "?column?"
-
-
-def _python(result: Any, names: dict[str, str]) -> Rows:
-    import pyarrow as pa
-
-    table = pa.table(result)
-    columns = [column.to_pylist() for column in table.columns]
-    shown = tuple(names.get(name, name) for name in table.column_names)
-    return Rows(shown, list(zip(*columns, strict=True)) if columns else [()] * table.num_rows)
-
-
-def _typed(error: Exception) -> PubsubError:
-    text = str(error).strip()
-    for pattern, message, sqlstate in _COMPLAINTS:
-        if match := pattern.search(text):
-            return PubsubError(message.format(_quoted(match[1])), sqlstate=sqlstate)
-    first = re.sub(r"^(DataFusion error: |\w[\w ]* error: )+", "", text.split("\n")[0])
-    return PubsubError(first, sqlstate="42000")
-
-
-def _quoted(name: str) -> str:
-    return f'"{name.strip(chr(34) + chr(39))}"'
+__all__ = ["FeatureNotSupported", "Rows", "find_relation", "select", "select_and_reset"]

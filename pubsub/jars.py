@@ -87,7 +87,7 @@ def class_path() -> list[Path]:
                 f'could not find the jar "{path.name}"',
                 sqlstate="58P01",
                 detail=f'It was looked for in "{path.parent}".',
-                hint='Run "make setup", or "python -m pubsub.jars fetch", or set PUBSUB_JARS to the directory that holds it.',
+                hint='Run "python -m pubsub.jars fetch", or set PUBSUB_JARS to the directory that holds it.',
             )
     return paths
 
@@ -253,7 +253,7 @@ def _ivy_jar() -> Path:
     if spec is not None and spec.origin is not None:
         for path in sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar")):
             return path
-    raise PubsubError("could not find Ivy in pyspark", sqlstate="58P01", hint="Install pyspark: make setup.")
+    raise PubsubError("could not find Ivy in pyspark", sqlstate="58P01", hint="Install pyspark.")
 
 
 def _sha256(path: Path) -> str:

@@ -305,15 +305,10 @@ class Node:
                 assert_never(statement)
 
     async def _select(self, statement: Select) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-        from catalog import views
-
-        if views.is_on_views(statement.tables):
-            columns, rows = await views.select(self.catalog, statement.sql)
-            return tuple(columns), tuple(tuple(row) for row in rows)
         from pubsub import deltaquery, logs
 
         logs.configure_unless_done()
-        found = await asyncio.to_thread(deltaquery.select, await self.catalog.state(), statement.sql)
+        found = await deltaquery.select_and_reset(self.catalog, statement.sql)
         return found.columns, tuple(found.rows)
 
     async def _publisher_lsn(self, subscription: Subscription) -> Lsn:

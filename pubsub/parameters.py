@@ -34,10 +34,11 @@ class Parameter:
     def parse(self, value: object) -> int:
         """Return the value in the parameter's unit, rounded as in PostgreSQL.  Raises PubsubError (22023)."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise self._invalid(value)
+            raise self._invalid(value, _HINTS.get(self._kind))
         match = _NUMBER.fullmatch(str(value))
         if match is None:
-            raise self._invalid(value)
+            # PostgreSQL gives the hint for a wrong unit alone; what is no number lacks the same knowledge.
+            raise self._invalid(value, _HINTS.get(self._kind))
         number, unit = float(match[1]), match[2]
         if unit:
             family = self._family

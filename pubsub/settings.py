@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
+from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
@@ -139,7 +140,7 @@ class Settings(_Table):
             for name in names:
                 if name not in table.model_fields or name == "home":
                     full = f"{prefix}.{name}" if prefix else name
-                    raise UndefinedObject(f'unrecognized configuration parameter "{full}"')
+                    raise _unrecognized(full, name, prefix, table)
         spark = values.get("spark")
         if isinstance(spark, dict) and isinstance(spark.get("conf"), dict):
             values = values | {"spark": spark | {"conf": _flat(spark["conf"])}}
@@ -170,12 +171,23 @@ class Settings(_Table):
         """A parameter as SHOW prints it.  Raises UndefinedObject."""
         parameter = PARAMETERS.get(name.lower())
         if parameter is None:
-            raise UndefinedObject(f'unrecognized configuration parameter "{name}"')
+            best = nearest(name.lower(), PARAMETERS)
+            raise UndefinedObject(
+                f'unrecognized configuration parameter "{name}"',
+                hint=f'Perhaps you meant the parameter "{best}".' if best is not None else None,
+            )
         return parameter.show(round(getattr(self, parameter.name) / parameter.factor))
 
     def show_all(self) -> list[tuple[str, str]]:
         """SHOW ALL: names and values, in the order of the names."""
         return [(name, self.show(name)) for name in sorted(PARAMETERS)]
+
+
+def _unrecognized(full: str, name: str, prefix: str, table: type[_Table]) -> UndefinedObject:
+    best = nearest(name, (known for known in table.model_fields if known != "home"))
+    shown = f"{prefix}.{best}" if prefix else best
+    hint = f'Perhaps you meant the parameter "{shown}".' if best is not None else None
+    return UndefinedObject(f'unrecognized configuration parameter "{full}"', hint=hint)
 
 
 def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:

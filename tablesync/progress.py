@@ -30,7 +30,7 @@ async def follow_progress(
     catalog: Catalog,
     subscription: Subscription,
     relation: SubscriptionRel,
-    estimated_rows: int,
+    estimated_rows: int | None,
     application_name: str,
     engine: Engine,
 ) -> AsyncIterator[Any]:
@@ -52,7 +52,7 @@ async def _follow(
     catalog: Catalog,
     subscription: Subscription,
     relation: SubscriptionRel,
-    estimated_rows: int,
+    estimated_rows: int | None,
     application_name: str,
     done: Any,
 ) -> None:
@@ -63,9 +63,8 @@ async def _follow(
                 running = await definitions.copy_progress(connection, application_name)
                 # A range that has just ended is in neither count for a moment: what is shown never goes back.
                 greatest = max(greatest, int(done.value) + running.tuples)
-                await catalog.put_copy_progress(
-                    subscription.oid, relation.relid, greatest, max(estimated_rows, greatest), running.bytes
-                )
+                total = None if estimated_rows is None else max(estimated_rows, greatest)
+                await catalog.put_copy_progress(subscription.oid, relation.relid, greatest, total, running.bytes)
                 await asyncio.sleep(_INTERVAL)
     except PubsubError as error:
         # Progress is for people: a copy does not fail for want of it.

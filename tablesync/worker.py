@@ -308,7 +308,9 @@ class SyncWorker:
         log.warning("copy starts over", relation=relation.qualified_name, reason=obstacle)
         await self._copy()
 
-    async def _copy_rows(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int) -> None:
+    async def _copy_rows(
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, rows: int | None
+    ) -> None:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
@@ -323,7 +325,7 @@ class SyncWorker:
         await self._copied(plan)
 
     async def _copy_by_job(
-        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int | None
     ) -> bool:
         """False when a task met a lock on the publisher.  One that is there before is waited for here, where nobody waits behind."""
         async with await self._connect(replication=False) as connection:

@@ -83,6 +83,8 @@ class Decoding:
             conninfo or server.conninfo(dbname),
             "--output",
             str(self.output),
+            "--missing-publication",
+            "server",
             *asked.arguments(),
             *more,
         ]

@@ -99,6 +99,7 @@ def decode_again(directory: Path, output: Path) -> Run:
         ) as server:
             command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo("db")]
             command += ["--wal", str(directory / "data" / "pg_wal"), "--output", str(output), "--start", run.start]
+            command += ["--missing-publication", "server"]
             if run.end:
                 command += ["--end", run.end]
             subprocess.run([*command, *run.arguments], check=True)

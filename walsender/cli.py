@@ -30,6 +30,7 @@ from walsender.interruption import Interruption
 from walsender.outputfile import Output, OutputFailure
 from walsender.session import WORK_MEM, DecodeRequest, Session
 
+_STANDARD_OUTPUT: Final = Path("-")
 _SPILL: Final = "walsender-spill-"
 _PUBLICATION: Final = re.compile(r'(?:"((?:[^"]|"")+)"|([^",][^,]*)),')
 _UNITS: Final = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "b": 1}
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         request = _request(parsed)
+        _check_output(parsed)
     except PubsubError as error:
         print(error.report(), file=sys.stderr)
         return 2
@@ -132,7 +134,20 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.wal,
         parsed.slot,
         _size(parsed.work_mem),
+        missing_is_error=parsed.missing_publication == "error",
     )
+
+
+def _check_output(parsed: argparse.Namespace) -> None:
+    """Refuse to write pgoutput's bytes to a terminal, which would take them for commands; `--output -` insists."""
+    if parsed.output == _STANDARD_OUTPUT:
+        parsed.output = None
+    elif parsed.output is None and parsed.plugin == "pgoutput" and sys.stdout is not None and sys.stdout.isatty():
+        raise PubsubError(
+            "pgoutput is binary, and is not written to a terminal",
+            sqlstate="22023",
+            hint="Use --output FILE or a pipe; --output - for the terminal nevertheless; --plugin test_decoding for text.",
+        )
 
 
 def _publications(text: str) -> list[str]:
@@ -153,8 +168,27 @@ def _size(text: str) -> int:
     """Bytes of a size as settings have it: kilobytes where there is no unit."""
     found = re.fullmatch(r"\s*(\d+)\s*(\w*)\s*", text.lower())
     if found is None or (found[2] and found[2] not in _UNITS):
-        raise PubsubError(f'invalid value for parameter "logical_decoding_work_mem": "{text}"', sqlstate="22023")
+        raise PubsubError(
+            f'invalid value for parameter "logical_decoding_work_mem": "{text}"',
+            sqlstate="22023",
+            hint='Valid units for this parameter are "B", "kB", "MB", and "GB".',
+        )
     return int(found[1]) * _UNITS.get(found[2], 1 << 10)
+
+
+_DECODE_HELP: Final = """\
+output:
+  pgoutput       binary.  Each message has 12 bytes before it, big-endian: 8 of its LSN (0 where a walsender leaves it
+                 out), 4 of its length; then the message itself.  It is not written to a terminal unless --output is -.
+  test_decoding  text.  Each message is a line: LSN, transaction id and text, with tabs between.
+
+start:
+  Without --start decoding begins at the first consistent point from now on; standard error says "consistent point LSN".
+  With --start it begins there, from a checkpoint before it; the server, --wal or a physical --slot must have the WAL.
+
+end:
+  Without --end the WAL is followed until SIGINT, SIGTERM or SIGHUP.  With --end it ends by itself, exit code 0.
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,7 +196,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m walsender", description="PostgreSQL's walsender, outside the server."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    decode = commands.add_parser("decode", help="decode a server's WAL, without a logical slot on it")
+    decode = commands.add_parser(
+        "decode",
+        help="decode a server's WAL, without a logical slot on it",
+        description="Decode a server's WAL, without a logical slot on it.",
+        epilog=_DECODE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     decode.add_argument("--conninfo", required=True, help="the server and the database (libpq's connection string)")
     decode.add_argument(
         "--wal", type=Path, metavar="DIR", help="a directory of WAL segments, read before the server is asked"
@@ -171,11 +211,24 @@ def _parser() -> argparse.ArgumentParser:
     decode.add_argument(
         "--publication", metavar="P[,Q]", help="publications, for pgoutput; in double quotes one that has a comma"
     )
+    decode.add_argument(
+        "--missing-publication",
+        choices=("error", "server"),
+        default="error",
+        help="a publication that is not there: an error, before anything is written where it is known; or what the server's own "
+        "release does (15 to 17: an error at the first change; 18: a warning, and it is left out)",
+    )
     decode.add_argument("--plugin", choices=("pgoutput", "test_decoding"), default="pgoutput")
     decode.add_argument("--proto-version", type=int, metavar="N", help="pgoutput's, 1 to 4; 1 if not given")
     decode.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the plugin")
-    decode.add_argument("--start", metavar="LSN", help="leave out what was committed before")
-    decode.add_argument("--end", metavar="LSN", help="stop there; else the WAL is followed")
+    decode.add_argument(
+        "--start", metavar="LSN", help="where to begin: what was committed before is left out; now if not given"
+    )
+    decode.add_argument(
+        "--end",
+        metavar="LSN",
+        help="where to stop; the WAL is followed for ever if not given",
+    )
     decode.add_argument("--work-mem", default=f"{WORK_MEM >> 10}kB", metavar="SIZE", help="logical_decoding_work_mem")
-    decode.add_argument("--output", type=Path, metavar="FILE", help="standard output if not given")
+    decode.add_argument("--output", type=Path, metavar="FILE", help="standard output if not given, or -")
     return parser

@@ -8,13 +8,14 @@ Serves the purpose of logical.c (CreateInitDecodingContext, DecodingContextFindS
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, NotInPrerequisiteState, PublisherError, PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import publication
 from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from walsender.decode.assembly import Assembly
@@ -24,13 +25,13 @@ from walsender.decode.snapbuild import SnapshotBuilder, State
 from walsender.historic import upstream
 from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
 from walsender.historic.catalogs import CatalogName
-from walsender.historic.encodings import python_encoding
+from walsender.historic.encodings import encoded, python_encoding
 from walsender.historic.names import TextSettings
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.upstream import CatalogFile, SessionTexts, Upstream
 from walsender.output.pgoutput import PgoutputOptions, PgoutputPlugin
 from walsender.output.plugin import OutputPlugin, Write
-from walsender.output.publication import PublicationFilter
+from walsender.output.publication import PublicationFilter, missing_publication
 from walsender.output.rowfilter import RowFilterCompiler
 from walsender.output.test_decoding import TestDecodingOptions, TestDecodingPlugin
 from walsender.source.retry import Retry, is_lost
@@ -57,6 +58,9 @@ class DecodeRequest:
     wal: Path | None = None
     slot: str | None = None
     work_mem: int = WORK_MEM
+    missing_is_error: bool = False
+    """A publication that is not there ends the decoding with any release, and at once where it is not on the server either.  A
+    server of 15 to 17 fails at the first change; 18 warns, and leaves it out."""
 
 
 class Session:
@@ -152,7 +156,10 @@ class Session:
             encoding,
             texts,
             on_warning,
+            missing_is_error=request.missing_is_error,
         )
+        if request.missing_is_error and isinstance(plugin_options, PgoutputOptions):
+            await _check_publications(connection, plugin_options.publication_names, tracker, server)
         wal_format = format_of_version(server.version)
         assert wal_format is not None
         builder = SnapshotBuilder(request.start)
@@ -241,6 +248,20 @@ async def _scan(
     return files, contents, status, scan
 
 
+async def _check_publications(
+    connection: Connection, names: Sequence[str], tracker: CatalogTracker, server: Upstream
+) -> None:
+    """Refuse publications that neither the WAL's beginning nor the server has now: one of them may be made, or be gone, later."""
+    keys = {name: encoded(name, server.encoding) for name in names}
+    for name, key in keys.items():
+        if key is None:
+            raise missing_publication(name)  # the server could not even be asked
+    for name in await publication.missing_publications(connection, names):
+        key = keys[name]
+        if key is None or tracker.first("pg_publication", key, frozenset(), 1) is None:
+            raise missing_publication(name)
+
+
 def _parse_options(request: DecodeRequest, server: Upstream) -> PgoutputOptions | TestDecodingOptions:
     if request.plugin == "pgoutput":
         return PgoutputOptions.parse(request.options, server.version)
@@ -260,10 +281,18 @@ def _make_plugin(
     encoding: str,
     texts: SessionTexts,
     on_warning: Callable[[PubsubError], None],
+    *,
+    missing_is_error: bool,
 ) -> OutputPlugin[Any]:
     if isinstance(options, PgoutputOptions):
         publications = PublicationFilter(
-            options.publication_names, tracker, compiler, server.version, server.encoding, on_warning
+            options.publication_names,
+            tracker,
+            compiler,
+            server.version,
+            server.encoding,
+            on_warning,
+            missing_is_error=missing_is_error,
         )
         return PgoutputPlugin(options, publications, write, encoding)
     return TestDecodingPlugin(options, write, encoding, server.version, texts.keywords, texts.styles, texts.path)

@@ -7,15 +7,12 @@ exactly: a number that a double can not hold, NaN and the infinities are text, t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
-_EXACT: Final = 1 << 53
-_NEEDS_QUOTES: Final = frozenset('{}",\\ \t\n\r\v\f')
+from pubsub.texts import plain, text
 
 
 class Format(StrEnum):
@@ -39,92 +36,6 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[Any]], output: Format
             names = list(columns)
             documents = [json.dumps(dict(zip(names, map(plain, row), strict=True)), ensure_ascii=False) for row in rows]
             return "[" + ",\n ".join(documents) + "]\n"
-
-
-def text(value: Any) -> str:
-    """A value as PostgreSQL prints it; NULL is empty."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "t" if value else "f"
-        case float():
-            return _float(value)
-        case bytes():
-            return "\\x" + value.hex()
-        case datetime():
-            shown = value.astimezone(UTC) if value.tzinfo is not None else value
-            return _fraction(shown.replace(tzinfo=None), "") + ("+00" if value.tzinfo is not None else "")
-        case date():
-            return value.isoformat()
-        case tuple() | list():
-            return "{" + ",".join(map(_element, value)) + "}"
-        case dict():
-            return json.dumps(plain(value), ensure_ascii=False)
-        case Decimal():
-            return format(value, "f") if value.is_finite() else str(value)
-        case _:
-            return str(value)
-
-
-def plain(value: Any) -> Any:
-    """A value as json.dumps takes it."""
-    match value:
-        case None | bool() | str():
-            return value
-        case int():
-            return value if -_EXACT <= value <= _EXACT else str(value)
-        case float():
-            return value if math.isfinite(value) else text(value)
-        case Decimal():
-            return _number(value)
-        case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
-        case date() | time():
-            return value.isoformat()
-        case timedelta():
-            return str(value)
-        case tuple() | list():
-            return [plain(one) for one in value]
-        case dict():
-            return {str(key): plain(one) for key, one in value.items()}
-        case _:
-            return text(value)
-
-
-def _number(value: Decimal) -> int | float | str:
-    if not value.is_finite():
-        return str(value)
-    if value == value.to_integral_value():
-        return int(value) if abs(value) <= _EXACT else format(value, "f")
-    # What the shortest text of the double nearest to it says again is exact for a reader too.
-    return float(value) if Decimal(repr(float(value))) == value else format(value, "f")
-
-
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    shown = repr(value)
-    return shown.removesuffix(".0")
-
-
-def _fraction(value: datetime, suffix: str) -> str:
-    shown = value.isoformat(" ")
-    return (shown.rstrip("0") if "." in shown else shown) + suffix
-
-
-def _element(value: Any) -> str:
-    """arrayfuncs.c: array_out."""
-    if value is None:
-        return "NULL"
-    shown = text(value)
-    if isinstance(value, tuple | list):
-        return shown
-    if not shown or shown.upper() == "NULL" or _NEEDS_QUOTES & set(shown):
-        return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return shown
 
 
 def _csv_field(field: str | None) -> str:
@@ -161,6 +72,37 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
                 parts.append(f" {aligned}{more}")
             yield "|".join(parts).rstrip()
     yield f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
+
+
+def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """psql's expanded format: each row a block, each column a line of it (print.c: print_aligned_vertical)."""
+    if not rows:
+        return "(0 rows)\n"
+    cells = [[text(value).split("\n") for value in row] for row in rows]
+    names = max(map(len, columns))
+    values = max(len(line) for row in cells for lines in row for line in lines)
+    lines = []
+    for number, row in enumerate(cells, start=1):
+        head = f"-[ RECORD {number} ]"
+        if len(head) <= names + 1:
+            lines.append(f"{head:-<{names + 1}}+{'-' * (values + 1)}")
+        else:
+            lines.append(f"{head:-<{names + values + 3}}")
+        for name, parts in zip(columns, row, strict=True):
+            for place, part in enumerate(parts):
+                more = place + 1 < len(parts)
+                shown = f"{part:<{values}}+" if more else part
+                lines.append(
+                    f"{name if place == 0 else '':<{names}} | {shown}".rstrip()
+                    if not more
+                    else f"{name if place == 0 else '':<{names}} | {shown}"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def width_of(shown: str) -> int:
+    """The longest line's."""
+    return max(map(len, shown.splitlines()), default=0)
 
 
 def _is_number(value: Any) -> bool:

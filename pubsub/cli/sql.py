@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from launcher.session import SHOWN, Notice
-from pubsub.cli.output import Format, render
+from pubsub.cli.display import Display
+from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
+from pubsub.errors import PubsubError
 from pubsub.node import Node, Result
 
 if TYPE_CHECKING:
     from pubsub.cli.app import Common
 
 _HISTORY: Final = Path("~/.pubsub_history")
-_HELP: Final = """\
-Statements end with a semicolon.  CREATE, ALTER and DROP SUBSCRIPTION; SHOW; SELECT on the views (pg_subscription,
-pg_subscription_rel, pg_stat_subscription, …) and on replicated tables (schema.table).
-  \\q  quit      \\d  the subscriptions and their tables      \\?  this help"""
-_TABLES: Final = (
-    "SELECT s.subname AS subscription, r.relation, r.srsubstate AS state FROM pg_subscription_rel r "
-    "JOIN pg_subscription s ON s.oid = r.srsubid ORDER BY 1, 2"
-)
 
 
 async def run_script(common: Common, script: str, output: Format) -> None:
     """Carry out a script up to its end or the first error; each answer is printed as it comes.  Raises PubsubError."""
     async with Node(common.home, workers=False, make=False) as node:
-        await _run(node, common, script, output)
+        await _run(node, common, script, Display(output))
 
 
 def run_terminal(common: Common, output: Format) -> int:
@@ -49,55 +44,70 @@ def run_terminal(common: Common, output: Format) -> int:
 
 
 def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) -> None:
-    from pubsub.sql.lexer import split
+    from pubsub.cli.prompt import Prompt
 
+    display = Display(output)
+
+    def tried(work: Coroutine[object, object, None]) -> None:
+        try:
+            runner.run(work)
+        except Exception as error:
+            tell(error, verbose=common.verbose)
+        except KeyboardInterrupt:
+            print("ERROR:  canceling statement due to user request", file=sys.stderr)
+
+    prompt = Prompt(
+        lambda statement: tried(_run(node, common, statement, display)),
+        lambda command, pattern: tried(_describe(node, command, pattern, display)),
+        display,
+        str(node.home),
+    )
     _load_history()
-    print('pubsub: type "\\?" for help.')
-    pending = ""
+    print('pubsub: type "help" for help.')
     while True:
         try:
-            line = input("pubsub-> " if pending else "pubsub=> ")
+            line = input(prompt.prompt)
         except EOFError:
             print()
             return
         except KeyboardInterrupt:
             print()
-            pending = ""
+            prompt.forget()
             continue
-        if not pending and (command := line.strip()).startswith("\\"):
-            if command == "\\q":
-                return
-            line = _TABLES + ";" if command == "\\d" else ""
-            if not line:
-                print(_HELP if command == "\\?" else f"invalid command {command}\nTry \\? for help.")
-                continue
-        statements, rest = split(f"{pending}\n{line}" if pending else line)
-        for statement in statements:
-            try:
-                runner.run(_run(node, common, statement, output))
-            except Exception as error:
-                tell(error, verbose=common.verbose)
-            except KeyboardInterrupt:
-                print("ERROR:  canceling statement due to user request", file=sys.stderr)
-        pending = rest
+        if not prompt.take(line):
+            return
 
 
-async def _run(node: Node, common: Common, script: str, output: Format) -> None:
+async def _describe(node: Node, command: str, pattern: str, display: Display) -> None:
+    from pubsub.cli.describe import described
+
+    state = await node.catalog.state()
+    try:
+        for answer in described(state, command, pattern):
+            shown = display.text(answer.columns, answer.rows)
+            footer = "\n".join(answer.footer)
+            print(f"{answer.title}\n{shown}{footer}", end="\n\n" if footer else "\n")
+    except PubsubError as error:
+        # What is not found is no error's words in psql either.
+        print(error.message)
+
+
+async def _run(node: Node, common: Common, script: str, display: Display) -> None:
     def notify(notice: Notice) -> None:
         if common.verbose or notice.severity in SHOWN:
             print(notice.report(), file=sys.stderr)
 
     async for result in node.results(script, notify):
-        _show(result, output)
+        _show(result, display)
 
 
-def _show(result: Result, output: Format) -> None:
+def _show(result: Result, display: Display) -> None:
     """Rows are for machines and go to standard output; a command tag goes there only in the format for people."""
     if result.is_query:
-        sys.stdout.write(render(result.columns, result.rows, output))
+        sys.stdout.write(display.text(result.columns, result.rows))
         sys.stdout.flush()
     else:
-        print(result.tag, file=sys.stdout if output is Format.TABLE else sys.stderr, flush=True)
+        print(result.tag, file=sys.stdout if display.output is Format.TABLE else sys.stderr, flush=True)
 
 
 def _load_history() -> None:

@@ -183,6 +183,8 @@ def rows(table: TableStatus) -> str:
         return "-" if table.rows is None else f"{table.rows:,}"
     if table.rows_copied is None:
         return "-"
+    if table.rows_estimated is None:
+        return f"{table.rows_copied:,} of unknown"
     return f"{table.rows_copied:,} of ~{table.rows_estimated:,}" if table.rows_estimated else f"{table.rows_copied:,}"
 
 

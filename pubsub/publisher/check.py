@@ -16,6 +16,7 @@ from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
+from pubsub.sql.identifiers import encode_path
 
 Severity = Literal["ok", "warning", "error"]
 
@@ -149,8 +150,11 @@ def check_publications(existing: Sequence[Publication], wanted: Sequence[str]) -
     return findings
 
 
-def check_table(table: PublishedTable, definition: TableDefinition) -> list[Finding]:
-    """What the table's definition means for a subscription; one "ok" if there is no more to say."""
+def check_table(table: PublishedTable, definition: TableDefinition, root: str | None = None) -> list[Finding]:
+    """What the table's definition means for a subscription; one "ok" if there is no more to say.
+
+    `root` names the partitioned table that it is a partition of.
+    """
     name = qualified(table)
     findings = []
     columns = [
@@ -199,8 +203,32 @@ def check_table(table: PublishedTable, definition: TableDefinition) -> list[Find
         return findings
     key = definition.identity_key or definition.primary_key
     keyed = f"key ({', '.join(key)})" if key else "no key"
-    detail = f"{len(columns)} columns, {keyed}, about {definition.estimated_rows} rows"
-    return [Finding("ok", f'table "{name}"', detail=detail), *findings]
+    rows = "number of rows unknown (never analyzed)"
+    if definition.estimated_rows is not None:
+        rows = f"about {definition.estimated_rows} rows"
+    return [
+        Finding(
+            "ok",
+            f'table "{name}"',
+            detail="; ".join([f"{len(columns)} columns, {keyed}, {rows}", *_where(table, root)]),
+        ),
+        *findings,
+    ]
+
+
+def _where(table: PublishedTable, root: str | None) -> list[str]:
+    """What of its place in Delta does not go without saying."""
+    found = []
+    if table.relkind == "p":
+        found.append("its partitions are one Delta table (publish_via_partition_root)")
+    if root is not None:
+        found.append(
+            f'a partition of "{root}", and a Delta table of its own (publish_via_partition_root = true makes one of all)'
+        )
+    directory = f"{encode_path(table.schema)}/{encode_path(table.name)}"
+    if directory != f"{table.schema}/{table.name}":
+        found.append(f'its directory is "{directory}"')
+    return found
 
 
 def qualified(table: PublishedTable) -> str:
@@ -264,6 +292,7 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
     if names and not tables:
         return [Finding("warning", "the publications have no tables")]
     known = await definitions.table_definitions(connection, [table.oid for table in tables])
+    roots = await definitions.partition_roots(connection, [table.oid for table in tables])
     findings = [
         Finding(
             "warning",
@@ -275,7 +304,7 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
     for table in tables:
         if table.oid not in known:
             continue  # dropped meanwhile
-        findings += check_table(table, known[table.oid])
+        findings += check_table(table, known[table.oid], roots.get(table.oid))
         if not await definitions.can_select(connection, table.oid, table.attnames):
             findings.append(
                 Finding(

@@ -92,8 +92,8 @@ class TableDefinition:
     primary_key: tuple[str, ...]
     identity_key: tuple[str, ...]
     """The columns of the replica identity's index, in the index's order; () for full, nothing, and no key."""
-    estimated_rows: int
-    """As the last VACUUM or ANALYZE counted, scaled to today's size; with its partitions'."""
+    estimated_rows: int | None
+    """As the last VACUUM or ANALYZE counted, scaled to today's size; with its partitions'.  None: unknown, nobody has counted."""
     pages: int
     """Of the main fork, the last one included; 0 for a partitioned table."""
     row_security: bool
@@ -177,7 +177,7 @@ async def table_definitions(
             columns=tuple(columns[as_oid(oid)]),
             primary_key=_names(primary_key, by_number),
             identity_key=_names(identity_key, by_number),
-            estimated_rows=number(rows),
+            estimated_rows=None if rows is None else number(rows),
             pages=number(pages),
             row_security=truth(row_security),
             attributes=number(attributes),
@@ -185,6 +185,12 @@ async def table_definitions(
             bytes=number(size),
         )
     return definitions
+
+
+async def partition_roots(connection: Connection, oids: Iterable[int]) -> dict[Oid, str]:
+    """Of those of `oids` that are partitions, the name of the partitioned table above them all, as messages have it."""
+    rows = await connection.query(_PARTITION_ROOTS, [list(oids)])
+    return {as_oid(oid): text(root) for oid, root in rows}
 
 
 async def binary_types(connection: Connection) -> BinaryTypes:
@@ -318,7 +324,7 @@ SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
 """
 
 # A deferrable key names no row: two rows may have it at a time (relcache.c: RelationGetIndexList).
-# reltuples is -1 before the first VACUUM or ANALYZE: then ten rows to a page is as good a guess as any.
+# reltuples is -1 before the first VACUUM or ANALYZE: then only that a table without pages has no rows is known.
 _TABLES: Final = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
@@ -336,9 +342,9 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
         UNION ALL
         SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid WHERE c.relkind = 'p'
     )
-    SELECT coalesce(sum(CASE WHEN leaf.pages = 0 THEN 0
-                             WHEN leaf.reltuples < 0 OR leaf.relpages = 0 THEN leaf.pages * 10
-                             ELSE leaf.reltuples::float8 / leaf.relpages * leaf.pages END), 0)::int8 AS rows,
+    SELECT CASE WHEN bool_or(leaf.pages > 0 AND (leaf.reltuples < 0 OR leaf.relpages = 0)) THEN NULL
+                ELSE coalesce(sum(CASE WHEN leaf.pages = 0 THEN 0
+                                       ELSE leaf.reltuples::float8 / nullif(leaf.relpages, 0) * leaf.pages END), 0)::int8 END AS rows,
            coalesce(sum(leaf.pages), 0)::int8 AS pages,
            coalesce(sum(CASE WHEN $2::boolean THEN pg_table_size(leaf.oid) END), 0)::int8 AS bytes,
            string_agg(format('%s:%s', leaf.oid, leaf.relfilenode), ' ' ORDER BY leaf.oid) AS storage
@@ -352,6 +358,14 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
  WHERE c.oid = ANY ($1::oid[])
 """
 
+
+_PARTITION_ROOTS: Final = """
+SELECT c.oid, n.nspname || '.' || r.relname
+  FROM pg_class c
+  JOIN pg_class r ON r.oid = pg_partition_root(c.oid)
+  JOIN pg_namespace n ON n.oid = r.relnamespace
+ WHERE c.relispartition AND c.oid = ANY ($1::oid[])
+"""
 
 _COPY_PROGRESS: Final = """
 SELECT coalesce(sum(p.tuples_processed), 0), coalesce(sum(p.bytes_processed), 0)

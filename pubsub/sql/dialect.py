@@ -68,20 +68,50 @@ class PubsubDialect(Postgres):
         }
 
 
-def parse_query(text: str) -> exp.Query:
+class QueryDialect(PubsubDialect):
+    """For queries that are carried out here: functions stay as they were written, and so do subscripts."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(PubsubDialect.Parser):
+        """PostgreSQL's parser of sqlglot, without other names for functions.  -> and ->> are calls of that name."""
+
+        FUNCTIONS: ClassVar = {}
+        FUNCTION_PARSERS: ClassVar = {
+            name: PostgresParser.FUNCTION_PARSERS[name]
+            for name in ("CAST", "EXTRACT", "OVERLAY", "POSITION", "SUBSTRING", "TRIM")
+        }
+        COLUMN_OPERATORS: ClassVar = {
+            **PostgresParser.COLUMN_OPERATORS,
+            TokenType.ARROW: lambda _, this, key: exp.Anonymous(this="->", expressions=[this, key]),
+            TokenType.DARROW: lambda _, this, key: exp.Anonymous(this="->>", expressions=[this, key]),
+        }
+
+        def _parse_interval(self, *args: Any, **kwargs: Any) -> Any:
+            if (
+                self._next
+                and self._curr
+                and self._next.token_type == TokenType.STRING
+                and self._match(TokenType.INTERVAL)
+            ):
+                return exp.Interval(this=self._parse_string())
+            return super()._parse_interval(*args, **kwargs)
+
+
+def parse_query(text: str) -> exp.Query | exp.Values:
     """Parse one query into a tree.
 
     Raises SqlSyntaxError with the place where sqlglot stopped, and FeatureNotSupported for text that is not one plain
     query: several statements, SELECT INTO, FOR UPDATE, a data-modifying WITH.
     """
     try:
-        trees = PubsubDialect().parse(text, error_level=ErrorLevel.IMMEDIATE)
+        trees = QueryDialect().parse(text, error_level=ErrorLevel.IMMEDIATE)
     except ParseError as error:
         raise _syntax_error(text, error) from error
     except TokenError as error:
         raise SqlSyntaxError("syntax error", statement=text) from error
     found = [tree for tree in trees if tree is not None]
-    if len(found) != 1 or not isinstance(found[0], exp.Query):
+    if len(found) != 1 or not isinstance(found[0], exp.Query | exp.Values):
         raise FeatureNotSupported("only plain queries are supported")
     tree = found[0]
     for kind, what in ((exp.Into, "SELECT INTO"), (exp.Lock, "FOR UPDATE"), (exp.DML, "a data-modifying WITH query")):
@@ -90,7 +120,7 @@ def parse_query(text: str) -> exp.Query:
     return tree
 
 
-def tables_of(tree: exp.Query) -> tuple[QualifiedName, ...]:
+def tables_of(tree: exp.Query | exp.Values) -> tuple[QualifiedName, ...]:
     """Return the tables that a query names, each once, in the order of its text, without WITH queries and functions."""
     own = {_fold(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
     found: dict[QualifiedName, None] = {}

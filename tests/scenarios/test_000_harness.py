@@ -116,11 +116,11 @@ def test_a_server_that_can_not_start_says_why() -> None:
     assert not server.data_dir.parent.exists()
 
 
-def test_a_missing_server_names_make_setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_server_says_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PUBSUB_SERVERS", str(tmp_path))
     with pytest.raises(PubsubError) as caught:
         EmbeddedPostgres("16")
-    assert "make setup" in (caught.value.hint or "")
+    assert caught.value.hint == 'Run "python -m pubsub.testing.binaries fetch".'
 
 
 @pytest.mark.parametrize(

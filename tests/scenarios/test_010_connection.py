@@ -484,6 +484,14 @@ async def test_table_definitions(any_database: Database) -> None:
         assert [(n.pages,)] == size
         assert n.pages > 1
         assert (pt.kind, pt.estimated_rows, pt.pages, pt.identity_key) == ("p", 150, 0, ("id",))
+        any_database.execute(
+            "CREATE TABLE never (id int) WITH (autovacuum_enabled = off); INSERT INTO never VALUES (1); "
+            "CREATE TABLE empty (id int)"
+        )
+        oids = [oid for (oid,) in any_database.query("SELECT unnest(ARRAY['never', 'empty', 'pt1']::regclass[])::oid")]
+        estimates = await definitions.table_definitions(connection, oids)
+        assert [estimates[oid].estimated_rows for oid in oids[:2]] == [None, 0]
+        assert await definitions.partition_roots(connection, oids) == {oids[2]: "public.pt"}
         with pytest.raises(UndefinedTable):
             await definitions.table_definition(connection, 1)
 

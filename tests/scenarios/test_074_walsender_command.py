@@ -120,12 +120,54 @@ def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: 
     code, output, errors = decode(publisher, *more, "--publication", "p\u00e4")
     assert (code, errors.count("\n")) == (0, 1)
     assert [message.data[:1] for message in read_messages(output)] == [b"B", b"R", b"I", b"C"]
-    code, output, errors = decode(publisher, *more, "--publication", "p\u00e4,\u8868")
+    both = (*more, "--publication", "p\u00e4,\u8868")
+    # Without a word it is an error, before anything is written.
+    code, output, errors = decode(publisher, *both)
+    assert (code, output) == (1, b"")
+    assert 'ERROR:  publication "\u8868" does not exist' in errors.splitlines()
+    assert "--missing-publication server" in errors
+    code, output, errors = decode(publisher, *both, "--missing-publication", "server")
     assert code == 0
     assert 'WARNING:  skipped loading publication "\u8868"' in errors.splitlines()
     assert errors.count("WARNING") == 1
     assert len(list(read_messages(output))) == 4
     publisher.drop_database(database)
+
+
+def test_pgoutput_is_not_written_to_a_terminal(publisher: EmbeddedPostgres) -> None:
+    ours, theirs = os.openpty()
+    try:
+        code, _, errors = decode(publisher, "--publication", "nothing", stdout=theirs)
+        assert code == 2
+        assert "ERROR:  pgoutput is binary, and is not written to a terminal" in errors.splitlines()
+        assert "--output -" in errors
+        # Who insists gets as far as the publication, and test_decoding is text.
+        code, _, errors = decode(publisher, "--publication", "nothing", "--output", "-", stdout=theirs)
+        assert (code, errors.splitlines()[0]) == (1, 'ERROR:  publication "nothing" does not exist')
+        code, _, errors = decode(publisher, "--plugin", "test_decoding", "--option", "include-xid=1", stdout=theirs)
+        assert (code, errors.splitlines()) == (
+            1,
+            ['ERROR:  option "include-xid" = "1" is unknown', 'HINT:  Perhaps you meant the option "include-xids".'],
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    code, _, errors = decode(publisher, "--publication", "p", "--option", "mesages=on")
+    assert (code, errors.splitlines()[1]) == (1, 'HINT:  Perhaps you meant the option "messages".')
+
+
+def test_help_tells_what_is_written_and_where_it_begins_and_ends() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "walsender", "decode", "--help"], capture_output=True, text=True, check=True
+    )
+    for words in (
+        "8 of its LSN",
+        "4 of its length",
+        "Without --start",
+        "With --end it ends by itself",
+        "--missing-publication",
+    ):
+        assert words in ran.stdout
 
 
 def test_wrong_usage(publisher: EmbeddedPostgres) -> None:

@@ -165,3 +165,17 @@ def test_no_key_is_no_matter_where_updates_are_not_published() -> None:
 def test_a_column_left_out_is_not_looked_at() -> None:
     known = definition(column("id"), column("Id"))
     assert worst(check_table(replace(TABLE, attnames=("id",)), known)) == []
+
+
+def test_rows_that_nobody_has_counted_are_unknown() -> None:
+    (finding,) = check_table(TABLE, definition(column("id"), estimated_rows=None))
+    assert (finding.detail or "").endswith("number of rows unknown (never analyzed)")
+
+
+def test_where_a_table_lies() -> None:
+    (odd,) = check_table(replace(TABLE, name="Odd Table"), definition(column("id")))
+    assert (odd.detail or "").endswith('; its directory is "public/Odd-20Table"')
+    (root,) = check_table(replace(TABLE, relkind="p"), definition(column("id")))
+    assert "its partitions are one Delta table (publish_via_partition_root)" in (root.detail or "")
+    (leaf,) = check_table(replace(TABLE, is_partition=True), definition(column("id")), "public.m")
+    assert 'a partition of "public.m", and a Delta table of its own' in (leaf.detail or "")

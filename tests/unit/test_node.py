@@ -103,6 +103,11 @@ async def test_select_on_delta_tables(tables: Node) -> None:
     assert found == [{"id": 2, "Key Col": "a"}, {"id": 3, "Key Col": "b"}]
 
 
+async def test_select_on_tables_and_views(tables: Node) -> None:
+    sql = "SELECT SubName, count(*) FROM orders, pg_subscription GROUP BY subname"
+    assert await tables.fetch(sql) == [{"subname": "s", "count": 3}]
+
+
 async def test_columns_are_named_as_postgresql_names_them(tables: Node) -> None:
     (result,) = await tables.execute("SELECT count(*), count(amount), 1 + 1, id::text FROM orders GROUP BY id LIMIT 1")
     assert result.columns == ("count", "count", "?column?", "id")
@@ -119,7 +124,7 @@ async def test_with_queries_hide_tables(tables: Node) -> None:
         ("SELECT * FROM odd.orders", UndefinedTable, 'relation "odd.orders" does not exist'),
         ("SELECT nope FROM orders", PubsubError, 'column "nope" does not exist'),
         ("SELECT * FROM public.empty", UndefinedTable, 'table "public.empty" has no rows yet'),
-        ("SELECT * FROM orders, pg_subscription", FeatureNotSupported, "a query on both"),
+        ("SELECT * FROM orders, LATERAL (SELECT 1) AS x", FeatureNotSupported, "LATERAL is not supported"),
     ],
 )
 async def test_select_refused(tables: Node, sql: str, kind: type[PubsubError], message: str) -> None:

@@ -52,6 +52,9 @@ def test_units_become_bytes_and_seconds(tmp_path: Path) -> None:
     assert settings.max_message_size == 2 * 1024 * 1024
 
 
+_TIMES = 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -96,8 +99,9 @@ def test_an_unknown_name_is_refused(tmp_path: Path, text: str, message: str) -> 
             'invalid value for parameter "max_sync_workers_per_subscription": "1e+300"',
             "Value exceeds integer range.",
         ),
-        ("wal_receiver_timeout = true", 'invalid value for parameter "wal_receiver_timeout": "True"', None),
-        ("wal_receiver_timeout = nan", 'invalid value for parameter "wal_receiver_timeout": "nan"', None),
+        ("wal_receiver_timeout = true", 'invalid value for parameter "wal_receiver_timeout": "True"', _TIMES),
+        ("wal_receiver_timeout = nan", 'invalid value for parameter "wal_receiver_timeout": "nan"', _TIMES),
+        ('wal_receiver_timeout = "fast"', 'invalid value for parameter "wal_receiver_timeout": "fast"', _TIMES),
         ("spark = 3", 'parameter "spark" must be a table', None),
         ("[spark]\nmaster = 3", 'invalid value for parameter "spark.master": "3"', None),
     ],
@@ -160,3 +164,19 @@ def test_show_knows_only_parameters(tmp_path: Path) -> None:
     assert settings.show("WAL_Receiver_Timeout") == "1min"
     with pytest.raises(UndefinedObject, match="unrecognized configuration parameter"):
         settings.show("home")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hint"),
+    [
+        ("wal_reciever_timeout = 3", "wal_reciever_timeout", "wal_receiver_timeout"),
+        ("[catalog]\nurll = 'x'", "catalog.urll", "catalog.url"),
+        ("nope = 3", "nope", None),
+        ("hom = 'x'", "hom", None),
+    ],
+)
+def test_a_mistyped_name_brings_the_nearest_to_mind(tmp_path: Path, text: str, name: str, hint: str | None) -> None:
+    with pytest.raises(PubsubError) as caught:
+        load(tmp_path, text)
+    assert caught.value.message == f'unrecognized configuration parameter "{name}"'
+    assert caught.value.hint == (None if hint is None else f'Perhaps you meant the parameter "{hint}".')

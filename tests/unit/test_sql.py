@@ -334,3 +334,27 @@ def test_a_name_that_is_cut_gives_a_notice() -> None:
     statement = parse_one(f"DROP SUBSCRIPTION {'a' * 70}", notices)
     assert statement == DropSubscription("a" * 63)
     assert notices == [f'identifier "{"a" * 70}" will be truncated to "{"a" * 63}"']
+
+
+@pytest.mark.parametrize(
+    ("statement", "hint"),
+    [
+        ("CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p WITH (copy_dta = false)", "copy_data"),
+        ("ALTER SUBSCRIPTION s SET (strem = on)", None),
+        ("ALTER SUBSCRIPTION s SET (streamin = on)", "streaming"),
+        ("ALTER SUBSCRIPTION s REFRESH PUBLICATION WITH (copydata = false)", "copy_data"),
+        ("ALTER SUBSCRIPTION s SKIP (lns = '0/1')", None),
+        ("ALTER SUBSCRIPTION s SET (nothing_like_it = 1)", None),
+    ],
+)
+def test_a_mistyped_option_brings_the_nearest_to_mind(statement: str, hint: str | None) -> None:
+    with pytest.raises(PubsubError, match="unrecognized subscription parameter") as caught:
+        parse(statement)
+    assert caught.value.hint == (None if hint is None else f'Perhaps you meant the option "{hint}".')
+
+
+def test_what_is_no_amount_names_the_units() -> None:
+    with pytest.raises(PubsubError) as caught:
+        parse("ALTER SUBSCRIPTION s SET (batch_age = 'fast')")
+    assert caught.value.message == 'invalid value for parameter "batch_age": "fast"'
+    assert caught.value.hint == 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'

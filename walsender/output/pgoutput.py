@@ -22,6 +22,7 @@ from struct import Struct
 from typing import Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError
+from pubsub.nearest import nearest
 from pubsub.protocol.wire import U16, U32, U64
 from walsender.historic.relation import RelationInfo, RelationResolver
 from walsender.output.encoder import Encoder, make_encoder
@@ -83,7 +84,9 @@ class PgoutputOptions:
             elif name == "origin" and server_version >= VERSION_16:
                 origin = _origin(value)
             else:
-                raise PubsubError(f"unrecognized pgoutput option: {name}", sqlstate="XX000")
+                raise PubsubError(
+                    f"unrecognized pgoutput option: {name}", sqlstate="XX000", hint=_meant(name, server_version)
+                )
         if server_version >= VERSION_17:
             for given, name in ((version, "proto_version"), (names, "publication_names")):
                 if given is None:
@@ -513,6 +516,12 @@ def _flag(text: str, name: str, requires: str = "a Boolean value") -> bool:
     if found is None:
         raise PubsubError(f"{name} requires {requires}", sqlstate="42601")
     return found
+
+
+def _meant(name: str, server_version: int) -> str | None:
+    known = ["proto_version", "publication_names", "binary", "messages", "streaming", "two_phase"]
+    best = nearest(name, [*known, "origin"] if server_version >= VERSION_16 else known)
+    return f'Perhaps you meant the option "{best}".' if best is not None else None
 
 
 def _streaming(text: str, server_version: int) -> Streaming:

@@ -19,6 +19,14 @@ from walsender.types.layout import Raw
 VERSION_18 = 180000
 
 
+def missing_publication(name: str) -> UndefinedObject:
+    """What says that a publication is not there, at this point in the WAL."""
+    return UndefinedObject(
+        f'publication "{name}" does not exist',
+        hint="Create it, or begin behind its creation; --missing-publication server does what the server itself would do.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
     """How a relation's changes are sent.
@@ -58,14 +66,18 @@ class PublicationFilter:
         server_version: int,
         encoding: str,
         on_warning: Callable[[PubsubError], None] = lambda _: None,
+        *,
+        missing_is_error: bool = False,
     ) -> None:
-        """`encoding`: as the server names it.  `on_warning` is called once for each missing publication, from 18 on."""
+        """`encoding`: as the server names it.  `on_warning` is called once for each missing publication, with a server of 18 or
+        later and unless `missing_is_error`."""
         self._names = {name: encoded(name, encoding) for name in names}
         self._missing: set[str] = set()
         self._on_warning = on_warning
         self._tracker = tracker
         self._compiler = compiler
         self._version = server_version
+        self._missing_is_error = missing_is_error
 
     def published(self, relation: RelationInfo, resolver: RelationResolver) -> PublishedRelation | None:
         """Return how the relation's changes are sent; None: nothing of it is sent.
@@ -87,6 +99,8 @@ class PublicationFilter:
         for name, key in self._names.items():
             publication = None if key is None else self._tracker.first("pg_publication", key, own, 1)
             if publication is None:
+                if self._missing_is_error:
+                    raise missing_publication(name)
                 if self._version >= VERSION_18:
                     self._skip(name)
                     continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.errors import PubsubError
+from pubsub.nearest import nearest
 from pubsub.protocol.output.styles import Styles
 from pubsub.sql.identifiers import quote_identifier
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
@@ -55,7 +56,9 @@ class TestDecodingOptions:
         for name, text in options.items():
             field = _OPTIONS.get(name)
             if field is None:
-                raise PubsubError(f'option "{name}" = "{text}" is unknown', sqlstate="22023")
+                best = nearest(name, _OPTIONS)
+                hint = f'Perhaps you meant the option "{best}".' if best is not None else None
+                raise PubsubError(f'option "{name}" = "{text}" is unknown', sqlstate="22023", hint=hint)
             lowered = text.lower()
             if lowered not in _TRUE | _FALSE:
                 raise PubsubError(f'could not parse value "{text}" for parameter "{name}"', sqlstate="22023")

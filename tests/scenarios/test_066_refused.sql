@@ -1,0 +1,86 @@
+-- SELECTs that PostgreSQL refuses, in the same words here, one a line (test_066_select.py).
+SELECT nope FROM customers
+SELECT fullname FROM customers
+SELECT c.nope FROM customers c
+SELECT customers.id FROM customers c
+SELECT x.id FROM customers
+SELECT FULL_NAME, "Full_Name" FROM customers
+SELECT * FROM nope
+SELECT * FROM nope.customers
+SELECT id FROM customers a, customers b
+SELECT id FROM customers, orders
+SELECT 1 FROM customers, customers
+SELECT nope(id) FROM customers
+SELECT lower(id) FROM customers
+SELECT upper(props) FROM customers
+SELECT full_name + 1 FROM customers
+SELECT full_name = 1 FROM customers
+SELECT id LIKE 'a' FROM customers
+SELECT id || id FROM customers
+SELECT active + 1 FROM customers
+SELECT 'abc'::int
+SELECT id FROM customers WHERE id = 'abc'
+SELECT full_name::int FROM customers WHERE id = 2
+SELECT id FROM customers WHERE created > 'yesterdayish'
+SELECT id FROM customers WHERE u = 'abc'
+SELECT 1 / 0
+SELECT id / (id - 1) FROM customers
+SELECT balance / 0 FROM customers
+SELECT ratio / 0 FROM customers
+SELECT 2147483647 + id FROM customers
+SELECT 9223372036854775807 + id FROM customers
+SELECT 40000::smallint
+SELECT id FROM customers WHERE full_name
+SELECT id FROM customers WHERE sum(id) > 1
+SELECT id, count(*) FROM customers
+SELECT c.full_name, count(*) FROM customers c GROUP BY balance
+SELECT sum(sum(id)) FROM customers
+SELECT sum(full_name) FROM customers
+SELECT max(active) FROM customers
+SELECT id FROM customers ORDER BY 2
+SELECT id FROM customers ORDER BY nope
+SELECT id AS x, big AS x FROM customers ORDER BY x
+SELECT id FROM customers UNION SELECT full_name FROM customers
+SELECT id FROM customers UNION SELECT id, id FROM customers
+SELECT DISTINCT id FROM customers ORDER BY full_name
+SELECT DISTINCT ON (id) id, full_name FROM customers ORDER BY full_name
+SELECT id FROM customers WHERE id IN (SELECT id, id FROM orders)
+SELECT CASE WHEN true THEN 1 ELSE id = 1 END FROM customers
+SELECT * FROM customers JOIN orders USING (nope)
+SELECT row_number() FROM customers
+SELECT id FROM customers LIMIT -1
+SELECT id FROM (SELECT id FROM customers) s WHERE s.nope = 1
+SELECT 1 FROM orders WHERE id = (SELECT id FROM customers)
+SELECT cast(born as int) FROM customers
+SELECT id::nope FROM customers
+SELECT full_name[1] FROM customers
+SELECT id FROM customers WHERE
+SELECT id FROM customers GROUP BY
+SELECT 1 + 'a'
+SELECT 'a' + 'b'
+SELECT id = 'x' FROM customers
+SELECT date '2024-13-01'
+SELECT born + born FROM customers
+SELECT full_name - 1 FROM customers
+SELECT tags[1] FROM nope
+SELECT nope.* FROM customers
+SELECT id FROM customers HAVING id > 1
+SELECT full_name FROM customers GROUP BY balance HAVING count(*) > 1
+SELECT id FROM customers WHERE row_number() OVER (ORDER BY id) = 1
+SELECT count() FROM customers
+SELECT coalesce(id, 'x') FROM customers
+SELECT ARRAY[1, 'x']
+SELECT 1 UNION SELECT 'x'
+SELECT id FROM customers GROUP BY 5
+SELECT -full_name FROM customers
+SELECT NOT id FROM customers
+SELECT id AND true FROM customers
+SELECT 1 WHERE 1
+SELECT 'x'::uuid
+SELECT 'maybe'::bool
+SELECT length(1)
+SELECT substr('a')
+SELECT abs('x')
+SELECT id FROM customers c WHERE customers.id = 1
+WITH x AS (SELECT 1), x AS (SELECT 2) SELECT 1
+SELECT * FROM (VALUES (1, 2), (3)) v
