@@ -33,7 +33,7 @@ def test_rows_that_are_there_less_those_that_vectors_hide(tmp_path: Path) -> Non
     staged = direct.DirectStaged(
         table, log, [], pa.table({"id": [3, 5, 500]}, pa.schema([SCHEMA.field("id")])), None, False, 3
     )
-    direct.commit(staged, Commit("app", Lsn(2), Lsn(2)))
+    direct.commit(staged, Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
     assert count_rows(table.path) == living_rows(log) == 98
 
 

@@ -28,6 +28,9 @@ class Catalog:
     async def clear_worker_stats(self, _: int) -> None:
         return
 
+    async def put_statistics(self, **_: Any) -> None:
+        return
+
 
 @pytest.mark.parametrize(
     ("error", "pause"), [(StartAgain("again"), 0.0), (Overtaken("public.t", "It holds more."), PAUSE)]

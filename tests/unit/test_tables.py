@@ -66,7 +66,7 @@ class Meanwhile:
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
         raise AssertionError("the table has left")
 
-    async def follow(self, batch: Batch, tables: object, quiet: object) -> list[CopyAgain]:
+    async def follow(self, batch: Batch, tables: object, quiet: object, version: object) -> list[CopyAgain]:
         await self._awaited("follow")
         return [CopyAgain(A.oid, "public.a", "which column is which can not be told")] if self._again else []
 
