@@ -228,7 +228,7 @@ async def can_select(connection: Connection, oid: int, attnames: Sequence[str] |
 
 
 async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
-    """Return whether row security would hide rows of the table from this role; a copy then fails (row_security = off)."""
+    """Return whether row security would hide rows of the table from this role: a copy fails then (row_security off)."""
     (row,) = await connection.query("SELECT row_security_active($1::oid)", [oid])
     return truth(row[0])
 
