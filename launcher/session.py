@@ -1,5 +1,4 @@
-"""A client's session: the settings and catalog of its commands, their notices, and their waits for the daemon's
-workers.
+"""A client's session: what its commands work with, their notices, and their waits for the daemon's workers.
 
 A command and the daemon communicate only through the catalog: a command changes it, and where it must wait for
 workers to end, it inserts a request there.

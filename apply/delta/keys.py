@@ -68,13 +68,13 @@ class KeySet:
         return self._rows
 
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
-        """Return whether no key lies within `bounds`: a file's least and greatest first key column, or None if unknown."""
+        """Return whether no key lies within `bounds`, a file's least and greatest first key column (None: unknown)."""
         if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
             return False
         return self._integers.outside(*bounds)
 
     def rows(self, columns: Any) -> Indices:
-        """Return each row's row number among the keys, or -1; `columns` is a table or record batch of the key's columns."""
+        """Return each row's number among the keys, or -1; `columns` is a table or record batch of the key's columns."""
         if self._integers is not None:
             return self._integers.rows(columns.column(0))
         found = pc.index_in(_comparable(columns.column(0).cast(self._schema.field(0).type)), self._values[0])
