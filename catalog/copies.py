@@ -52,7 +52,7 @@ class Copies(Database):
             )
 
     async def lengthen_window(self, subid: int, relid: int, until: Lsn) -> None:
-        """Raise the plan's `until` if it is lower: the LSN up to which the stream must be followed to complete the copy."""
+        """Raise the plan's `until`, if it is lower: following the stream up to there completes the copy."""
         async with self._write(bump=False) as connection:
             await connection.execute(
                 update(_P).where(_here(subid, relid), _P.c.until_lsn < until).values(until_lsn=until)
