@@ -1,4 +1,4 @@
-"""Launcher: runners come, go, and come again; what it writes is no reason to end."""
+"""Launcher: runners start, end and are restarted; a failure to write to the catalog does not end it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[["FakeRunner"], Any]
 
 
 class FakeCatalog:
-    """As much of the catalog as the launcher uses."""
+    """The part of the catalog that the launcher uses."""
 
     def __init__(self, *subscriptions: Any) -> None:
         self.counter = 1
@@ -58,7 +58,7 @@ class FakeCatalog:
 
 
 class FakeRunner:
-    """`Runner`: `script` says what becomes of each one; then they run until drained."""
+    """`Runner`: each takes its outcome from `script`; after that they run until drained."""
 
     made: list[FakeRunner]
     script: list[Step]
@@ -153,7 +153,7 @@ async def test_an_altered_subscription_gets_a_new_runner_and_the_same_promises()
 
 @virtual
 async def test_a_runner_that_failed_is_started_again_after_a_rest() -> None:
-    """With nothing changed in the catalog it once stayed away."""
+    """It once stayed away if nothing changed in the catalog."""
 
     async def fail(runner: FakeRunner) -> None:
         await asyncio.sleep(3)

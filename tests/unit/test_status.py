@@ -1,4 +1,4 @@
-"""What status shows of tables that stopped alone, and that others write."""
+"""The status of tables that stopped alone, and of tables that others write."""
 
 from __future__ import annotations
 
