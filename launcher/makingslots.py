@@ -18,7 +18,7 @@ _HINTS: Final = (
     ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
     ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
 )
-#: How long a slot may take before the command looks what it waits for, and the interval afterwards, in seconds.
+#: How long a slot may take before the command checks what it waits for, and the interval of these checks, in seconds.
 _PATIENCE: Final = 2.0
 
 

@@ -1,7 +1,7 @@
 """A client's session: what its commands work with, their notices, and their waits for the daemon's workers.
 
-A command and the daemon communicate only through the catalog: a command changes it, and where it must wait for
-workers to end, it inserts a request there.
+The catalog is what commands and the daemon share: a command changes it, and if it must wait for workers to end, it
+inserts a request there.
 """
 
 from __future__ import annotations

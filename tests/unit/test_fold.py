@@ -18,7 +18,7 @@ Event = tuple[str, Any, Any] | tuple[str, Any, Any, Any]
 
 
 def changes(*events: Event, key: Any = None, full: bool = False) -> Changes:
-    """Make changes of columns k and v: ("I", k, v), ("U", k, v), ("U", k, v, old key), ("D", k, None), from number 0."""
+    """Make changes of columns k, v, from number 0: ("I", k, v), ("U", k, v), ("U", k, v, old key), ("D", k, None)."""
     key = key or pa.int64()
     op = np.frombuffer("".join(event[0] for event in events).encode(), np.uint8)
     delete = [event[0] == "D" for event in events]

@@ -117,7 +117,7 @@ def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors are typed, with the system's words.  A denial is simulated, since tests may be allowed to read everything."""
+    """Errors are typed, with the system's words.  Denials are simulated: tests may be allowed to read everything."""
     (tmp_path / FIRST).write_bytes(b"")
     for path, text in (
         (tmp_path / "nowhere", "No such file or directory"),
