@@ -15,8 +15,7 @@ until then it drops the table's changes that the sync worker has applied.
 
 With copy_data = false a table joins as `r`.  RESYNC TABLE moves a table from any state back to `i`.  A sync worker
 that finds its slot gone in `f` goes back to `d` for a new copy; one that finds `d` and the slot continues with the
-missing chunks.  A table copied under several snapshots stays in `f` until the stream has passed them
-(tablesync.window).
+missing chunks.  A table copied under several snapshots stays in `f` until the stream passes them (tablesync.window).
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ def slot_names(relations: Iterable[SubscriptionRel], node_id: str) -> list[str]:
         if relation.sync_slot is not None:
             names[relation.sync_slot] = None
         if relation.state not in (RelState.READY, RelState.SYNCDONE):
-            from tablesync.worker import sync_slot_name  # imports Arrow: most need none
+            # Imported here because it loads Arrow, which most commands do not need.
+            from tablesync.worker import sync_slot_name
 
             names[sync_slot_name(relation.subid, relation.relid, node_id)] = None
     return list(names)

@@ -1,8 +1,7 @@
 """Plans the Delta tables of published tables, and checks them, before anything is created.
 
 Tables that cannot be replicated are refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing
-behind.  Modules that import pyarrow are imported inside functions, so that commands without a table to plan answer
-sooner.
+behind.  Functions import the modules that need pyarrow, so that commands without a table to plan answer sooner.
 """
 
 from __future__ import annotations

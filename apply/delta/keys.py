@@ -1,4 +1,4 @@
-"""Finds the rows of a data file whose keys are among a batch's, a column at a time, never value by value."""
+"""Finds the rows of a data file whose keys are among a batch's, by whole columns instead of single values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALL_SPAN: Final = 1 << 20
 
 
 def can_match(schema: pa.Schema) -> bool:
-    """Return whether Arrow's equality of such columns is that of keys; for floats, with their two zeros, it is not."""
+    """Return whether Arrow compares such columns as keys must be compared; not so for floats, which have two zeros."""
     return all(_exact(field.type) for field in schema)
 
 
@@ -51,8 +51,7 @@ class KeySet:
         self._integers = _Integers(columns[0]) if plain else None
         if self._integers is not None:
             return
-        # Each step pairs the codes so far with the next column's and renumbers the pairs that occur, so codes stay
-        # small.
+        # Each step pairs the codes so far with the next column's, and renumbers the pairs found: codes stay small.
         self._values = [column.unique() for column in columns]
         self._pairs: list[pa.Array] = []
         codes = pc.index_in(columns[0], self._values[0])

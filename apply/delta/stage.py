@@ -21,8 +21,7 @@ AnyStaged = Staged | DirectStaged
 class Stage:
     """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
 
-    With `direct` false Spark commits every batch.  A table has one writer at a time; several tables may be staged at
-    once.
+    With `direct` false Spark commits every batch.  A table has one writer at a time; tables are staged concurrently.
     """
 
     def __init__(self, directory: Path, *, direct: bool = True) -> None:

@@ -94,7 +94,7 @@ class TableDefinition:
     estimated_rows: int
     """The last VACUUM's or ANALYZE's count scaled to the current size, partitions included."""
     pages: int
-    """Of the main fork, with the last page, which may be partly filled; 0 for a partitioned table."""
+    """Pages of the main fork, including the last, partly filled one; 0 for a partitioned table."""
     row_security: bool
     attributes: int = 0
     """How many columns the table has ever had (pg_class.relnatts); an added column gets the next number."""
@@ -190,7 +190,8 @@ async def table_definitions(
 
 async def binary_types(connection: Connection) -> BinaryTypes:
     """Return how to read each type's values from binary transfer, by the publisher's types as they are now."""
-    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow  # Arrow: most need none
+    # Imported here because it loads Arrow, which most commands do not need.
+    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
     return BinaryTypes(
