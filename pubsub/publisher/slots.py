@@ -42,7 +42,7 @@ class SlotInfo:
 class SlotWait:
     """A slot under creation and the transaction that it waits for; `xid` None: on a standby, it waits for the primary.
 
-    `age` is in seconds.  `pid` is None for a prepared transaction; anything the role may not see of others is None, too.
+    `age` is in seconds.  `pid` is None for a prepared transaction; what the role may not see of others is None, too.
     """
 
     slot: str
