@@ -1,4 +1,4 @@
-"""How the tables' copies are made, so that one that was cut short goes on where it was."""
+"""The plans of tables' copies, from which a copy resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _P = schema.copy_plan
 
 
 class Copies(Database):
-    """The part of the catalog that holds copies under way, and the last ones."""
+    """The part of the catalog that holds the plan of each table's current or last copy."""
 
     async def copy_plan(self, subid: int, relid: int) -> CopyPlan | None:
-        """The plan of the table's last copy; None before the first, and of a table that joined without one."""
+        """Return the plan of the table's last copy, or None if it never had one."""
         async with self._read() as connection:
             row = (await connection.execute(select(_P).where(_here(subid, relid)))).one_or_none()
         if row is None:
@@ -33,7 +33,7 @@ class Copies(Database):
         )
 
     async def put_copy_plan(self, subid: int, relid: int, plan: CopyPlan) -> None:
-        """Store the plan in place of the one before."""
+        """Store the plan, replacing the previous one."""
         async with self._write(bump=False) as connection:
             await connection.execute(delete(_P).where(_here(subid, relid)))
             await connection.execute(
@@ -52,7 +52,7 @@ class Copies(Database):
             )
 
     async def lengthen_window(self, subid: int, relid: int, until: Lsn) -> None:
-        """The stream must be followed at least up to `until` for the copy to be whole."""
+        """Raise the plan's `until`, if it is lower: following the stream up to there completes the copy."""
         async with self._write(bump=False) as connection:
             await connection.execute(
                 update(_P).where(_here(subid, relid), _P.c.until_lsn < until).values(until_lsn=until)

@@ -1,4 +1,7 @@
-"""Prepared transactions without an outcome, for pg_prepared_xacts.  The transactions are files (apply.twophase), written first."""
+"""Prepared transactions without an outcome, for pg_prepared_xacts.
+
+The transactions themselves are files (apply.twophase), which are written before the catalog lists them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Prepared(Database):
     """The part of the catalog that lists prepared transactions."""
 
     async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
-        """These are the subscription's, and no others."""
+        """Replace the subscription's prepared transactions by these."""
         async with self._write(bump=False) as connection:
             await connection.execute(delete(_T).where(_T.c.subid == subid))
             for xact in xacts:
@@ -28,6 +31,6 @@ class Prepared(Database):
 
 
 async def read_prepared(connection: AsyncConnection) -> list[tuple[int, PreparedXact]]:
-    """All, each with its subscription's oid."""
+    """Return all prepared transactions, each with its subscription's oid, by subscription and time of PREPARE."""
     rows = await connection.execute(select(_T).order_by(_T.c.subid, _T.c.prepared))
     return [(row.subid, PreparedXact(row.xid, row.gid, row.prepared)) for row in rows]

@@ -1,8 +1,8 @@
-"""What a command asks of the daemon, and its answers: rows that both sides poll.
+"""Requests of commands to the daemon, and its answers: rows that both sides poll.
 
 DROP SUBSCRIPTION, RESYNC TABLE and DISABLE before a slot is dropped must wait for workers, which only the daemon can
-stop.  The command inserts a request, the daemon answers it, with an error or without, and the command takes the answer
-away.
+stop.  The command inserts a request, the daemon answers it, with an error or without, and the command reads and deletes
+the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _T = schema.request
 
 
 class RequestTimeoutError(PubsubError):
-    """The daemon did not answer in time; the request is withdrawn."""
+    """The daemon did not answer in time, and the request was withdrawn."""
 
     default_sqlstate = "57014"
 
@@ -36,8 +36,8 @@ class Requests(Database):
     ) -> None:
         """Ask the daemon and wait for its answer, `timeout` seconds at most.
 
-        Raises what the daemon answered (a PubsubError with its fields), or RequestTimeoutError.  Whoever gives up, by
-        timeout or by being cancelled, takes the request back, so that it is not carried out behind their back.
+        Raises the error that the daemon answered (a PubsubError with its fields), or RequestTimeoutError.  A timeout or
+        cancellation withdraws the request, so that the daemon does not carry it out afterwards.
         """
         asking = asyncio.ensure_future(self._ask(kind, subid, payload or {}))
         try:
@@ -74,13 +74,13 @@ class Requests(Database):
             return int(key[0])
 
     async def pending_requests(self) -> list[Request]:
-        """Requests without an answer, oldest first."""
+        """Return the requests without an answer, oldest first."""
         async with self._read() as connection:
             rows = await connection.execute(select(_T).where(_T.c.answered.is_(False)).order_by(_T.c.id))
             return [Request(row.id, row.kind, row.subid, row.payload, row.created) for row in rows]
 
     async def answer(self, request_id: int, error: PubsubError | str | None = None) -> bool:
-        """Answer a request.  False when it was withdrawn, or answered before."""
+        """Answer a request; return False if it was withdrawn or already answered."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)

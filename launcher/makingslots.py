@@ -1,4 +1,4 @@
-"""The slot of a subscription, made by a command: what it waits for is told, and what went wrong comes with a hint."""
+"""Creates a subscription's slot for a command, with notices about what it waits for and hints for its errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import create_slot, drop_slot
 
-#: What a server says when it has no logical decoding, or no slot left, and what to do; by a part of the text.
+#: A part of a server's error text and the hint for it: no logical decoding, or no slot left.
 _HINTS: Final = (
     ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
     ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
 )
-#: How long a slot may take before it is looked what it waits for, in seconds.
+#: How long a slot may take before the command checks what it waits for, and the interval of these checks, in seconds.
 _PATIENCE: Final = 2.0
 
 
@@ -32,7 +32,7 @@ async def make_slot(
     two_phase: bool,
     failover: bool,
 ) -> Lsn:
-    """Make it and return its consistent point.  Cancelled, it leaves none behind.  Raises PublisherError."""
+    """Create the slot and return its consistent point.  Cancelling leaves no slot behind.  Raises PublisherError."""
     there = await slots.slot_info(connection, slot) is not None
     telling = asyncio.create_task(_tell_what_it_waits_for(session, subscription, conninfo, slot))
     try:
@@ -42,7 +42,7 @@ async def make_slot(
             error.hint = next((hint for part, hint in _HINTS if part in error.message), None)
         raise
     except asyncio.CancelledError:
-        if not there:  # it may have been finished in that moment, and the connection is closed
+        if not there:  # the slot may have been finished at that moment, and the connection is closed
             async with await session.connect(subscription, conninfo) as another:
                 await drop_slot(another, slot, missing_ok=True, wait=True)
         raise
@@ -53,7 +53,7 @@ async def make_slot(
 
 
 async def _tell_what_it_waits_for(session: Session, subscription: str, conninfo: str, slot: str) -> None:
-    """A NOTICE for each transaction on the publisher that keeps the slot from being made: the command waits for its end."""
+    """Emit a NOTICE for each transaction on the publisher that the slot's creation, and so the command, waits for."""
     told: set[tuple[int | None, int | None]] = set()
     try:
         await asyncio.sleep(_PATIENCE)

@@ -1,4 +1,4 @@
-"""Options that are accepted and do nothing here, or nothing yet: each is said, none is passed over in silence."""
+"""Notices about options that are accepted but have no effect here, so that none is ignored silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITHOUT_EFFECT: Final = {
 
 
 def tell(session: Session, options: SubscriptionOptions) -> None:
-    """A NOTICE for each option of the statement that has no effect."""
+    """Emit a NOTICE for each option of the statement that has no effect."""
     given = options.specified
     for name, reason in _WITHOUT_EFFECT.items():
         if name in given:

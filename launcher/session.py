@@ -1,7 +1,7 @@
-"""A client's session: where its commands run, what they tell it, and how they wait for the daemon's workers.
+"""A client's session: what its commands work with, their notices, and their waits for the daemon's workers.
 
-The catalog is the truth between a command and the daemon (interface.md): a command changes it, and where it must wait for
-workers to end, it asks the daemon there.
+The catalog is what commands and the daemon share: a command changes it, and if it must wait for workers to end, it
+inserts a request there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pubsub.errors import ConnectionFailure
 from pubsub.publisher.connection import Connection
 from pubsub.settings import Settings
 
-#: How often a waiting command looks whether the daemon still lives, in seconds.
+#: How often a waiting command checks that the daemon is still running, in seconds.
 _LOOK: Final = 0.2
-#: What a daemon needs besides draining: to notice, and to take away what did not drain, in seconds.
+#: The time that a daemon needs besides draining, to notice the request and to end what did not drain, in seconds.
 _PATIENCE: Final = 60.0
 
-#: Severities that a client sees unless it asked for more (client_min_messages = notice).
+#: Severities that a client sees unless it asks for more (client_min_messages = notice).
 SHOWN: Final = frozenset({"NOTICE", "WARNING"})
 
 
@@ -37,7 +37,7 @@ class Notice:
     hint: str | None = None
 
     def report(self) -> str:
-        """As psql prints it."""
+        """Format the notice as psql prints it."""
         rest = [("DETAIL", self.detail), ("HINT", self.hint)]
         return "\n".join([f"{self.severity}:  {self.message}", *(f"{label}:  {text}" for label, text in rest if text)])
 
@@ -46,7 +46,7 @@ class Notice:
 
 
 class Session:
-    """What a command works with.  `notify` gets every Notice as it comes; `wake` tells workers of this process."""
+    """What a command works with.  `notify` is called with each Notice at once; `wake` wakes this process's workers."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Session:
     def notice(
         self, message: str, severity: str = "NOTICE", *, detail: str | None = None, hint: str | None = None
     ) -> None:
-        """Tell the client."""
+        """Send the client a notice."""
         self._notify(Notice(message, severity, detail, hint))
 
     async def connect(self, subscription: str, conninfo: str) -> Connection:
-        """A replication connection for a command on `subscription`, which takes SQL too.
+        """Open a replication connection, which accepts SQL too, for a command on `subscription`.
 
-        Raises ConnectionFailure in the words of subscriptioncmds.c; PubsubError for a string that can not be read.
+        Raises ConnectionFailure in the words of subscriptioncmds.c; PubsubError for an invalid connection string.
         """
         try:
             return await Connection.connect(conninfo, replication=True, application_name=subscription)
@@ -79,9 +79,9 @@ class Session:
             ) from error
 
     async def workers_ended(self, subscription: Subscription) -> None:
-        """Wait until no worker of this node works for `subscription`, which the catalog says must have none.
+        """Wait until no worker of this node works for `subscription`, whose workers the catalog already tells to end.
 
-        At once when no daemon runs.  Raises what the daemon answers, and RequestTimeoutError.
+        Returns at once when no daemon runs.  Raises the error that the daemon answers, and RequestTimeoutError.
         """
         request = asyncio.create_task(
             self.catalog.request("stop", subscription.oid, timeout=self.settings.drain_timeout + _PATIENCE)

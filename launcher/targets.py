@@ -1,7 +1,7 @@
-"""What publications publish, and the Delta tables that it becomes: looked at before anything is created.
+"""Plans the Delta tables of published tables, and checks them, before anything is created.
 
-What can not be replicated is refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing behind.
-Whatever imports pyarrow is imported inside functions: commands that have no table to plan answer sooner.
+Tables that cannot be replicated are refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing
+behind.  Functions import the modules that need pyarrow, so that commands without a table to plan answer sooner.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One published table and the Delta table that it is to become."""
+    """One published table and the Delta table planned for it."""
 
     published: PublishedTable
     definition: TableDefinition
     target: TargetTable
     exists: bool = False
-    """Whether the Delta table is there."""
+    """Whether the Delta table exists."""
 
     def relation(self, *, copy_data: bool, lsn: Lsn | None) -> NewRelation:
-        """The row that joins the subscription: `i`, or without a copy `r`, from `lsn` on.
+        """Return the row that joins the subscription: in state `i`, or without a copy in `r` from `lsn` on.
 
-        Without a definition its sync worker makes the Delta table first: that takes Spark.
+        A row without a definition makes the sync worker create the Delta table first, which takes Spark.
         """
         from apply.target import described_json
 
@@ -67,9 +67,9 @@ class Plan:
 
 
 async def check_publications(connection: Connection, publications: Sequence[str]) -> None:
-    """Refuse publications that are not there (subscriptioncmds.c: check_publications, where it is a WARNING).
+    """Refuse publications that do not exist (subscriptioncmds.c: check_publications, which only warns).
 
-    A stock subscriber goes on and its worker fails for ever; here nothing is made that can not work.
+    PostgreSQL creates the subscription and its worker then fails forever; here nothing is created that cannot work.
     """
     missing = await publication.missing_publications(connection, publications)
     if not missing:
@@ -89,7 +89,10 @@ async def warn_of_foreign_rows(
     publications: Sequence[str],
     besides: Collection[str] = (),
 ) -> None:
-    """origin = none with a copy (subscriptioncmds.c: check_publications_origin): a copy takes all rows, whosever they are."""
+    """Warn that a copy takes rows of every origin, despite origin = none.
+
+    Follows subscriptioncmds.c: check_publications_origin.
+    """
     found = await publication.publications_with_foreign_rows(connection, publications, list(besides))
     if not found:
         return
@@ -104,7 +107,7 @@ async def warn_of_foreign_rows(
 
 
 async def published_tables(connection: Connection, publications: Sequence[str]) -> dict[Oid, PublishedTable]:
-    """The published tables by oid (subscriptioncmds.c: fetch_table_list).  Raises FeatureNotSupported."""
+    """Return the published tables by oid (subscriptioncmds.c: fetch_table_list).  Raises FeatureNotSupported."""
     try:
         tables = await publication.published_tables(connection, publications)
     except PublisherError as error:
@@ -127,7 +130,7 @@ async def plan(
     create_tables: bool,
     choices: TypeChoices | None = None,
 ) -> list[Plan]:
-    """What becomes of `tables`.  Raises for the first that can not be replicated, or whose place is not free."""
+    """Plan `tables`.  Raises for the first that cannot be replicated or read, or whose Delta table may not be used."""
     from apply.target import target_table
 
     plans = []
@@ -148,7 +151,7 @@ async def plan(
 
 
 async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTable]) -> None:
-    """Refuse tables with a column whose values can not be read from binary transfer, by name.  Raises FeatureNotSupported."""
+    """Refuse a table with a column that cannot be read from binary transfer.  Raises FeatureNotSupported naming it."""
     types = await definitions.binary_types(connection)
     found = await definitions.table_definitions(connection, tables)
     for relid, definition in found.items():
@@ -166,7 +169,7 @@ async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTa
 
 
 def refuse_unknown_types(choices: TypeChoices) -> None:
-    """Refuse what the option `types` says of a type that is not there, or that leaves no choice."""
+    """Refuse an entry of the option `types` for a type that does not exist or does not have that choice."""
     from pubsub.protocol import contract
 
     for name, choice in choices.types.items():
@@ -176,7 +179,7 @@ def refuse_unknown_types(choices: TypeChoices) -> None:
             if choice == "variant":
                 raise FeatureNotSupported(f"type {name} can not be replicated as variant", detail="Only jsonb can.")
             if rule is not None or name in (contract.ARRAYS, contract.COMPOSITES) or "." in name:
-                continue  # of users' types only the publisher knows: refuse_unknown_columns
+                continue  # only the publisher knows users' types: refuse_unknown_columns
         if rule is None:
             raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
         if choice not in rule.choices:
@@ -186,7 +189,7 @@ def refuse_unknown_types(choices: TypeChoices) -> None:
 
 
 def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> None:
-    """Refuse what the option `types` says of a column that is not published, or of a user's type that no published column has."""
+    """Refuse an entry of the option `types` for an unpublished column, or for a user's type of no published column."""
     from pubsub.protocol.types import type_names
 
     held = {
@@ -209,10 +212,10 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
 
 
 async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
-    """Refuse places in the warehouse that another table has, or whose names differ from it only in case.
+    """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
 
-    Some file systems take such names for one, and so do engines that read the tables by name.  `leaving` are the places
-    that become free by the same command.
+    Some file systems take such names as the same, and so do engines that read tables by name.  `leaving` are the
+    paths that the same command frees.
     """
     state = await catalog.state()
     names = {s.oid: s.name for s in state.subscriptions}
@@ -257,7 +260,7 @@ async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
 
 
 def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
-    """Whether the Delta table is there, if it may be, or may be made."""
+    """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
     from apply.delta import table as delta
 
     if not delta.exists(target.path):

@@ -1,6 +1,6 @@
-"""Finished chunks on their way from a Spark job's tasks to the driver, each as its task ends: an accumulator's updates.
+"""Sends finished chunks from a Spark job's tasks to the driver as each task ends, as updates of an accumulator.
 
-The job itself gives out its results only when all of it has ended.
+The job's own results arrive only when the whole job has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Chunk = tuple[int, list[Action]]
 
 
 class Landing(AccumulatorParam[list[Chunk]]):
-    """In a task chunks are gathered; in the driver they go to `queue`, in a thread of pyspark's."""
+    """The accumulator: a task gathers its chunks; the driver puts them into `queue`, in one of pyspark's threads."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Chunk | None] = SimpleQueue()
@@ -26,11 +26,11 @@ class Landing(AccumulatorParam[list[Chunk]]):
         return _Gathering, ()
 
     def zero(self, value: list[Chunk]) -> list[Chunk]:
-        """None."""
+        """Return no chunks."""
         return []
 
     def addInPlace(self, value1: list[Chunk], value2: list[Chunk]) -> list[Chunk]:  # noqa: N802
-        """`value2` has come from a task that has ended."""
+        """Put `value2`, the chunks of a task that has ended, into the queue."""
         for chunk in value2:
             self.queue.put(chunk)
         return []

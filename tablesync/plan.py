@@ -1,4 +1,4 @@
-"""Whether a copy that was cut short can go on under another snapshot, and what must be the same then (window has the reasons)."""
+"""Decides whether an interrupted copy can resume under another snapshot (tablesync.window has the reasons)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from pubsub.publisher.snapshots import Publishing
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """`fingerprint` changes with whatever must not; None: the table's copy can not go on at all, for the `reason`."""
+    """The conditions for resuming a copy.
+
+    `fingerprint` changes whenever anything does that must stay the same; None: the copy cannot resume, for `reason`.
+    """
 
     fingerprint: str | None
     reason: str | None
 
     def obstacle(self, plan: CopyPlan, kept: int) -> str | None:
-        """Why the copy of `plan`, of which so many chunks are finished, must start over; None when it can go on."""
+        """Return why the copy of `plan`, with `kept` finished chunks, must start over; None if it can resume."""
         if self.reason is not None:
             return self.reason
         if plan.fingerprint is None:
@@ -39,7 +42,7 @@ def conditions(
     publishing: Publishing,
     filenode: int,
 ) -> Conditions:
-    """What holds now, for the table as one snapshot sees it."""
+    """Return the current conditions, for the table as one snapshot sees it."""
     reason = None
     if not target.key:
         reason = "it has no key"

@@ -1,7 +1,7 @@
-"""How far a copy has come: rows of finished ranges, and what the publisher says of the running ones.
+"""The progress of a copy: the rows of finished ranges, plus those that the publisher counts for running ones.
 
-A Python task tells Spark its count only when it ends; the publisher counts the rows of each running COPY
-(pg_stat_progress_copy), which needs no word from the executors at all.
+A Python task reports its count to Spark only when it ends.  The publisher counts the rows of each running COPY
+(pg_stat_progress_copy), without any report from the executors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ async def follow_progress(
     application_name: str,
     engine: Engine,
 ) -> AsyncIterator[Any]:
-    """While the body runs, the catalog is told once a second; gives the accumulator that counts finished ranges' rows."""
+    """Store the progress in the catalog once a second while the body runs, and the final count after it.
+
+    Yields the accumulator to which tasks add the rows of finished ranges.
+    """
     done = await engine.run(_accumulator)
     task = asyncio.create_task(
         _follow(catalog, subscription, relation, estimated_rows, application_name, done), name="copy progress"
@@ -61,13 +64,13 @@ async def _follow(
         async with await Connection.connect(subscription.conninfo, application_name="pubsub progress") as connection:
             while True:
                 running = await definitions.copy_progress(connection, application_name)
-                # A range that has just ended is in neither count for a moment: what is shown never goes back.
+                # A range that has just ended is in neither count for a moment; the progress shown must not go back.
                 greatest = max(greatest, int(done.value) + running.tuples)
                 total = None if estimated_rows is None else max(estimated_rows, greatest)
                 await catalog.put_copy_progress(subscription.oid, relation.relid, greatest, total, running.bytes)
                 await asyncio.sleep(_INTERVAL)
     except PubsubError as error:
-        # Progress is for people: a copy does not fail for want of it.
+        # Progress is only informative: a copy does not fail without it.
         log.warning("copy progress is not known", relation=relation.qualified_name, reason=error.message)
 
 

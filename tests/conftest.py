@@ -1,4 +1,4 @@
-"""Fixtures for all tests, and how many examples property tests try."""
+"""Fixtures of all tests, and the number of examples that property tests try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pubsub.testing.fixtures import (  # noqa: F401
     spark,
 )
 
-# A slow example on a busy machine is no failure.
+# A slow example on a busy machine is not a failure.
 settings.register_profile("pubsub", deadline=None)
 settings.load_profile("pubsub")
 
@@ -27,7 +27,7 @@ _FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make fuzz`: every property test tries $PUBSUB_FUZZ times as many examples, whatever number it names itself."""
+    """For `make fuzz`, let each property test try $PUBSUB_FUZZ times as many examples, even if it sets their number."""
     if _FUZZ == 1:
         return
     for item in items:

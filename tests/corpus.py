@@ -1,7 +1,7 @@
-"""Values of every type with their edges, as SQL that a server itself turns into its own output.
+"""Values of every type, with its edge cases, as SQL: a server converts them to its own output.
 
-`values(version)` are the columns of one wide table: a name, the type's SQL, and its values as SQL constants.  Columns are as
-long as they are: a row has NULL where a column has no more.
+`columns(version)` returns the columns of one wide table: a name, the type's SQL, and values as SQL constants.  Columns
+differ in length; a shorter one is filled up with NULL.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: What the corpus needs beside the built-in types.
+#: Types that the corpus needs beside the built-in ones.
 SETUP = """
 CREATE EXTENSION IF NOT EXISTS hstore;
 CREATE EXTENSION IF NOT EXISTS citext;
@@ -29,7 +29,7 @@ CREATE TYPE textrange AS RANGE (subtype = text, collation = "C");
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the corpus; `binary` is whether binary transfer takes its type."""
+    """A column of the corpus; `binary`: whether binary transfer supports its type."""
 
     name: str
     type: str
@@ -332,7 +332,7 @@ def _columns(version: int) -> list[Column]:
         _column("c_regdictionary", "regdictionary", ("simple",), binary=False),
         _column("c_regcollation", "regcollation", ('"C"',), binary=False),
         _column("c_aclitem", "aclitem", ("postgres=r/postgres", "=X/postgres"), binary=True),
-        # Made by users
+        # Types of users
         _column("c_mood", "mood", ("sad", "o k", "h\u00e4ppy", "a,b", '"')),
         _column("c_smaller", "smaller", (1, 999)),
         _column("c_money2", "money2", ("0.1", "-12345678.90")),
@@ -409,7 +409,7 @@ def _columns(version: int) -> list[Column]:
     ]
 
 
-#: Columns that are to be text (subscription option `types`).
+#: Columns to replicate as text (subscription option `types`).
 TEXT_COLUMNS = (
     "c_date_text",
     "c_timestamp_text",
@@ -425,18 +425,18 @@ TEXT_COLUMNS = (
 
 
 def columns(version: int, *, binary: bool = False) -> list[Column]:
-    """The corpus of a major version; with `binary` what binary transfer takes."""
+    """Return the corpus of a major version; with `binary`, only what binary transfer supports."""
     return [column for column in _columns(version) if column.binary or not binary]
 
 
 def create(table: str, wanted: Sequence[Column]) -> str:
-    """CREATE TABLE: id, then the columns."""
+    """Return CREATE TABLE with id and the columns."""
     listed = ", ".join(f"{column.name} {column.type}" for column in wanted)
     return f"CREATE TABLE {table} (id int PRIMARY KEY, {listed})"
 
 
 def insert(table: str, wanted: Sequence[Column], first: int) -> str:
-    """INSERT of all values, and a row of NULLs; ids from `first` on."""
+    """Return an INSERT of all values and a row of NULLs, with ids from `first` on."""
     longest = max(len(column.values) for column in wanted)
     rows = [
         f"({first + i}, " + ", ".join(c.values[i] if i < len(c.values) else "NULL" for c in wanted) + ")"

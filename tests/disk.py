@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 @contextmanager
 def room_for(nbytes: int) -> Iterator[None]:
-    """The disk takes so many bytes more; then it is full, within a write too."""
+    """Let the disk take `nbytes` more bytes; then it is full, even in the middle of a write."""
     write, left = os.pwrite, nbytes
 
     def pwrite(file: int, data: Any, offset: int) -> int:
@@ -29,7 +29,7 @@ def room_for(nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """Every read fails."""
+    """Let every read fail."""
 
     def pread(file: int, length: int, offset: int) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,4 +1,4 @@
-"""DuckDB with its reader of Delta tables, which comes as a package."""
+"""DuckDB with its reader of Delta tables, which is installed as a Python package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import duckdb_extension_delta
 
 @contextmanager
 def reader() -> Iterator[Any]:
-    """A connection in which delta_scan('path') is a table."""
+    """Open a connection in which delta_scan('path') is a table."""
     (extension,) = Path(duckdb_extension_delta.__file__).parent.glob("extensions/*/delta.duckdb_extension")
     with duckdb.connect() as connection:
         connection.execute(f"LOAD '{extension}'; SET TimeZone = 'UTC'")

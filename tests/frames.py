@@ -1,4 +1,4 @@
-"""Copy-both frames as a publisher sends them, and whole transactions of them: what the tests of apply feed."""
+"""Builds copy-both frames as a publisher sends them, and whole transactions, as input for the tests of apply."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INT8, TEXT = 20, 25
 
 
 def frame(message: Message, lsn: int = 0) -> bytes:
-    """One XLogData."""
+    """Return the frame of one XLogData message."""
     return write_server_message(XLogData(Lsn(lsn), Lsn(lsn), 0, write_message(message)))
 
 
@@ -64,7 +64,7 @@ def truncate(*oids: int) -> Truncate:
 
 
 def texts(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Values as pgoutput carries them: text, NULL; UNCHANGED and bytes stay."""
+    """Convert values to pgoutput's text, or NULL; UNCHANGED and bytes stay."""
     return tuple(
         v if v is None or isinstance(v, bytes) or not isinstance(v, str | int) else str(v).encode() for v in values
     )
@@ -73,7 +73,7 @@ def texts(values: Iterable[Any]) -> tuple[Any, ...]:
 def transaction(
     end: int, *messages: Message, xid: int = 700, commit_time: int = 0, final: int | None = None
 ) -> list[bytes]:
-    """A transaction whose commit record lies from `final` (8 bytes before by default) to `end`."""
+    """Return the frames of a transaction whose commit record is from `final` (by default 8 bytes earlier) to `end`."""
     begins = Lsn(end - 8 if final is None else final)
     return [
         frame(Begin(begins, commit_time, Xid(xid))),

@@ -1,7 +1,7 @@
-"""A Delta that lives in memory, with the writer's contract: what stands between the pipeline and Spark in tests.
+"""Delta tables in memory, with the writer's contract, which replace Spark in tests of the pipeline.
 
-A commit is taken once per (application id, version), as Delta takes it; it can be told to fail, to succeed and then fail, or to
-take its time.
+As in Delta, a commit counts once per (application id, version).  Tests can make a commit fail, succeed and then fail,
+or take long.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Row = tuple[Any, ...]
 
 
 def target(path: str, *fields: pa.Field, key: tuple[str, ...] = ("id",), relation: str | None = None) -> TargetTable:
-    """A target table; without fields (id bigint, v text)."""
+    """Make a target table; by default its fields are (id bigint, v text)."""
     schema = pa.schema(fields or (pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())))
     return TargetTable(path, schema, key, relation or path)
 
 
 @dataclass
 class MemoryTable:
-    """`rows` with their counts; `versions` by application id; `log` of (application id, first, last) as committed."""
+    """One table: `rows` with their counts; `versions` by application id; `log` has the commits in order."""
 
     rows: Counter[Row] = field(default_factory=Counter)
     versions: dict[str, Lsn] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class MemoryTable:
 
 
 class MemoryDelta:
-    """Tables by path, and what was staged for them and not discarded."""
+    """The tables by path, and the batches staged for them and not yet discarded."""
 
     def __init__(self, *targets: TargetTable) -> None:
         self.targets = {target.path: target for target in targets}
@@ -62,7 +62,7 @@ class MemoryDelta:
     def rows(self, path: str) -> list[Row]:
         return sorted(self.tables[path].rows.elements(), key=repr)
 
-    # writer.Stage
+    # apply.delta.stage.Stage
 
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
         directory = Path(f"/nonexistent/{next(self._numbers)}")
@@ -86,7 +86,7 @@ class MemoryDelta:
 
     def forget(self, path: str) -> None: ...
 
-    # writer.commit
+    # apply.delta.writer.commit
 
     def commit(self, staged: Staged, record: Commit) -> None:
         table, folded, replace_all = self.staged[staged.directory]
@@ -110,7 +110,7 @@ class MemoryDelta:
 
     @contextmanager
     def installed(self) -> Iterator[MemoryDelta]:
-        """In place of apply.delta for the code under test."""
+        """Replace apply.delta in the code under test."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(apply.delta.table, "committed_lsn", self.committed_lsn)
             patch.setattr(apply.delta.table, "load", self.load)
@@ -122,7 +122,7 @@ class MemoryDelta:
 
 
 class Holding:
-    """fold.Present of rows in memory; `key` are the places of the key's columns."""
+    """fold.Present of rows in memory; `key` has the positions of the key's columns."""
 
     def __init__(self, rows: Counter[Any], key: Sequence[int]) -> None:
         self._rows = rows
@@ -137,7 +137,7 @@ class Holding:
 
 
 class MemoryParts:
-    """parts.StagedParts: what is folded in parts is committed as one."""
+    """parts.StagedParts: joins the folded parts into one batch."""
 
     def __init__(self, delta: MemoryDelta, table: TargetTable, replace_all: bool) -> None:
         self._delta, self._table, self._replace_all = delta, table, replace_all
@@ -162,7 +162,7 @@ class MemoryParts:
 
 
 def apply_folded(table: TargetTable, folded: Folded, replace_all: bool, rows: Counter[Row]) -> Counter[Row]:
-    """The table's rows as the writer makes them."""
+    """Return the table's rows after the writer has applied `folded`."""
     names = table.schema.names
     width = [names.index(name) for name in table.key]
     by_key = {tuple(row[i] for i in width): row for row in rows} if table.key else {}
@@ -204,7 +204,7 @@ async def commits_then_raises(commit: Callable[[], None]) -> None:
 
 
 async def conflicts(commit: Callable[[], None]) -> None:
-    # As py4j tells it.
+    # As py4j reports it.
     raise RuntimeError(
         "An error occurred while calling o116.save.\n"
         ": io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected.\n"
@@ -213,7 +213,7 @@ async def conflicts(commit: Callable[[], None]) -> None:
 
 
 class MemoryEngine:
-    """engine.Engine: `outcomes` say what becomes of the next commits to a path; then they succeed."""
+    """engine.Engine; `outcomes` are those of the next commits to a path, after which commits succeed."""
 
     def __init__(self, delta: MemoryDelta) -> None:
         self.delta = delta
@@ -232,7 +232,7 @@ class MemoryEngine:
 
 
 class MemoryStream:
-    """replication.ReplicationStream: gives out what is sent, in reads of `limit` frames; remembers status updates."""
+    """replication.ReplicationStream: returns what was sent, `limit` frames at a time; keeps status updates."""
 
     def __init__(self, frames: list[bytes] | None = None, *, limit: int = 1_000_000) -> None:
         self.statuses: list[tuple[Lsn, Lsn, Lsn, bool]] = []

@@ -1,4 +1,4 @@
-"""Random types and values, as SQL: what a table of somebody else's may look like."""
+"""Random types and values as SQL, for tables that look like those of strangers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Value = Callable[[], str]
-"""An SQL expression of the type, another each time."""
+"""Returns an SQL expression of the type, a different one at each call."""
 
 _ALPHABET = "aB0 ,'\"\\{}()[]\n\t:;=>.\u00e4\u20ac\U0001f600\U0010fffd"
 
@@ -18,7 +18,7 @@ def quoted(text: str) -> str:
 
 @dataclass
 class RandomTypes:
-    """Makes types; `declared` are the statements that they need, in order; `prefix` begins the names of what they make."""
+    """Makes types; `declared` has the statements that create them, in order; their names begin with `prefix`."""
 
     rnd: random.Random
     prefix: str = "r"
@@ -26,7 +26,7 @@ class RandomTypes:
     _count: int = 0
 
     def make(self, depth: int = 2) -> tuple[str, Value]:
-        """A type's name in SQL, and its values."""
+        """Make a type; return its SQL name and its values."""
         kind = self.rnd.choice(["scalar"] * 5 + ["array", "composite", "enum", "domain", "range", "multirange"])
         if depth and kind == "array":
             return self._array(depth)

@@ -1,4 +1,4 @@
-"""A node with its workers beside the test, and one database's way through it: what the scenarios share."""
+"""A node with workers in the test's process, and a database that it subscribes to, for the scenarios."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.readers import assert_read_alike
 
 T = TypeVar("T")
 
-#: Waits are ended by what they wait for; this is when a test gives up.
+#: When a test gives up waiting, in seconds; waits end as soon as their condition holds.
 PATIENCE = 180.0
 
-#: Quick to notice and to try again, and small batches; all else as usual.
+#: Short intervals for polling and retries; everything else has its default.
 SETTINGS: dict[str, Any] = {
     "wal_retrieve_retry_interval": "300ms",
     "catalog_poll_interval": "50ms",
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
-    """What `condition` gives as soon as it is true."""
+    """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
@@ -48,7 +48,7 @@ def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE
 
 
 class BorrowedSpark:
-    """The test process's one Spark in place of a node's own: a process has no second one."""
+    """Lends the test process's Spark to a node, since a process can have only one."""
 
     def __init__(self, spark: session.Spark) -> None:
         self._spark = spark
@@ -71,17 +71,17 @@ class BorrowedSpark:
         self._spark.cancel(group)
 
     def fence(self) -> None:
-        """No JVM of an earlier process knows the node's tables."""
+        """Do nothing: no JVM of an earlier process knows the node's tables."""
 
     def start(self) -> None:
-        """It runs."""
+        """Do nothing: Spark is running."""
 
     def stop(self) -> None:
-        """It is used again."""
+        """Do nothing: later nodes use it again."""
 
 
 class RunningNode:
-    """A Node with workers, on an event loop of its own: the test may block as it likes."""
+    """A Node with workers, on an event loop in a thread of its own, so that the test may block."""
 
     def __init__(self, home: Path, spark: session.Spark, **settings: Any) -> None:
         self.home = home
@@ -116,7 +116,7 @@ class RunningNode:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], patience: float = PATIENCE + 30) -> T:
-        """The coroutine's result, from the node's event loop."""
+        """Run a coroutine in the node's event loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
 
     def execute(self, sql: str) -> list[Any]:
@@ -143,7 +143,7 @@ class RunningNode:
         return row
 
     def status_json(self, name: str) -> dict[str, Any]:
-        """What `pubsub status --json` says of a subscription."""
+        """Return what `pubsub status --json` shows of a subscription."""
         found = self.run(self._node.status()).as_json()["subscriptions"]
         return next(one for one in found if one["name"] == name)
 
@@ -152,7 +152,7 @@ _numbers = itertools.count(1)
 
 
 class Replica:
-    """One database, subscribed to by the node: publication `p` unless told otherwise."""
+    """A database to which the node subscribes, by default to its publication `p`."""
 
     def __init__(self, node: RunningNode, database: Database) -> None:
         self.node = node
@@ -165,7 +165,7 @@ class Replica:
         return self.database.conninfo
 
     def execute(self, *statements: str) -> None:
-        """At the publisher, each argument a transaction of its own."""
+        """Run statements on the publisher, each in a transaction of its own."""
         for statement in statements:
             self.database.execute(statement)
 
@@ -173,7 +173,7 @@ class Replica:
         return self.database.query(statement)
 
     def subscribe(self, publication: str = "p", **options: object) -> None:
-        """CREATE SUBSCRIPTION, with batches that close soon."""
+        """Run CREATE SUBSCRIPTION, with a low batch_age."""
         given = {"batch_age": "'20ms'", **options}
         listed = ", ".join(f"{name} = {value}" for name, value in given.items())
         self.node.execute(
@@ -193,7 +193,7 @@ class Replica:
         self.node.wait_for_catchup(self.name)
 
     def relation(self, table: str) -> SubscriptionRel:
-        """A table as the catalog has it, named as in SQL."""
+        """Return the catalog's row of a table, which is named as in SQL."""
         wanted = parse_qualified_name(table)
         (found,) = [
             r for r in self.node.relations(self.name) if (r.schema, r.name) == (wanted.schema or "public", wanted.name)
@@ -207,13 +207,13 @@ class Replica:
         return self.relation(table).path
 
     def version(self, table: str) -> int:
-        """The newest version of the Delta table."""
+        """Return the newest version of the Delta table."""
         from deltalake import DeltaTable
 
         return int(DeltaTable(self.path(table)).version())
 
     def rows(self, table: str, what: str = "*") -> list[dict[str, Any]]:
-        """What DataFusion reads in the Delta table, as `delta_t`; `what` may go on with WHERE or ORDER BY."""
+        """Return what DataFusion reads from the Delta table, `delta_t`; `what` may contain FROM, WHERE and ORDER BY."""
         from deltalake import DeltaTable, QueryBuilder
 
         what = what if " FROM " in what else f"{what} FROM delta_t"
@@ -222,7 +222,7 @@ class Replica:
     def assert_equal(
         self, *tables: str, columns: Sequence[str] | None = None, where: str | None = None, caught_up: bool = True
     ) -> None:
-        """Every row and every column of these tables, once the node has caught up."""
+        """Compare all rows of these tables, and all columns by default, once the node has caught up."""
         if caught_up:
             self.caught_up()
         for table in tables:
@@ -237,7 +237,7 @@ class Replica:
             assert_read_alike(self.path(table), self.node.spark)
 
     def slots(self) -> list[str]:
-        """The replication slots of this database."""
+        """Return the replication slots of this database."""
         return [
             name
             for (name,) in self.query(
@@ -246,7 +246,7 @@ class Replica:
         ]
 
     def error(self) -> str:
-        """The text of the last failure of the subscription's workers, as soon as there is one."""
+        """Wait until a worker of the subscription has failed; return the text of the last failure."""
         return str(wait_until(lambda: self.node.statistics(self.name)["error"], "a worker's failure"))
 
 
@@ -257,7 +257,7 @@ def read(result: Any) -> list[dict[str, Any]]:
 
 
 class Stock:
-    """The same tables under a stock PostgreSQL subscriber on another server."""
+    """The same tables in a PostgreSQL subscriber on another server."""
 
     def __init__(self, replica: Replica, server: EmbeddedPostgres, ddl: str) -> None:
         self.replica = replica
@@ -288,7 +288,7 @@ class Stock:
         )
 
     def assert_equal(self, *tables: str) -> None:
-        """Delta's tables hold what the stock subscriber's hold."""
+        """Compare the Delta tables with the PostgreSQL subscriber's."""
         self.caught_up()
         self.replica.caught_up()
         for table in tables:
@@ -304,7 +304,7 @@ class Stock:
 
 @contextmanager
 def faults(directory: Path) -> Iterator[Faults]:
-    """Points of pubsub.faults in this process."""
+    """Enable pubsub.faults in this process."""
     patch = pytest.MonkeyPatch()
     patch.setenv("PUBSUB_FAULT", str(directory))
     found = Faults(directory)
@@ -316,7 +316,7 @@ def faults(directory: Path) -> Iterator[Faults]:
 
 
 class Faults:
-    """The directory of pubsub.faults, as the test sees it."""
+    """The directory of pubsub.faults, from the test's side."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

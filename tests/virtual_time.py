@@ -1,6 +1,8 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else can run: hours of waiting take no time.
+"""An event loop whose clock jumps to the next timer as soon as nothing else can run, so that hours of waiting take no
+time.
 
-Nothing in it may wait for another thread: `run` makes asyncio.to_thread call its function at once, between two steps.
+Nothing in the loop may wait for another thread: `run` makes asyncio.to_thread call its function in the loop's own
+thread.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`time` is virtual, in seconds from 0."""
+    """An event loop whose `time` is virtual: seconds from 0."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -40,7 +42,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Clock:
-    """Stands for the module `time` in the code under test."""
+    """Replaces the module `time` in the code under test."""
 
     @staticmethod
     def monotonic() -> float:

@@ -1,9 +1,9 @@
-"""What differs between two decodings, for a subscriber: ours and PostgreSQL's.
+"""Compares our decoding with PostgreSQL's, as far as a subscriber can tell the difference.
 
-Two kinds (design: a logical slot on the server pins catalog_xmin and hides pruning):
+There are two kinds of comparison, since a logical slot on the server pins catalog_xmin and so hides pruning:
 
-    `differences`               bytes against those of a logical slot on the same server (walsender_decodings.py)
-    walsender_random.Replica    no slot: the changes applied to an empty copy, against the tables
+    `differences`               our bytes with those of a logical slot on the same server (walsender_decodings.py)
+    walsender_random.Replica    without a slot: our changes, applied to an empty copy, with the server's tables
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from tests.walsender_decodings import Message, aborted_streams
 _PREPARED = re.compile(rb"(PREPARE TRANSACTION|COMMIT PREPARED|ROLLBACK PREPARED) ('[^']*')")
 
 Definition = tuple[bytes, ...]
-"""A relation's Type messages and its Relation message, without what streams have between."""
+"""A relation's Type messages and its Relation message, without their kind and, in a stream, xid."""
 
 
 def comparable(messages: Sequence[Message], *, pgoutput: bool, at_once: bool = False) -> list[tuple[object, ...]]:
-    """Messages in a form that is equal for equal decodings: repeats of Relation and Type messages are taken out, and each
-    row, or truncation, has the definitions in effect beside it.  `at_once`: for a subscriber's leader, which takes up what a
-    stream says while a parallel worker applies the stream."""
+    """Convert messages to a form that is equal for equal decodings.
+
+    Relation and Type messages are removed; each row, or truncation, carries the definitions in effect instead.
+    `at_once`: as a subscriber's leader, which uses a stream's definitions at once, sees them while a parallel worker
+    applies the stream.
+    """
     if not pgoutput:
         return [(m.lsn, m.xid, m.data) for m in messages]
     found: list[tuple[object, ...]] = []
@@ -73,9 +76,12 @@ def comparable(messages: Sequence[Message], *, pgoutput: bool, at_once: bool = F
 
 
 def _messages_first(found: list[tuple[object, ...]]) -> None:
-    """A logical message bears the LSN where its record ends, and so may the next record's changes bear it.  Where those are of
-    another subtransaction, a server merges the two by LSN, and which comes first is the chance of its heap
-    (ReorderBufferIterCompare): here the message, as in the WAL."""
+    """Move each logical message before the changes that have the same LSN, as in the WAL.
+
+    A logical message has the LSN of its record's end, which the next record's changes can have, too.  If those belong
+    to another subtransaction, a server merges the two by LSN, and its binary heap decides which comes first
+    (ReorderBufferIterCompare).
+    """
     for number, item in enumerate(found):
         if _kind(item) == b"M":
             place = number
@@ -92,9 +98,11 @@ def _kind(item: tuple[object, ...]) -> bytes:
 
 
 def inconsistency(messages: Sequence[Message], *, parallel: bool = False, only_local: bool = False) -> str:
-    """Empty where a subscriber can read every row by the definition that it has then, and every stream has come to an end.
-    `parallel`: also one that applies streams in parallel, where it can.  `only_local`: origin = none; then a stream of which
-    the commit came from elsewhere has no end, nor has it with a server (DecodeCommit: ReorderBufferForget)."""
+    """Return "" if a subscriber's definitions fit every row and every stream has an end; otherwise what is wrong.
+
+    `parallel` also checks a subscriber that applies streams in parallel.  `only_local`: origin = none, where a stream
+    whose commit came from elsewhere has no end, as with a server (DecodeCommit: ReorderBufferForget).
+    """
     for at_once in (False, True) if parallel else (False,):
         streaming = False
         for item in comparable(messages, pgoutput=True, at_once=at_once):
@@ -122,19 +130,19 @@ def _columns(definition: Definition) -> int:
 
 
 class _Spooled:
-    """The definitions in a streamed transaction, as a subscriber that spools it will come by them (worker.c)."""
+    """The definitions in a streamed transaction, as a subscriber that spools it reads them later (worker.c)."""
 
     def __init__(self) -> None:
         self.definitions: list[tuple[bytes, Definition]] = []
-        """Each relation's oid and its messages, in order."""
+        """Relations' oids and their messages, in order."""
         self._first: dict[bytes, int] = {}
 
     def enter(self, xid: bytes) -> None:
-        """The next message is of the (sub)transaction `xid`."""
+        """Note that the next message belongs to (sub)transaction `xid`."""
         self._first.setdefault(xid, len(self.definitions))
 
     def abort(self, xid: bytes) -> None:
-        """What came since the subtransaction's first message is cut off (stream_abort_internal)."""
+        """Cut off everything since the subtransaction's first message (stream_abort_internal)."""
         start = self._first.get(xid)
         if start is not None:
             del self.definitions[start:]
@@ -142,19 +150,22 @@ class _Spooled:
 
 
 def _rolled_back(messages: Sequence[Message]) -> set[bytes]:
-    """Those that were prepared."""
+    """Return the xids of the prepared transactions that were rolled back."""
     return {m.data[34:38] for m in messages if m.data[:1] == b"r"}
 
 
 def _without(messages: Sequence[Message], aborted: Set[bytes], rolled_back: Set[bytes]) -> list[Message]:
-    """Streamed transactions that were aborted are left out, and what prepared ones changed that were rolled back: a server that
-    reads late knows of it, and sends less.  That these were prepared stays, and what was said of relations, which holds.
+    """Remove aborted streamed transactions, and the changes of prepared transactions that were rolled back.
 
-    The end of one that was never said to be prepared is left out, too: one that has changed nothing, but is known to a server
-    (rows locked, a subtransaction rolled back), which sends its COMMIT PREPARED without a PREPARE (ReorderBufferReplay
-    returns where there is no base snapshot, ReorderBufferFinishPrepared does not).  Ours sends nothing of it.  So are Stream Aborts
-    where there was no stream: 18 takes the subtransactions of what is prepared for streamed (ReorderBufferTruncateTXN), and says
-    so where ROLLBACK PREPARED comes from an origin that is left out.
+    A server that reads late knows of the rollback, and sends less.  The messages about the preparation stay, and
+    those that define relations, which remain in effect.
+
+    Also removed is the end of a transaction without a Prepare.  Such a transaction changed nothing, but a server
+    knows it (it locked rows, or a subtransaction was rolled back), and sends its COMMIT PREPARED without a PREPARE
+    (ReorderBufferReplay returns if there is no base snapshot, ReorderBufferFinishPrepared does not); ours sends
+    nothing of it.  So are Stream Aborts without a stream: 18 takes the subtransactions of a prepared transaction for
+    streamed (ReorderBufferTruncateTXN), and sends aborts of them if ROLLBACK PREPARED comes from an origin that is
+    left out.
     """
     found: list[Message] = []
     inside: bytes | None = None
@@ -184,8 +195,7 @@ def _without(messages: Sequence[Message], aborted: Set[bytes], rolled_back: Set[
 
 
 def _without_rolled_back(lines: Sequence[Message], gids: Set[bytes]) -> list[Message]:
-    """The same of test_decoding's lines, where it is not compared that they were prepared, either: with `skip-empty-xacts` that
-    may not be said."""
+    """Do the same with test_decoding's lines; remove PREPARE TRANSACTION too, which `skip-empty-xacts` may omit."""
     prepared = {end[2] for m in lines if (end := _PREPARED.match(m.data)) and end[1] == b"PREPARE TRANSACTION"}
     found: list[Message] = []
     begun = 0
@@ -207,18 +217,18 @@ def _gids_rolled_back(lines: Sequence[Message]) -> set[bytes]:
 
 
 def _stream_aborts(messages: Sequence[Message]) -> dict[bytes, Message]:
-    """By transaction and subtransaction."""
+    """Return the Stream Abort messages by transaction and subtransaction."""
     return {m.data[1:9]: m for m in messages if m.data[:1] == b"A"}
 
 
 def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> list[tuple[object, ...]]:
-    """The transactions in the order of their ends, each with its changes: the same whether, and where, it was streamed.
+    """Return the transactions in the order of their ends, each with its changes, regardless of whether it was streamed.
 
-    What is sent at the beginning is left out: of a stream it is not known what it will come to.
+    Messages that begin a transaction are left out, since the start of a stream does not tell how it will end.
 
-    Logical messages are left out of transactions that are among `partly`, of which something was rolled back while they were
-    streamed: in a stream a message bears the id of the whole transaction (pgoutput.c: pgoutput_message), so that one that is
-    rolled back stays if it was sent before.
+    Transactions in `partly`, of which a subtransaction was rolled back while they were streamed, lose their logical
+    messages.  In a stream a message has the id of the whole transaction (pgoutput.c: pgoutput_message), so that a
+    message that was rolled back after it had been sent cannot be removed.
     """
     found: list[tuple[object, ...]] = []
     begun = b""
@@ -239,7 +249,7 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
         elif kind == b"O" or (kind == b"M" and (stream or begun) in partly):
             continue
         elif stream is not None:
-            # Without the id of its (sub)transaction.
+            # Without the id of the (sub)transaction.
             open_ones.setdefault(stream, []).append((data[1:5], (lsn, data[:1] + data[5:], *effect)))
         elif kind == b"A":
             kept = open_ones.get(data[1:5], [])
@@ -254,7 +264,7 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
             if kind in {b"C", b"P"}:
                 begun = b""
             found.append(item)
-    # A transaction of which nothing is left is none.
+    # Remove transactions without any change left.
     left: list[tuple[object, ...]] = []
     changed = False
     for item in found:
@@ -266,7 +276,7 @@ def assembled(messages: Sequence[Message], partly: Set[bytes] = frozenset()) -> 
 
 
 def _stands_alone(item: tuple[object, ...]) -> bool:
-    """Whether it is a logical message that belongs to no transaction."""
+    """Return whether it is a logical message outside of transactions."""
     data = item[1]
     return isinstance(data, bytes) and data[:2] == b"M\0"
 
@@ -283,9 +293,9 @@ def differences(
     whole: bool = False,
     stopped: bool = False,
 ) -> str:
-    """Empty where both are equal; else the first difference, with what is around it.  `whole`: see `assembled`.
+    """Return "" if both are equal; otherwise the first difference with its surroundings.
 
-    `stopped`: the server could not decode the rest.
+    `whole` compares transactions as `assembled`; `stopped`: the server could not decode the rest.
     """
     partly = {m.data[1:5] for m in (*ours, *theirs) if pgoutput and m.data[:1] == b"A" and m.data[5:9] != m.data[1:5]}
     if pgoutput:

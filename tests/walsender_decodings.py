@@ -1,4 +1,4 @@
-"""Decodings that are compared: ours in a process of its own, PostgreSQL's out of a slot, and the messages that both give."""
+"""The decodings to compare, ours in a process of its own and PostgreSQL's from a slot, and the messages of both."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.walsender_options import Asked
 _TEXT_ENDS = re.compile(rb"COMMIT|PREPARE TRANSACTION|ROLLBACK PREPARED")
 
 HEADER = struct.Struct(">QI")
-"""What is before each of pgoutput's messages: its LSN and its length."""
+"""The header of each pgoutput message in our command's output: its LSN and its length."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a plugin wrote: its LSN, its transaction (0 where that is not told), its bytes."""
+    """A message of an output plugin: its LSN, its transaction (0 if unknown), its bytes."""
 
     lsn: int
     xid: int
@@ -47,7 +47,7 @@ class Message:
 
 
 class Decoding:
-    """`python -m walsender decode` in a process of its own; a context manager that ends it."""
+    """`python -m walsender decode` in a process of its own; leaving the context ends it."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Decoding:
         interpreted: bool = False,
         asked: Asked | None = None,
     ) -> None:
-        """`interpreted`: without the compiled modules (walsender/hot); `asked`: plugin, publications and options in one."""
+        """`interpreted`: without the compiled modules (walsender/hot); `asked` has plugin, publications and options."""
         if asked is None:
             given = dict(option.split("=", 1) for option in options)
             if plugin == "pgoutput":
@@ -113,7 +113,7 @@ class Decoding:
         self.directory.cleanup()
 
     def wait_consistent(self, timeout: float = 60.0) -> int:
-        """The consistent point that it says."""
+        """Wait until the command reports its consistent point, and return it."""
         while True:
             line = self._lines.get(timeout=timeout)
             assert line is not None, "".join(self.errors)
@@ -121,7 +121,7 @@ class Decoding:
                 return int(Lsn.parse(found[1]))
 
     def wait_for(self, lsn: int, timeout: float = 60.0) -> None:
-        """Wait until the WAL up to `lsn` is decoded and written: until it says so at SIGUSR1."""
+        """Wait until the WAL up to `lsn` is decoded and written, which the command reports at SIGUSR1."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             self.process.send_signal(signal.SIGUSR1)
@@ -133,13 +133,13 @@ class Decoding:
         raise AssertionError(f"not decoded up to {Lsn(lsn)} in {timeout} seconds")
 
     def finish(self, timeout: float = 120.0) -> list[Message]:
-        """Wait until a decoding with --end is done; what it wrote."""
+        """Wait until a decoding with --end is done; return its messages."""
         code = self.process.wait(timeout)
         assert code == 0, "".join(self.errors)
         return list(self.messages())
 
     def stop(self) -> list[Message]:
-        """End it; what it wrote."""
+        """End the decoding; return its messages."""
         self.process.terminate()
         return self.finish()
 
@@ -148,9 +148,9 @@ class Decoding:
 
 
 def read_messages(data: bytes, *, pgoutput: bool = True) -> Iterator[Message]:
-    """What the command writes."""
+    """Parse the command's output."""
     if not pgoutput:
-        # A value may hold line ends: the next line starts with an LSN and an xid.
+        # A value may contain line ends; a new message starts with an LSN and an xid.
         starts = [found.start() for found in re.finditer(rb"^[0-9A-F]+/[0-9A-F]+\t\d+\t", data, re.MULTILINE)]
         for start, end in pairwise([*starts, len(data)]):
             lsn_text, xid, text = data[start : end - 1].split(b"\t", 2)
@@ -165,7 +165,7 @@ def read_messages(data: bytes, *, pgoutput: bool = True) -> Iterator[Message]:
 
 
 def create_slot(server: EmbeddedPostgres, dbname: str, name: str, plugin: str, *, two_phase: bool = False) -> int:
-    """A logical slot; its consistent point."""
+    """Create a logical slot; return its consistent point."""
     ((lsn,),) = server.query(
         f"SELECT lsn FROM pg_create_logical_replication_slot('{name}', '{plugin}', false, {two_phase})", dbname
     )
@@ -182,7 +182,7 @@ def slot_changes(
     *,
     work_mem: str = "64MB",
 ) -> list[Message]:
-    """What PostgreSQL's own decoding gives."""
+    """Return the messages of PostgreSQL's own decoding."""
     given = "".join(f", '{name}', '{value}'" for name, value in options.items())
     limit = f"'{Lsn(upto)}'" if upto is not None else "NULL"
     kind = "binary_changes" if plugin == "pgoutput" else "changes"
@@ -198,7 +198,7 @@ def slot_changes(
         for lsn, xid, data in rows
     ]
     if plugin == "pgoutput":
-        # A walsender, other than these functions, leaves out the LSN where more of the same change follows.
+        # Unlike these functions, a walsender sends no LSN if more messages of the same change follow.
         for number, m in enumerate(found):
             if m.data[:1] in {b"R", b"Y"} or (m.data[:1] in {b"B", b"b", b"S"} and found[number + 1].data[:1] == b"O"):
                 found[number] = Message(0, m.xid, m.data)
@@ -208,15 +208,15 @@ def slot_changes(
 class ServerStream:
     """PostgreSQL's own walsender on a slot, followed while the changes are made; a context manager.
 
-    What it publishes of a transaction that was in progress when a publication was altered depends on what it has cached: a
-    snapshot of before does not take back what was read with a later one, so that it may go by the altered publication.  Ours
-    goes by the publication as it was at each change.
+    For a transaction that was in progress when a publication was altered, its output depends on its caches: returning
+    to an older snapshot does not invalidate entries that were read under a later one, so it may use the altered
+    publication.  Ours uses the publication as it was at each change.
 
-    A walsender that streams can fail (XX000, XX001) while catalogs are written anew: "could not map filenumber" at the next
-    change of a relation after a subtransaction was rolled back, "could not read block".  Then it is begun anew, without
-    streaming, behind the last transaction that it sent: `failed` says so, and transactions have to be compared as wholes
-    (`assembled`).  WAL that it can not decode so, either ("unexpected duplicate for tablespace", as pg_logical_slot_peek_changes
-    says of it, too), is as far as it comes: `stopped`.
+    A walsender that streams can fail (XX000, XX001) while catalogs are rewritten: "could not map filenumber" at the
+    next change of a relation after a subtransaction was rolled back, "could not read block".  It is then restarted
+    without streaming, after the last transaction that it sent: `failed` has the error, and transactions have to be
+    compared as a whole (`assembled`).  If it cannot decode the WAL without streaming either ("unexpected duplicate
+    for tablespace", which pg_logical_slot_peek_changes reports, too), it ends there: `stopped`.
     """
 
     def __init__(self, server: EmbeddedPostgres, dbname: str, slot: str, options: dict[str, str]) -> None:
@@ -247,7 +247,7 @@ class ServerStream:
         return self._found
 
     def wait_for(self, lsn: int, timeout: float = 60.0) -> list[Message]:
-        """The messages, once the server has sent all up to `lsn`, or has stopped for good before."""
+        """Return the messages once the server has sent all up to `lsn`, or has stopped for good."""
         deadline = time.monotonic() + timeout
         while self._position < lsn and not self.stopped:
             assert self._failure is None, self._failure
@@ -272,11 +272,11 @@ class ServerStream:
             self._failure = error
 
     async def _receive(self, start: int) -> None:
-        # What it sends once more are messages outside of transactions.
+        # After a restart the server repeats only messages outside of transactions.
         again = set(self._found) if start else set()
         async with await Connection.connect(self._conninfo, replication=True) as connection:
             if "proto_version" not in self._options:
-                await connection.query("SET search_path = public")  # test_decoding's names are those of a session
+                await connection.query("SET search_path = public")  # test_decoding's names depend on it
             stream = await replication.start(connection, self._slot, start, self._options)
             position = 0
             while not self._stop.is_set():
@@ -298,7 +298,7 @@ class ServerStream:
 
 
 def _finished(messages: Sequence[Message], *, pgoutput: bool = True) -> list[Message]:
-    """Without the transactions of which the end is missing."""
+    """Remove the transactions whose end is missing."""
     if not pgoutput:
         ends = [number for number, m in enumerate(messages, 1) if _TEXT_ENDS.match(m.data)]
         return list(messages[: max(ends, default=0)])
@@ -323,28 +323,30 @@ def _finished(messages: Sequence[Message], *, pgoutput: bool = True) -> list[Mes
 
 
 def _last_end(messages: Sequence[Message]) -> int:
-    """Where the last transaction ends; 0: there is none."""
+    """Return the end LSN of the last transaction, 0 without one."""
     places = {b"C": 10, b"c": 14, b"P": 10, b"p": 10, b"K": 10, b"r": 10}
     ends = [int.from_bytes(m.data[skip : skip + 8]) for m in messages if (skip := places.get(m.data[:1], 0))]
     return max(ends, default=0)
 
 
 def as_sent(messages: Sequence[Message], *, pgoutput: bool) -> list[Message]:
-    """What the command writes, without what a walsender does not send: of test_decoding's lines the transaction, and where
-    it is said with the first change that it begins, the LSN of that, and what comes behind `flush_lsn`'s message, transactions
-    without changes."""
+    """Reduce the command's messages to what a walsender sends.
+
+    This removes, from test_decoding's lines, the transaction; the LSN of BEGIN, which is sent with the first change;
+    and all that follows `flush_lsn`'s message, which are transactions without changes.
+    """
     if pgoutput:
         return list(messages)
     ends = (
         number for number, m in enumerate(messages) if m.data.startswith(b"message: transactional: 1 prefix: end, ")
     )
-    # Its transaction's COMMIT is next.
+    # The COMMIT of its transaction is the next line.
     upto = next(ends, len(messages)) + 2
     return [Message(0 if m.data.startswith(b"BEGIN") else m.lsn, 0, m.data) for m in messages[:upto]]
 
 
 def flush_lsn(server: EmbeddedPostgres, dbname: str = "postgres") -> int:
-    """The end of the WAL, all of it flushed."""
+    """Commit a message `end`, which flushes the WAL, and return the WAL's end."""
     server.execute("SELECT pg_logical_emit_message(true, 'end', '')", dbname)
     ((lsn,),) = server.query("SELECT pg_current_wal_insert_lsn()")
     return int(Lsn.parse(str(lsn)))

@@ -1,15 +1,17 @@
-"""What a random run leaves behind when it fails, and the same WAL decoded again from that.
+"""Keeps what is needed to decode the WAL of a failed random run again, and does so.
 
     base      the cluster as it was before the run, shut down
     data      the cluster after it, shut down: pg_wal has all of the run's WAL
-    run       what was asked for (`Run`)
-    ours      what our decoder wrote; ours.errors: what it said
-    theirs    what the server's walsender sent, in the same form; none where there was no slot
+    run       the parameters of the run (`Run`)
+    ours      our decoder's output; ours.errors: its standard error
+    theirs    the messages of the server's walsender, in the same format; absent without a slot
 
-    python -m tests.walsender_evidence DIR [--output FILE]     decodes DIR again, says whether it is as it was, and compares
+    python -m tests.walsender_evidence DIR [--output FILE]     decodes DIR again, tells if the output is the same, and
+    compares
 
-Decoding begins where the cluster was shut down before the run: the catalogs are read from a copy of `base`, the WAL from
-`data`.  Both went on from that position on their own, but in the run's WAL comes next what changes no catalog (`FILLER`).
+Decoding begins where the cluster was shut down before the run: the catalogs are read from a copy of `base`, the WAL
+from `data`.  Both clusters continued from that position separately, but the run's WAL begins with records that change
+no catalog (`FILLER`).
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from tests.walsender_compare import differences
 from tests.walsender_decodings import HEADER, Message, as_sent, read_messages
 
 FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 8000)) FROM generate_series(1, 50)"
-"""More WAL than a server writes that is started, read from and stopped."""
+"""More WAL than a server writes when it is started, read from and stopped."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How to decode it again; LSNs as text."""
+    """The parameters for decoding a run again; LSNs as text."""
 
     version: str
     kind: str
@@ -51,7 +53,7 @@ class Run:
 
 
 class Evidence:
-    """A directory for one run; `discard` when nothing was wrong."""
+    """The directory of one run; call `discard` if the run succeeds."""
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pubsub-evidence-", dir=binaries.readable_directory()))
@@ -59,7 +61,7 @@ class Evidence:
         self.data = self.directory / "data"
 
     def begin(self, server: EmbeddedPostgres, dbname: str) -> str:
-        """Keep the cluster as it is now; the position that it goes on from."""
+        """Copy the cluster as it is now; return the position from which it continues."""
         server.stop()
         shutil.copytree(self.data, self.directory / "base")
         server.start()
@@ -68,7 +70,7 @@ class Evidence:
         return str(redo)
 
     def keep(self, run: Run, ours: bytes, errors: Sequence[str], theirs: Sequence[Message] | None) -> None:
-        """The run has failed."""
+        """Store the output of a failed run."""
         (self.directory / "run").write_text(json.dumps(asdict(run)))
         (self.directory / "ours").write_bytes(ours)
         (self.directory / "ours.errors").write_text("".join(errors))
@@ -83,7 +85,7 @@ class Evidence:
 
 
 def decode_again(directory: Path, output: Path) -> Run:
-    """Decode the run's WAL into `output`, from `directory` alone; nothing in it is changed."""
+    """Decode the run's WAL into `output`, from `directory` alone, which is not changed."""
     run = Run(**json.loads((directory / "run").read_text()))
     place = Path(tempfile.mkdtemp(prefix="pubsub-again-", dir=binaries.readable_directory()))
     place.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Row filters that are evaluated for every row of a table of many types: what PostgreSQL allows there, and is supported."""
+"""Row filters to evaluate for every row of a table of many types: those that PostgreSQL allows and we support."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROWS = (
         "'10.0.0.1/30','10.0.0.0/30','08:00:2b:01:02:05',7,'[7,8)',B'110',9,'a_c','c','(1,2)','2/0','9')"
     ),
 )
-"""Values of a row, by the columns; besides there is one of NULLs."""
+"""Rows, in the order of COLUMNS; tests add a row of NULLs."""
 
 FILTERS = (
     "i > 3",

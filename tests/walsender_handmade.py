@@ -1,4 +1,4 @@
-"""Cases that were found by hand: what a server does where nobody would look for it."""
+"""Cases that were found by hand, where a server's behaviour is surprising."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 _TEXTS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(120)]
 _LONG = ", ".join(f"'{text}'" for text in _TEXTS)
-"""More than a row of pg_publication_rel can hold, however well it is compressed."""
+"""Longer than fits into a row of pg_publication_rel, even compressed."""
 
 SETUP = f"""
 CREATE TABLE plain (id int PRIMARY KEY, t text);
@@ -57,27 +57,28 @@ _DECLARED = (
 # Each string is one simple query: several statements in one are one transaction.
 STATEMENTS = (
     "INSERT INTO plain SELECT g, 'text' FROM generate_series(1, 10) g",
-    # A message outside of the transaction bears the id of the subtransaction that it is written in.
+    # A message outside of the transaction has the id of the subtransaction in which it is written.
     (
         "BEGIN; INSERT INTO plain VALUES (20, 'x'); SAVEPOINT s; INSERT INTO plain VALUES (21, 'x'); "
         "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); ROLLBACK TO s; SAVEPOINT s; "
         "SELECT pg_logical_emit_message(true, 'of a subtransaction', 'inside'); "
         "SELECT pg_logical_emit_message(false, 'of a subtransaction', 'outside'); COMMIT"
     ),
-    # A message and a change of another subtransaction, right behind it, with the same LSN: who is first, the server's heap decides.
+    # A message, and right after it a change of another subtransaction with the same LSN: the server's heap decides
+    # their order.
     *(
         "BEGIN; "
         + "; ".join(_STEPS[step].format(number=1000 + 100 * number + place) for place, step in enumerate(steps))
         + "; COMMIT"
         for number, steps in enumerate(_ORDERS)
     ),
-    # A declaration is written again, if there is anything to declare; else the line's end behind it is left out, too.
+    # An XML declaration is written anew if it declares anything; otherwise it is left out with the line end after it.
     *(
         f"INSERT INTO documents VALUES ({number}, $${one}$$, ARRAY[$${one}$$::xml, NULL])"
         for number, one in enumerate(_DECLARED)
     ),
     "UPDATE documents SET id = id + 100",
-    # A filter that lies in a TOAST table, which is written anew, and changed in part of a transaction.
+    # A filter stored in a TOAST table that is rewritten, and that changes in a part of a transaction.
     f"INSERT INTO filtered SELECT g, (ARRAY[{_LONG}])[g] FROM generate_series(80, 100) g; INSERT INTO filtered VALUES (7, '')",
     "UPDATE filtered SET t = 'other' WHERE id < 84",
     "VACUUM FULL pg_publication_rel",
@@ -88,7 +89,7 @@ STATEMENTS = (
         f"INSERT INTO filtered VALUES (1, ''); ROLLBACK TO s; INSERT INTO filtered VALUES (1, '{_TEXTS[7]}'), (3, ''); COMMIT"
     ),
     "DELETE FROM filtered",
-    # What is an IPv4 address inside of one of IPv6.
+    # Which IPv6 addresses are written with an IPv4 address in them.
     (
         "INSERT INTO addresses SELECT n, a::inet, network(a::inet) FROM unnest('{::,::1,::2,::ff:1,::1:0,::1.2.3.4,::ffff:1.2.3.4,"
         "::ffff:0:1.2.3.4,1::,1::2,1:0:0:2::3,1:0:2:0:3:0:4:0,64:ff9b::1.2.3.4,::2/127,::ffff:0:0/96,::/0,0:0:1::/48}'::text[]) "
@@ -97,7 +98,7 @@ STATEMENTS = (
 )
 
 STATEMENTS_18 = (
-    # Virtual columns are NULL, as they are stored; pgoutput does not have them.
+    # Virtual columns are NULL, as they are stored; pgoutput does not send them.
     "CREATE TABLE virtual (id int PRIMARY KEY, v int GENERATED ALWAYS AS (id * 2) VIRTUAL, t text)",
     "INSERT INTO virtual (id, t) VALUES (1, 'one'), (2, NULL)",
     "ALTER TABLE virtual ADD w text GENERATED ALWAYS AS (t || '!') VIRTUAL, ADD x int",

@@ -1,4 +1,4 @@
-"""Values of types that are not built in, or name what the catalogs have: what is inserted, and how the catalogs change."""
+"""Statements that insert names of catalog objects, which change, and values of types that are not built in."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ _CUBES = (
 
 
 def statements(version: str) -> tuple[str, ...]:
-    """With types of extensions, jsonpath, and values that name what the catalogs have, which changes under way."""
+    """Return statements with extensions' types, jsonpath, and names of catalog objects, which change in between."""
     paths = _JSON_PATHS + (_JSON_PATHS_17 if int(version) >= 17 else ())
     quoted = [path.replace("'", "''") for path in paths]
     return (
@@ -195,7 +195,7 @@ def statements(version: str) -> tuple[str, ...]:
         "INSERT INTO names (id, ty) SELECT 30000 + row_number() OVER (ORDER BY oid), oid FROM pg_type",
         "INSERT INTO names (id, c) SELECT 40000 + row_number() OVER (ORDER BY oid), oid FROM pg_class",
         "INSERT INTO acls SELECT row_number() OVER (ORDER BY oid), relacl FROM pg_class WHERE relacl IS NOT NULL",
-        # What is named changes: what was written before keeps its text.
+        # The named objects change; values written before keep their text.
         (
             "BEGIN; INSERT INTO names (id, c) VALUES (50001, 'seen'); ALTER TABLE seen RENAME TO looked_at; "
             "INSERT INTO names (id, c) VALUES (50002, 'looked_at'); COMMIT"

@@ -1,4 +1,4 @@
-"""What is asked of both decodings in a random round: drawn from its seed, one of everything that can go together."""
+"""The options of both decodings in a random round, drawn from its seed among all valid combinations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PUBLICATIONS: Final[dict[str, tuple[str, ...]]] = {
         "CREATE PUBLICATION inserts FOR TABLE t1 WHERE (a > 4 AND b LIKE '%a%'), t4 WITH (publish = 'insert, truncate')",
     ),
 }
-"""By the names that are asked for."""
+"""The statements that create publications, by the publication names that a decoding asks for."""
 ALTERATIONS: Final[dict[str, tuple[str, ...]]] = {
     "roots": ("ALTER PUBLICATION roots SET (publish_via_partition_root = {truth})",),
     "parts": (
@@ -50,7 +50,7 @@ ALTERATIONS: Final[dict[str, tuple[str, ...]]] = {
         "ALTER PUBLICATION parts ADD TABLE t1 WHERE (id < 150)",
     ),
 }
-"""Statements that the sessions change them with under way."""
+"""The statements with which the sessions alter the publications during a round, by the same names."""
 _NOBODY_WRITES: Final = (
     "DO $$ DECLARE one regclass; BEGIN FOR one IN SELECT oid FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace IN "
     "('public'::regnamespace, 'beside'::regnamespace) ORDER BY oid LOOP "
@@ -60,7 +60,7 @@ _NOBODY_WRITES: Final = (
 
 @dataclass(frozen=True)
 class Asked:
-    """One decoding, ours and PostgreSQL's.  `two_phase` is the slot's; `options` are the plugin's."""
+    """The parameters of a decoding, ours and PostgreSQL's.  `two_phase` is the slot's; `options` are the plugin's."""
 
     plugin: str = "pgoutput"
     publications: str = EVERYTHING
@@ -69,11 +69,11 @@ class Asked:
     work_mem: str = "64MB"
 
     def of_slot(self) -> dict[str, str]:
-        """For START_REPLICATION."""
+        """Return the options for START_REPLICATION."""
         return self.options | ({"publication_names": self.publications} if self.plugin == "pgoutput" else {})
 
     def arguments(self) -> list[str]:
-        """For `walsender decode`."""
+        """Return the arguments for `walsender decode`."""
         given = dict(self.options)
         found = ["--plugin", self.plugin, "--work-mem", self.work_mem]
         if self.plugin == "pgoutput":
@@ -87,7 +87,7 @@ class Asked:
 
 
 def draw(version: str, kind: Kind, r: random.Random) -> Asked:
-    """What a round of this kind can compare: in `streams` whole transactions of pgoutput's, in `replay` all rows, as text."""
+    """Draw what a round of this kind can compare: `streams` pgoutput's transactions, `replay` all rows as text."""
     newest = 4 if int(version) >= 16 else 3
     if kind == "replay":
         two_phase = r.random() < 0.5
@@ -116,10 +116,10 @@ def draw(version: str, kind: Kind, r: random.Random) -> Asked:
 
 
 def alteration(publications: str, r: random.Random) -> str:
-    """A statement that changes what is published; empty where that stays.
+    """Return a statement that changes what is published, or "" if nothing can change.
 
-    Nobody may have written meanwhile: by which of the two publications a server sends changes of transactions that were in
-    progress then, depends on what it has cached (walsender_compare.py).
+    It first locks the tables against writers, since a server's caches decide whether it sends the changes of a
+    transaction in progress by the old or the new publication (walsender_decodings.ServerStream).
     """
     statements = ALTERATIONS.get(publications, ())
     if not statements:

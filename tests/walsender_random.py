@@ -1,7 +1,7 @@
-"""Random DDL and DML in concurrent sessions, from a seed; and a replica in memory that decoded changes are applied to.
+"""Random DDL and DML in concurrent sessions, from a seed, and a replica in memory to which decoded changes are applied.
 
-Every table has a key `id`.  A column that is added with a default has it in its name (c7_d42), so that the replica knows what
-rows have that were there before: the WAL does not say.
+Every table has a key `id`.  A column added with a default has the default in its name (c7_d42), so that the replica
+knows its value in existing rows, which is not in the WAL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CATALOGS = (
 
 
 class Worker(threading.Thread):
-    """One session: transactions of random statements until `deadline`; some of them prepared, some from elsewhere."""
+    """One session: transactions of random statements until `deadline`, some prepared, some with an origin."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Worker(threading.Thread):
         self._replayed = replayed
         self._publications = publications
         self._prepared: list[str] = []
-        """Transactions that are still to be ended."""
+        """Prepared transactions without an outcome yet."""
         self._from_elsewhere = False
         self._count = 0
         self.done = 0
@@ -78,7 +78,7 @@ class Worker(threading.Thread):
                 connection.execute("SET lock_timeout = '500ms'; SET deadlock_timeout = '50ms'")
                 while time.monotonic() < self._deadline:
                     self._transaction(connection)
-                    # Others wait for what a prepared transaction has locked.
+                    # Other sessions wait for a prepared transaction's locks.
                     while self._prepared and (len(self._prepared) > 1 or self.random.random() < 0.3):
                         self._end_prepared(connection)
                 while self._prepared:
@@ -100,11 +100,11 @@ class Worker(threading.Thread):
 
     def _end_prepared(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
         finish = "COMMIT" if self.random.random() < 0.7 else "ROLLBACK"
-        # Of a transaction that had failed PREPARE says nothing, and there is none.
+        # PREPARE of a failed transaction rolls it back without an error: there may be none to end.
         self._try(connection, f"{finish} PREPARED '{self._prepared.pop(0)}'")
 
     def _origin(self, connection: psycopg.Connection[tuple[object, ...]]) -> None:
-        """The session's changes come from elsewhere from here on, or do not any more, or are of another time."""
+        """Set or reset the session's replication origin, or give the transaction an origin LSN and time."""
         if self._from_elsewhere and self.random.random() < 0.5:
             lsn, day = self.random.randint(1, 1 << 30), self.random.randint(1, 28)
             self._try(connection, f"SELECT pg_replication_origin_xact_setup('0/{lsn:X}', '2020-01-{day}')")
@@ -159,7 +159,7 @@ class Worker(threading.Thread):
         self._try(connection, "ROLLBACK" if end > 0.85 else "COMMIT")
 
     def _alone(self) -> str:
-        """A statement that can not be in a transaction, or rewrites much."""
+        """Return a statement that cannot run in a transaction, or that rewrites much."""
         r = self.random
         return r.choice(
             (
@@ -235,7 +235,7 @@ class Worker(threading.Thread):
             identity = r.choice(("FULL", "DEFAULT"))
             if table != "p":
                 return f"ALTER TABLE {table} REPLICA IDENTITY {identity}"
-            # A server that publishes the root in place of its partitions does not look at the root's alone again.
+            # A server that publishes via the root does not notice a change of the root's identity alone.
             return "; ".join(
                 f"ALTER TABLE {one} REPLICA IDENTITY {kind}"
                 for kind in ("NOTHING", identity)
@@ -272,11 +272,11 @@ class Worker(threading.Thread):
         )
 
     def _definition(self) -> str:
-        """What changes how rows are described, and no row."""
+        """Return a statement that changes the description of rows, but no row."""
         r = self.random
         table = self._table()
         own = f"{self.name}_{r.choice('ab')}"
-        # See `_statement`: of the root's identity alone nobody is told.
+        # Not the root: see `_statement` on a change of its identity alone.
         identified = table if table != "p" else "p1"
         statements = [
             f"ALTER TABLE {table} ALTER b SET STORAGE {r.choice(('PLAIN', 'EXTERNAL', 'EXTENDED', 'MAIN'))}",
@@ -289,7 +289,7 @@ class Worker(threading.Thread):
             f"ALTER TABLE {own} SET SCHEMA beside",
             f"ALTER TABLE beside.{own} SET SCHEMA public",
             f"COMMENT ON TABLE {table} IS 'seen'; GRANT SELECT ON {table} TO PUBLIC",
-            # A root above the root, in steps that others come between.
+            # A root above the root, in steps between which other statements run.
             "CREATE TABLE top (LIKE p) PARTITION BY RANGE (id)",
             "ALTER TABLE top ATTACH PARTITION p FOR VALUES FROM (0) TO (100000)",
             "CREATE TABLE top (LIKE p) PARTITION BY RANGE (id); ALTER TABLE top ATTACH PARTITION p DEFAULT",
@@ -327,7 +327,7 @@ WORKERS = 4
 
 
 def set_up(server: EmbeddedPostgres, dbname: str, publications: str) -> None:
-    """The tables, the publications, an origin for each session."""
+    """Create the tables, the publications and an origin for each session."""
     statements = [statement for statement in SETUP.split(";\n") if statement.strip()]
     statements += PUBLICATIONS[publications]
     statements += [f"SELECT pg_replication_origin_create('from w{n}')" for n in range(WORKERS)]
@@ -345,7 +345,7 @@ def run(
     replayed: bool,
     publications: str = EVERYTHING,
 ) -> int:
-    """Let the sessions work; the number of statements done.  Raises what a session died of."""
+    """Run the sessions; return the number of statements done.  Raises the error that ended a session."""
     deadline = time.monotonic() + seconds
     threads = [
         Worker(server, dbname, f"{seed}-{n}", deadline, replayed=replayed, publications=publications)
@@ -364,20 +364,20 @@ Row = dict[str, Value]
 
 
 class Replica:
-    """Tables in memory, by the relation's oid: rows by `id`."""
+    """Tables in memory: rows by relation oid and `id`."""
 
     def __init__(self) -> None:
         self.relations: dict[int, Relation] = {}
         self.rows: dict[int, dict[bytes, Row]] = {}
 
     def apply(self, messages: Sequence[Message]) -> None:
-        """Transactions that were not streamed; those that are prepared once they are committed."""
+        """Apply transactions that were not streamed, prepared ones at COMMIT PREPARED."""
         prepared: dict[int, list[Message]] = {}
         inside: list[Message] | None = None
         for message in messages:
             read = read_message(message.data)
             if inside is not None and not isinstance(read, Prepare):
-                # A definition holds for others at once, and for its own rows again once they are committed.
+                # A definition applies to other transactions at once, and again to its own rows when they are committed.
                 inside.append(message)
                 if not isinstance(read, Relation):
                     continue
@@ -416,7 +416,7 @@ class Replica:
                     pass
 
     def _has_key(self, oid: int) -> bool:
-        """Tables without the key are not followed."""
+        """Return whether the table has the key `id`; others are ignored."""
         return any(column.name == "id" for column in self.relations[oid].columns)
 
     def _named(self, oid: int, values: tuple[Value, ...]) -> Row:
@@ -430,7 +430,7 @@ class Replica:
         self.rows.setdefault(oid, {})[key] = row
 
     def difference(self, server: EmbeddedPostgres, dbname: str) -> str:
-        """Empty if each of the server's tables has the rows that are here."""
+        """Return "" if the server's tables have the same rows, otherwise the first difference."""
         tables = server.query(
             "SELECT oid::int8, oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace "
             "AND relname ~ '^(t[0-9]|p[0-9]|w)'",
@@ -470,5 +470,5 @@ def _default(name: str) -> bytes | None:
 
 
 def committed_xids(messages: Sequence[Message]) -> list[int]:
-    """The transactions, in order."""
+    """Return the xids of the transactions, in order."""
     return [struct.unpack_from(">I", m.data, 17)[0] for m in messages if m.data[:1] == b"B"]

@@ -1,4 +1,4 @@
-"""The ground that the server's own regression tests go over, walked anew: every way in which rows come, change and go.
+"""The ground of the server's own regression tests, covered anew: every way of inserting, changing and deleting rows.
 
 Each string is one simple query, and so one transaction where it has no BEGIN of its own.
 """
@@ -102,7 +102,7 @@ STATEMENTS = (
     "REFRESH MATERIALIZED VIEW summed",
     "INSERT INTO tenk VALUES (2000, 0, 77, NULL)",
     "REFRESH MATERIALIZED VIEW CONCURRENTLY summed",
-    # what does not fit into a page, and its changes
+    # values larger than a page, and their changes
     "INSERT INTO wide SELECT g, repeat(chr(64 + g) || g, 3000), repeat('o', 10 * g), g FROM generate_series(1, 12) g",
     "ALTER TABLE wide ALTER big SET STORAGE EXTERNAL; UPDATE wide SET big = big || 'x' WHERE id < 4",
     "UPDATE wide SET n = -n; UPDATE wide SET other = big WHERE id = 5; UPDATE wide SET big = NULL WHERE id = 6",
@@ -114,7 +114,7 @@ STATEMENTS = (
     ),
     "INSERT INTO keyed VALUES (repeat('key', 200), 'v'), ('', NULL), (E'tab\\tnew\\nline', E'\\\\')",
     "UPDATE keyed SET k = k || '!'; UPDATE keyed SET v = v; DELETE FROM keyed WHERE v IS NULL",
-    # constraints that are looked at late
+    # deferred and exclusion constraints
     "BEGIN; INSERT INTO deferred VALUES (1, 1), (2, 2); UPDATE deferred SET n = 3 - n; COMMIT",
     "INSERT INTO excluded VALUES (1, '[1,5)'), (2, '[5,9)'); UPDATE excluded SET r = '[20,30)' WHERE id = 1",
     "BEGIN; INSERT INTO deferred VALUES (3, 1); ROLLBACK",
@@ -126,7 +126,7 @@ STATEMENTS = (
     "INSERT INTO hashed SELECT g, 'h' FROM generate_series(1, 40) g; UPDATE hashed SET id = id + 1000 WHERE id % 4 = 0",
     "MERGE INTO hashed h USING source s ON h.id = s.sid WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (s.sid, 'm')",
     "TRUNCATE ranged_1, hashed",
-    # tables made and remade
+    # tables created from queries, rewritten, truncated
     "CREATE TABLE made AS SELECT id, txt, ten::numeric / 7 AS n FROM tenk WHERE id < 60; ALTER TABLE made ADD PRIMARY KEY (id)",
     "ALTER TABLE made ALTER n TYPE text USING 'n' || n, ADD COLUMN o timestamptz DEFAULT '2024-01-01 00:00+00'",
     "UPDATE made SET o = NULL WHERE id < 10; ALTER TABLE made DROP COLUMN n, ADD COLUMN n int; UPDATE made SET n = id WHERE id > 50",
@@ -148,7 +148,7 @@ STATEMENTS = (
     "DELETE FROM tenk WHERE two = 1; UPDATE tenk SET txt = repeat('t', 200)",
     "VACUUM tenk",
     "INSERT INTO tenk SELECT g, 1, 1, repeat('u', 300) FROM generate_series(3000, 3100) g",
-    # subtransactions of a language
+    # subtransactions of PL/pgSQL
     (
         "DO $$ BEGIN FOR i IN 1..70 LOOP BEGIN INSERT INTO target VALUES (i, i, 'plpgsql'); IF i % 4 = 0 THEN "
         "UPDATE target SET balance = 1 / (i % 2) WHERE tid = i; END IF; EXCEPTION WHEN unique_violation OR division_by_zero THEN "
@@ -159,7 +159,7 @@ STATEMENTS = (
     "INSERT INTO indexed SELECT g, g, g, 'i' FROM generate_series(1, 5) g",
     "UPDATE including SET c = 0, d = 'u' WHERE a < 4; UPDATE including SET a = a + 10 WHERE a > 3; DELETE FROM including WHERE a < 3",
     "UPDATE indexed SET a = 0, c = 0 WHERE a < 4; UPDATE indexed SET b = b || 'b' WHERE a > 3; DELETE FROM indexed WHERE a = 0",
-    # what only invalidates caches
+    # commands that only invalidate caches
     "REINDEX INDEX pg_class_oid_index",
     (
         "CREATE TEMP TABLE emptied (id int PRIMARY KEY) ON COMMIT DELETE ROWS; "
@@ -167,7 +167,7 @@ STATEMENTS = (
     ),
     "TRUNCATE emptied, referring",
     "REINDEX TABLE CONCURRENTLY tenk",
-    # tables that are written anew
+    # rewritten tables
     "REFRESH MATERIALIZED VIEW summed",
     "ALTER TABLE wide ALTER n TYPE bigint",
     (

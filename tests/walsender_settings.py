@@ -1,4 +1,4 @@
-"""Values whose texts depend on what a session is set to, and databases that set it."""
+"""Values whose text depends on session settings, and the settings of databases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "default_transaction_read_only": "on",
     },
 }
-"""By name: settings that ALTER DATABASE makes."""
+"""Settings to make by ALTER DATABASE, by a name for each database."""
 
 _TABLES = """CREATE TABLE public.moments (id int PRIMARY KEY, at timestamptz, plain timestamp, day date, clock time, zoned timetz,
                              span tstzrange, days daterange, moments timestamptz[]);
@@ -86,7 +86,7 @@ STATEMENTS = _CHANGES.split(";\n")
 
 
 def setup(name: str) -> str:
-    """Of the statements that make the tables in a database that sets SETTINGS[name], as one text."""
+    """Return the SQL that makes SETTINGS[name] the database's and creates the tables."""
     settings = "".join(
         f"DO $$BEGIN EXECUTE format('ALTER DATABASE %I SET {key} = ''{value}''', current_database()); END$$;\n"
         for key, value in SETTINGS[name].items()

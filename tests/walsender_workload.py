@@ -1,4 +1,4 @@
-"""Statements whose changes are compared: everything that a change can be, once."""
+"""Statements whose decoded changes are compared: every kind of change once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ STATEMENTS = (
     "UPDATE toasty SET id = id + 10 WHERE id > 3",
     "DELETE FROM toasty WHERE id = 3",
     "INSERT INTO toasty VALUES (50, repeat('x', 1500), repeat('y', 1900), NULL, NULL)",
-    # Keys are compressed below the size of an index's entry.
+    # The keys are compressed to below the size limit of an index entry.
     "INSERT INTO toastkey VALUES (repeat('k', 20000), 1)",
     "UPDATE toastkey SET n = 2",
     "UPDATE toastkey SET k = repeat('j', 20000)",
@@ -178,7 +178,7 @@ STATEMENTS = (
         "BEGIN; INSERT INTO nokey VALUES (11, 'm'); SELECT pg_logical_emit_message(true, 'p', 'x'); "
         "SELECT pg_logical_emit_message(false, 'p', '\\x00ff'::bytea); COMMIT"
     ),
-    # Partitions come and go
+    # Attaching and detaching partitions
     "ALTER TABLE part DETACH PARTITION part_us",
     "INSERT INTO part_us VALUES ('v', 'us', 77)",
     "CREATE TABLE part_af PARTITION OF part FOR VALUES IN ('af'); INSERT INTO part VALUES (1, 'af', 'z')",
@@ -268,7 +268,7 @@ ORIGINS = (
     "SELECT pg_replication_origin_create('from elsewhere')",
     "INSERT INTO plain (id) VALUES (3000)",
     "SELECT pg_replication_origin_session_setup('from elsewhere')",
-    # Of what is rolled back no time is told before the first commit.
+    # Until its first commit under an origin, a session's rollbacks have no time.
     "BEGIN; INSERT INTO plain (id) VALUES (3001); PREPARE TRANSACTION 'rolled back'",
     "ROLLBACK PREPARED 'rolled back'",
     "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(10000, 12000) g; ROLLBACK",
@@ -285,7 +285,7 @@ ORIGINS = (
         "BEGIN; SELECT pg_replication_origin_xact_setup('0/ABCDF1', '2020-01-03'); "
         "INSERT INTO plain (id) SELECT g FROM generate_series(12001, 14000) g; COMMIT"
     ),
-    # Whose changes are of both: a stream is of its first change's origin.
+    # Transactions with changes of both origins: a stream has the origin of its first change.
     "SELECT pg_replication_origin_session_reset()",
     (
         "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(14001, 14050) g; "
@@ -297,7 +297,7 @@ ORIGINS = (
         "SELECT pg_replication_origin_session_reset(); "
         "INSERT INTO plain (id) SELECT g FROM generate_series(16051, 18000) g; COMMIT"
     ),
-    # A prepared transaction is ended by another one than it is of.
+    # Prepared transactions that end under another origin than they were prepared under.
     "BEGIN; INSERT INTO plain (id) VALUES (3005); PREPARE TRANSACTION 'third'",
     "SELECT pg_replication_origin_session_setup('from elsewhere')",
     "COMMIT PREPARED 'third'",
@@ -403,7 +403,7 @@ FILTER_STATEMENTS = (
     "INSERT INTO not_published VALUES (1)",
     "INSERT INTO f_insert VALUES (1, 'x'), (2, 'y'), (NULL, NULL), (4, 'z')",
     "TRUNCATE f_insert, f_list, in_schema.t",
-    # Publications change
+    # Changes of publications
     "ALTER PUBLICATION p SET TABLE f_int, f_list (id, v, w)",
     "INSERT INTO f_int VALUES (100, 1, 1, 1)",
     "INSERT INTO f_list VALUES ('s', 3, 'v', 'w')",
@@ -419,7 +419,7 @@ FILTER_STATEMENTS = (
     "ALTER PUBLICATION q ADD TABLE not_published WHERE (id > 100)",
     "INSERT INTO not_published VALUES (99), (101)",
     "ALTER TABLE f_list RENAME v TO vv; INSERT INTO f_list VALUES ('s', 4, 'v', 'w')",
-    # Only how the root is published changes, and a partition was sent before.
+    # Only the root's publication changes, after rows of a partition were sent.
     "INSERT INTO f_root VALUES (51, 'c', 'whole')",
     "ALTER PUBLICATION s SET TABLE f_root_c (id, r)",
     "INSERT INTO f_root VALUES (52, 'c', 'listed')",
@@ -465,7 +465,7 @@ STREAMING = (
         "UPDATE plain SET t = t || 'y' WHERE id BETWEEN 10000 AND 10500; DELETE FROM plain WHERE id < 10300; COMMIT"
     ),
     "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(30000, 31900) g; ROLLBACK",
-    # What is rolled back has written nothing itself; those that it contained have, and were sent.
+    # The rolled-back subtransaction wrote nothing itself; those inside it did, and were sent.
     (
         "BEGIN; INSERT INTO plain (id) VALUES (32000); SAVEPOINT a; SAVEPOINT b; "
         "INSERT INTO plain (id) SELECT g FROM generate_series(32001, 33900) g; RELEASE b; ROLLBACK TO a; "
@@ -492,10 +492,10 @@ STREAMING = (
     "UPDATE plain SET t = 'all'",
     "INSERT INTO plain (id) VALUES (1)",
 )
-"""Transactions that are larger than 64kB."""
+"""Transactions larger than 64 kB."""
 
 STREAMING_PREPARED = (
-    # Once it was sent it takes no memory any more.
+    # After it was sent it no longer counts towards the memory used.
     "BEGIN; INSERT INTO plain (id) SELECT g FROM generate_series(40001, 40350) g; PREPARE TRANSACTION 'small'",
     "INSERT INTO plain (id) SELECT g FROM generate_series(41001, 41300) g",
     "COMMIT PREPARED 'small'",
@@ -503,7 +503,7 @@ STREAMING_PREPARED = (
     "INSERT INTO plain (id) SELECT g FROM generate_series(44001, 45000) g",
     "COMMIT PREPARED 'large'",
 )
-"""The same, prepared; needs max_prepared_transactions."""
+"""Prepared transactions larger than 64 kB; needs max_prepared_transactions."""
 
 ROLLED_BACK_DEFINITION = (
     "CREATE TABLE st (a int PRIMARY KEY, c int)",
@@ -513,7 +513,7 @@ ROLLED_BACK_DEFINITION = (
         "INSERT INTO st SELECT g, g FROM generate_series(9501, 11000) g; COMMIT"
     ),
 )
-"""The same; a server that reads late sends nothing of what was rolled back."""
+"""A transaction larger than 64 kB; a server that reads late sends nothing of its rolled-back part."""
 
 
 FILES_SETUP = """
@@ -523,7 +523,7 @@ CREATE TABLE o (id int, m e);
 CREATE PUBLICATION p FOR ALL TABLES;
 """
 FILES = (
-    # Rows of catalogs whose files pg_class does not tell.
+    # Rows of mapped catalogs, whose files are not in pg_class.
     (
         "one",
         (
@@ -579,7 +579,7 @@ FILES = (
     ("other", "VACUUM FULL n"),
     ("other", "CLUSTER a USING a_pkey"),
     ("one", "INSERT INTO n VALUES (10000, 1, repeat('f', 9000)); INSERT INTO a VALUES (10000, 1, repeat('g', 9000))"),
-    # Catalogs written anew by a transaction that goes on with them.
+    # Catalogs rewritten by a transaction that goes on using them.
     (
         "one",
         (
@@ -602,4 +602,4 @@ FILES = (
     ),
     ("one", "INSERT INTO m VALUES (8, 8); INSERT INTO o VALUES (2, 'y'); INSERT INTO o2 VALUES (2, 'u')"),
 )
-"""Files of relations and of catalogs that change under a transaction: who says it, and what."""
+"""Pairs of session and statement, in which files of relations and catalogs change during a transaction."""

@@ -1,4 +1,4 @@
-"""Which rows of a data file stand under one of a batch's keys: by columns, never by value."""
+"""Finds the rows of a data file whose keys are among a batch's, by whole columns instead of single values."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pubsub.protocol.types import is_nested
 
 Indices = npt.NDArray[np.int64]
 _NOT_FOUND: Final = -1
-# A table of integer keys has at most so many places for each key, or so many in all.
+# A lookup table of integer keys has at most _SPARSEST slots per key, or _SMALL_SPAN in all.
 _SPARSEST: Final = 16
 _SMALL_SPAN: Final = 1 << 20
 
 
 def can_match(schema: pa.Schema) -> bool:
-    """Whether keys of such columns are equal exactly where Arrow finds them equal: floats have two zeros."""
+    """Return whether Arrow compares such columns as keys must be compared; not so for floats, which have two zeros."""
     return all(_exact(field.type) for field in schema)
 
 
 def can_match_whole(schema: pa.Schema) -> bool:
-    """Whether whole rows of such columns can be told apart here: floats by their bits, as their text would; no maps."""
+    """Return whether whole rows of such columns can be compared: floats by their bits, as by their text; no maps."""
     return all(_can_match_whole(field.type) for field in schema)
 
 
@@ -38,9 +38,9 @@ def _can_match_whole(kind: Any) -> bool:
 
 
 class KeySet:
-    """Distinct keys, none with a NULL: a table of the key's columns.
+    """A set of distinct keys without NULLs, from a table of the key's columns.
 
-    `whole`: they are whole rows of a table without a key, where NULL is a value like others.
+    With `whole` they are whole rows of a table without a key, where NULL equals NULL.
     """
 
     def __init__(self, keys: Any, *, whole: bool = False) -> None:
@@ -51,7 +51,7 @@ class KeySet:
         self._integers = _Integers(columns[0]) if plain else None
         if self._integers is not None:
             return
-        # Each step pairs the codes so far with the next column's: those of the keys are numbered anew, so they stay small.
+        # Each step pairs the codes so far with the next column's, and renumbers the pairs found: codes stay small.
         self._values = [column.unique() for column in columns]
         self._pairs: list[pa.Array] = []
         codes = pc.index_in(columns[0], self._values[0])
@@ -59,7 +59,7 @@ class KeySet:
             paired = _pair(codes, pc.index_in(column, values), len(values))
             self._pairs.append(paired.unique())
             codes = pc.index_in(paired, self._pairs[-1])
-        # A code's row in `keys`.
+        # The row in `keys` of each code.
         self._row_of_code = np.empty(self._rows, np.int64)
         self._row_of_code[codes.to_numpy(zero_copy_only=False)] = np.arange(self._rows)
 
@@ -67,13 +67,13 @@ class KeySet:
         return self._rows
 
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
-        """Whether no key lies within the least and greatest value that a file has of the first key column (None: unknown)."""
+        """Return whether no key lies within `bounds`, a file's least and greatest first key column (None: unknown)."""
         if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
             return False
         return self._integers.outside(*bounds)
 
     def rows(self, columns: Any) -> Indices:
-        """For each row of `columns` (a table or record batch with the key's columns): its row among the keys, or -1."""
+        """Return each row's number among the keys, or -1; `columns` is a table or record batch of the key's columns."""
         if self._integers is not None:
             return self._integers.rows(columns.column(0))
         found = pc.index_in(_comparable(columns.column(0).cast(self._schema.field(0).type)), self._values[0])
@@ -88,7 +88,7 @@ class KeySet:
 
 
 class _Integers:
-    """Keys of one integer column: found by a table where they lie close together, by a search where they do not."""
+    """Keys of one integer column, found by a lookup table if they are dense, else by binary search."""
 
     def __init__(self, column: Any) -> None:
         values = column.to_numpy(zero_copy_only=False)
@@ -104,7 +104,7 @@ class _Integers:
             self._table[values.astype(np.int64) - self._low] = np.arange(len(values))
 
     def outside(self, low: int, high: int) -> bool:
-        """Whether no key lies from `low` to `high`."""
+        """Return whether no key lies from `low` to `high`, both inclusive."""
         first = int(np.searchsorted(self._ordered, low, side="left"))
         return first == len(self._ordered) or int(self._ordered[first]) > high
 
@@ -133,12 +133,12 @@ class _Integers:
 
 
 def _pair(left: Any, right: Any, count: int) -> Any:
-    """Two codes as one; NULL where either is NULL."""
+    """Combine two codes into one; NULL where either is NULL."""
     return pc.add(pc.multiply(left.cast(pa.int64()), count), right.cast(pa.int64()))
 
 
 def _comparable(column: Any) -> Any:
-    """Floats as their bits: two zeros are two values, and a NaN is one.  Arrays and composites as bytes."""
+    """Convert floats to their bits, so that the zeros differ and NaN equals NaN; arrays and composites to bytes."""
     if is_nested(column.type):
         return canonical(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if not _is_float(column.type):

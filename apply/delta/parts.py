@@ -1,7 +1,8 @@
-"""A batch of one table staged a part at a time, in bounded memory.
+"""Stages one table's batch a part at a time, in bounded memory.
 
-No key is in two parts, so that the parts' images, deleted keys and masked images are the batch's, one after the other.  Images
-go to disk as they come; keys, and images that wait for values of the table's rows, stay in memory until the commit.
+No key is in two parts, so the batch's images, deleted keys and masked images are those of its parts, concatenated.
+Images are written to disk at once; deleted keys and masked images, which need values of the table's rows, stay in
+memory until the commit.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from apply.delta.table import TargetTable
 from apply.delta.writer import Staged
 from apply.fold import Folded
 
-# A data file closes at so many rows, so that it is not merged with others, or bytes.
+# A data file is closed at this many rows or bytes: large enough not to be merged with others later.
 _FILE_ROWS: Final = 1 << 19
 _FILE_BYTES: Final = 64 << 20
-# Files that are being written while the next part is prepared.
+# How many files may still be written while the next part is prepared.
 _WRITING: Final = 1
 
 
 class StagedParts(Protocol):
-    """One table's batch while it is staged.  All block."""
+    """One table's batch while it is staged.  Every method blocks."""
 
     def add(self, folded: Folded) -> None:
-        """The next part."""
+        """Stage the next part."""
 
     def finish(self) -> Staged | DirectStaged:
-        """No more parts come."""
+        """Finish the batch; no part may follow."""
 
     def abort(self) -> None:
-        """Remove what was staged.  Harmless after `finish`, to which the caller then has `discard`."""
+        """Remove what was staged.  Does nothing after `finish`, whose result `stage.discard` removes."""
 
 
 class DirectParts:
-    """Images become data files of the table, which no log names yet."""
+    """Writes images to data files in the table's directory, which the log does not name yet."""
 
     def __init__(self, log: TableLog, table: TargetTable, *, replace_all: bool) -> None:
         self._log = log
@@ -99,13 +100,13 @@ class DirectParts:
             self._image_rows = self._image_bytes = 0
 
     def _wait(self, writing: int) -> None:
-        """Until at most so many files are being written."""
+        """Wait until at most `writing` files are being written."""
         while len(self._writing) > writing:
             self._added += self._writing.popleft().result()
 
 
 class SparkParts:
-    """Images become one staged Parquet file in a new `directory`."""
+    """Writes images to one staged Parquet file in a new `directory`."""
 
     def __init__(self, directory: Path, table: TargetTable, *, replace_all: bool) -> None:
         self._directory = directory
@@ -149,7 +150,7 @@ class SparkParts:
 
 
 class Rest:
-    """All of the parts but their images."""
+    """Everything of the parts except their images."""
 
     def __init__(self) -> None:
         self._masked: list[Any] = []
@@ -176,7 +177,7 @@ class Rest:
         self._truncated |= folded.truncated
 
     def joined(self, table: TargetTable) -> Folded:
-        """The parts as one; its `images` are empty."""
+        """Return the parts joined into one, with empty `images`."""
         none = table.schema.empty_table()
         return Folded(
             images=none,
@@ -192,7 +193,7 @@ class Rest:
 
 
 def _joined_masked(parts: list[Any], table: TargetTable) -> Any:
-    """Parts say for different columns that values are unchanged: where one says nothing, none is."""
+    """Join masked images; an UNCHANGED_PREFIX column that a part lacks is filled with false: no unchanged values."""
     joined = pa.concat_tables(parts, promote_options="default")
     for index, name in enumerate(joined.column_names):
         if name not in table.schema.names and pa.types.is_boolean(joined.schema.field(index).type):

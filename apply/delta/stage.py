@@ -1,4 +1,4 @@
-"""Where a batch waits for its commit, and which way it is committed: directly, or by Spark."""
+"""Stages batches until their commit, and decides whether a batch is committed directly or by Spark."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AnyStaged = Staged | DirectStaged
 
 
 class Stage:
-    """The node's directory for staged batches, emptied at the start of each process, and the logs of the tables written.
+    """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
 
-    `direct` false leaves everything to Spark.  A table has one writer at a time; several tables are staged side by side.
+    With `direct` false Spark commits every batch.  A table has one writer at a time; tables are staged concurrently.
     """
 
     def __init__(self, directory: Path, *, direct: bool = True) -> None:
@@ -32,7 +32,7 @@ class Stage:
         directory.mkdir(parents=True, mode=0o700)
 
     def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> StagedParts:
-        """Where a batch is staged a part at a time; `rewrites`: rows of the table go or change."""
+        """Begin to stage a batch a part at a time; `rewrites`: the batch deletes or changes rows of the table."""
         if self._direct and is_local(table.path):
             log = self._log(table)
             if direct.accepts(log, table, rewrites=rewrites and not replace_all):
@@ -40,7 +40,7 @@ class Stage:
         return SparkParts(self._directory / uuid.uuid4().hex, table, replace_all=replace_all)
 
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> AnyStaged:
-        """Stage one table's folded batch.  On failure nothing of it stays."""
+        """Stage one table's folded batch.  A failure leaves nothing behind."""
         if self._direct and is_local(table.path):
             log = self._log(table)
             if direct.suits(log, table, folded):
@@ -48,9 +48,9 @@ class Stage:
         return writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
 
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
-        """See TableLog.written_by_others; of a table in another file system nothing is known.
+        """Return TableLog.written_by_others; [] for a table that is not in a local directory.
 
-        None while the batch before is committed: that looks itself.
+        Also [] while the previous batch is being committed, since that commit looks itself.
         """
         if not is_local(table.path):
             return []
@@ -58,7 +58,10 @@ class Stage:
         return log.written_by_others(app_id) if not log.writing.locked() else []
 
     def present(self, table: TargetTable, app_id: str) -> TablePresent | None:
-        """What the table holds now; None where its rows can not be told apart.  No commit of ours to it is under way."""
+        """Return which rows the table holds now, or None if its rows cannot be compared.
+
+        No commit to the table may be under way.
+        """
         if not table.key and not keys.can_match_whole(table.schema):
             return None
         if is_local(table.path):
@@ -68,16 +71,16 @@ class Stage:
         return TablePresent(table, app_id, None)
 
     def forget_others(self, path: str) -> None:
-        """What `written_by_others` gave is known, durably."""
+        """Forget the commits that `written_by_others` returned: they have been recorded durably."""
         if path in self._logs:
             self._logs[path].forget_others()
 
     def forget(self, path: str) -> None:
-        """The table is made anew: what was known of it is of another."""
+        """Drop the table's log: the table is being created anew."""
         self._logs.pop(path, None)
 
     def _log(self, table: TargetTable) -> TableLog:
-        """The table's log, fresh; as it was a moment ago while the batch before is committed, which looks again itself."""
+        """Return the table's log, refreshed unless the previous batch is being committed, which refreshes it itself."""
         log = self._logs.setdefault(table.path, TableLog(table.path))
         if log.writing.acquire(blocking=False):
             try:
@@ -88,7 +91,7 @@ class Stage:
 
 
 def discard(staged: AnyStaged) -> None:
-    """Remove what was staged, after the commit or when the batch is given up."""
+    """Remove what was staged, after the commit or when the batch is abandoned."""
     if isinstance(staged, DirectStaged):
         direct.discard(staged)
     else:

@@ -1,6 +1,6 @@
-"""What will and will not work with a publisher, found out before anything is made there: `pubsub check`.
+"""`pubsub check`: find out what will and will not work with a publisher before creating anything there.
 
-Nothing is written to the publisher.  Where PostgreSQL has words for what would go wrong later, these are its words.
+The check writes nothing to the publisher.  For failures that PostgreSQL would report later, it uses PostgreSQL's words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SLOTS_WANTED: Final = 3  # the subscription's, and max_sync_workers_per_subscri
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.  "error": a subscription would fail, or a table of it; "warning": something to know."""
+    """The result of one check.  "error": a subscription, or one of its tables, would fail; "warning": worth knowing."""
 
     severity: Severity
     message: str
@@ -37,9 +37,9 @@ class Finding:
 
 
 async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding]:
-    """All findings, in the order in which a subscription would meet them; without `publications`, of all there are.
+    """Return all findings, in the order in which a subscription would meet them; by default for all publications.
 
-    What the publisher refuses is a finding.  Raises PubsubError (42601) for a connection string that can not be read.
+    An error from the publisher becomes a finding.  Raises PubsubError (42601) for an invalid connection string.
     """
     try:
         connection = await Connection.connect(conninfo, application_name="pubsub check")
@@ -66,7 +66,7 @@ async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding
 
 
 def check_server(info: ServerInfo) -> list[Finding]:
-    """The server's settings."""
+    """Check the server's settings."""
     findings = []
     if info.wal_level == "logical":
         findings.append(Finding("ok", "wal_level is logical"))
@@ -114,7 +114,7 @@ def check_server(info: ServerInfo) -> list[Finding]:
 
 
 def check_publications(existing: Sequence[Publication], wanted: Sequence[str]) -> list[Finding]:
-    """subscriptioncmds.c: check_publications; and what a publication leaves out."""
+    """Check that the wanted publications exist (subscriptioncmds.c: check_publications) and publish every operation."""
     by_name = {publication.name: publication for publication in existing}
     missing = [name for name in dict.fromkeys(wanted) if name not in by_name]
     findings = []
@@ -151,7 +151,7 @@ def check_publications(existing: Sequence[Publication], wanted: Sequence[str]) -
 
 
 def check_table(table: PublishedTable, definition: TableDefinition, root: str | None = None) -> list[Finding]:
-    """What the table's definition means for a subscription; one "ok" if there is no more to say.
+    """Check a table's definition for what a subscription needs; without an error, the first finding is an "ok".
 
     `root` names the partitioned table that it is a partition of.
     """
@@ -232,7 +232,7 @@ def _where(table: PublishedTable, root: str | None) -> list[str]:
 
 
 def qualified(table: PublishedTable) -> str:
-    """schema.table, as PostgreSQL's messages have it."""
+    """Return schema.table, unquoted, as PostgreSQL's messages write it."""
     return f"{table.schema}.{table.name}"
 
 
@@ -272,7 +272,7 @@ def _identity(table: PublishedTable, definition: TableDefinition, name: str) -> 
 
 
 async def _replication_connection(conninfo: str, connection: Connection) -> Finding:
-    """A walsender's connection, made for the trial: what the server asks of the role, it says itself."""
+    """Try a walsender connection, so that the server itself says what it requires of the role."""
     try:
         async with await Connection.connect(conninfo, replication=True, application_name="pubsub check") as walsender:
             await replication.identify_system(walsender)

@@ -1,13 +1,13 @@
 """A connection to a publisher: libpq, non-blocking, driven by asyncio's event loop.
 
-libpq does all that a connection string means (service files, .pgpass, TLS, channel binding); this module waits for its
-socket, sets the session's parameters and turns what went wrong into errors.
+libpq implements everything in a connection string (service files, .pgpass, TLS, channel binding); this module waits for
+libpq's socket, sets the session's parameters and raises errors:
 
     ConnectionFailure   the connection could not be made, or broke
     PublisherError      the server reported an error: its SQLSTATE, message, detail and hint
 
-A connection whose query is cancelled is closed, after the server was asked to stop the query: half a result is of no
-use, and a CREATE_REPLICATION_SLOT that ran on would leave a slot behind.
+Cancelling a query asks the server to stop it and then closes the connection: half a result is of no use, and a
+CREATE_REPLICATION_SLOT that kept running would leave a slot behind.
 
 Follows libpqwalreceiver.c (libpqrcv_connect, libpqrcv_exec) and fe-connect.c (PQconnectPoll, PQcancelStart).
 """
@@ -37,24 +37,24 @@ from pubsub.publisher.conninfo import (
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # One text for one value, whatever the server's, the database's and the role's settings are.
+        # The same value always has the same text, regardless of the settings of server, database and role.
         "datestyle": "ISO",
         "intervalstyle": "postgres",
         "extra_float_digits": "3",
         "bytea_output": "hex",
         "timezone": "UTC",
         "client_encoding": "UTF8",
-        # What runs is what was meant, and a policy that would hide rows is an error.
+        # No object in the search path shadows what a query names; a policy that would hide rows is an error.
         "search_path": "",
         "row_security": "off",
-        # A long copy, and a session that holds a snapshot, are not to be ended.
+        # The server must not end a long copy, or a session that holds a snapshot.
         "statement_timeout": "0",
         "lock_timeout": "0",
         "idle_in_transaction_session_timeout": "0",
         "idle_session_timeout": "0",
     }
 )
-"""What every session on a publisher sets, of 15 and later; see `session_settings`."""
+"""Settings of every session on a publisher, known to 15 and later; see `session_settings`."""
 
 SERVER_17: Final = 170000
 
@@ -66,16 +66,16 @@ Parameter = str | int | bool | Sequence[str] | Sequence[int] | None
 
 
 def session_settings(server_version: int) -> dict[str, str]:
-    """SESSION_SETTINGS and what came with later versions; `server_version` is libpq's number (150004 is 15.4)."""
+    """Return SESSION_SETTINGS and those of later versions; `server_version` is libpq's number (150004 is 15.4)."""
     later = {"transaction_timeout": "0"} if server_version >= SERVER_17 else {}
     return {**SESSION_SETTINGS, **later}
 
 
 def session_settings_sql(server_version: int) -> str:
-    """One statement that makes the settings, in SQL and in replication mode alike.
+    """Return one statement that makes the settings, for SQL and replication connections alike.
 
-    Not `options=-c …` in the connection string: that would replace the options of a service file, and PGDATESTYLE and
-    PGTZ in the environment would win over it.  Set later, they win over all of these.
+    `options=-c …` in the connection string would not do: it would replace the options of a service file, and
+    PGDATESTYLE and PGTZ in the environment would override it.  A statement after connecting overrides all of these.
     """
     settings = session_settings(server_version).items()
     calls = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in settings)
@@ -83,9 +83,9 @@ def session_settings_sql(server_version: int) -> str:
 
 
 class Connection:
-    """One session on a publisher.  Made by `connect`; an async context manager that closes it.
+    """One session on a publisher, made by `connect`; leaving its async context closes it.
 
-    One query at a time: a second one waits for the first.  Cancelling a query closes the connection.
+    Queries run one at a time: a second one waits for the first.  Cancelling a query closes the connection.
     """
 
     def __init__(self, pgconn: PGconn, *, replication: bool) -> None:
@@ -97,7 +97,7 @@ class Connection:
         self._waiting: dict[Callable[[int], bool], asyncio.Future[None]] = {}
         pgconn.notice_handler = self._noticed
         self.on_warning: Callable[[PublisherError], None] | None = None
-        """Gets the server's warnings, with their fields; it must not raise.  Other notices are nobody's."""
+        """Called with each of the server's warnings, with its fields; must not raise.  Other notices are dropped."""
         self.server_version: Final = pgconn.server_version
         """libpq's number: 180004 is 18.4."""
         self.backend_pid: Final = pgconn.backend_pid
@@ -111,11 +111,11 @@ class Connection:
     async def connect(cls, conninfo: str, *, replication: bool = False, application_name: str = "pubsub") -> Self:
         """Connect, and set the session's parameters.
 
-        `replication`: as a logical walsender of the database, which takes replication commands, and SQL in the simple
-        protocol.  `application_name` is used where the connection string names none.
+        With `replication` the server side is a logical walsender of the database, which accepts replication commands,
+        and SQL in the simple protocol.  `application_name` is used where the connection string names none.
 
-        libpq's connect_timeout (seconds, for each host) holds.  Raises ConnectionFailure; PubsubError (42601) for a
-        string that can not be read; PublisherError if the session's parameters could not be set.
+        libpq's connect_timeout (seconds, for each host) applies.  Raises ConnectionFailure; PubsubError (42601) for an
+        invalid connection string; PublisherError if the session's parameters could not be set.
         """
         parameters = parse_conninfo(conninfo)
         parameters.pop("replication", None)
@@ -141,10 +141,11 @@ class Connection:
         return self._closed
 
     async def query(self, sql: str, params: Sequence[Parameter] = ()) -> list[Row]:
-        """The rows of the (last) statement, values as text.  `$1` and so on stand for `params`; a list is an array.
+        """Run `sql` and return the rows of its last statement, values as text.
 
-        With parameters there is one statement only.  Raises PublisherError, ConnectionFailure; DataCorrupted for text
-        that is not UTF-8, which a server with encoding SQL_ASCII may send.
+        `$1` and so on stand for `params`; a list is an array.  With parameters `sql` must be a single statement.
+        Raises PublisherError, ConnectionFailure; DataCorrupted for text that is not UTF-8, which a server with
+        encoding SQL_ASCII may send.
         """
         result = await self._run(sql, params)
         columns = range(result.nfields)
@@ -156,20 +157,20 @@ class Connection:
             ) from error
 
     async def execute(self, sql: str) -> str:
-        """Run statements, or one replication command; the last one's command tag."""
+        """Run statements, or one replication command, and return the last one's command tag."""
         return _text((await self._run(sql, ())).command_status) or ""
 
     async def start_copy_both(self, command: str) -> None:
-        """Run a command that ends in copy-both mode; from then on the connection is the stream's.
+        """Run a command that enters copy-both mode; from then on only the stream may use the connection.
 
-        Raises PublisherError (08P01) if it ends in another way.
+        Raises PublisherError (08P01) if the command does not enter copy-both mode.
         """
         result = await self._run(command, ())
         if result.status != ExecStatus.COPY_BOTH:
             raise PublisherError("the publisher did not start to stream", sqlstate="08P01")
 
     async def close(self) -> None:
-        """End the session.  Whoever still waits for it gets ConnectionFailure.  Harmless when closed already."""
+        """End the session.  Tasks still waiting for it get ConnectionFailure.  Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
@@ -192,22 +193,22 @@ class Connection:
         state = "closed" if self._closed else "replication" if self.replication else "open"
         return f"<Connection {self.user}@{self.host}:{self.port}/{self.dbname} pid={self.backend_pid} {state}>"
 
-    # What the replication stream shares with queries.
+    # Shared by queries and the replication stream.
 
     def check_open(self) -> None:
-        """Raises ConnectionFailure when closed: libpq's functions are not to be called any more."""
+        """Raise ConnectionFailure if closed: libpq's functions must not be called any more."""
         if self._closed:
             raise _closed()
 
     async def readable(self) -> None:
-        """Wait until the server's bytes, or its end, can be read."""
+        """Wait until bytes from the server, or the connection's end, can be read."""
         await self._ready(self._loop.add_reader, self._loop.remove_reader)
 
     async def writable(self) -> None:
         await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
     async def flush(self) -> None:
-        """Wait until libpq has sent all that it holds.  Reads too, so that neither side waits for the other."""
+        """Wait until libpq has sent all it has buffered.  Read too, so that the sides do not wait for each other."""
         try:
             while self.pgconn.flush() == 1:
                 await self.writable()
@@ -217,7 +218,7 @@ class Connection:
             raise self.lost("could not send data to the publisher") from error
 
     async def next_result(self) -> PGresult | None:
-        """libpq's next result, None after the last."""
+        """Wait for libpq's next result; return None after the last."""
         try:
             while self.pgconn.is_busy():
                 await self.readable()
@@ -228,12 +229,15 @@ class Connection:
             raise self.lost("could not receive data from the publisher") from error
 
     def lost(self, what: str) -> ConnectionFailure:
-        """The error for a connection that broke during `what`, in libpq's words."""
+        """Make the error for a connection that broke during `what`, in libpq's words."""
         message, detail, hint = split_report(self.pgconn.error_message.decode("utf-8", "replace"))
         return ConnectionFailure(f"{what}: {message}", detail=detail, hint=hint)
 
     def error_of(self, result: PGresult, what: str | None = None) -> PublisherError | ConnectionFailure:
-        """The error that `result` holds; with `what` its message is "what: SEVERITY:  message", as subscribers print it."""
+        """Make the error that `result` reports.
+
+        With `what` its message is "what: SEVERITY:  message", as subscribers print it.
+        """
         sqlstate = result.error_field(DiagnosticField.SQLSTATE)
         if sqlstate is None:  # libpq's own
             message, detail, hint = split_report(result.error_message.decode("utf-8", "replace"))
@@ -276,7 +280,7 @@ class Connection:
         try:
             await future
         finally:
-            if not self._closed:  # else the descriptor may be another connection's by now
+            if not self._closed:  # once closed, the descriptor may already be another connection's
                 del self._waiting[remove]
                 remove(fd)
 
@@ -310,7 +314,7 @@ class Connection:
                 if failed is None:
                     await self.close()
                     raise
-                break  # the server said why it went
+                break  # the server said why before it closed the connection
             if result is None:
                 break
             if result.status == ExecStatus.FATAL_ERROR:
@@ -332,7 +336,7 @@ class Connection:
         return last
 
     def _inline(self, sql: str, values: Sequence[bytes | None]) -> bytes:
-        """The statement with its parameters as literals: a walsender knows the simple protocol only."""
+        """Put the parameters into the statement as literals: a walsender supports only the simple protocol."""
         escape = pq.Escaping(self.pgconn).escape_literal
 
         def literal(match: re.Match[str]) -> str:
@@ -342,7 +346,7 @@ class Connection:
         return _PARAMETER.sub(literal, sql).encode()
 
     async def _abandon(self) -> None:
-        """Ask the server to stop what it does for us, within a bound, and close."""
+        """Ask the server to cancel the query, for at most _CANCEL_TIMEOUT seconds, and close."""
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 await _send_cancel(self.pgconn.cancel_conn())
@@ -353,14 +357,13 @@ class Connection:
 
 
 def array_literal(values: Sequence[str] | Sequence[int]) -> str:
-    """A one-dimensional array in PostgreSQL's text (arrayfuncs.c: array_in)."""
+    """Write a one-dimensional array in PostgreSQL's text format (arrayfuncs.c: array_in)."""
     quoted = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
 
 
 async def _open(parameters: Mapping[str, str]) -> PGconn:
-    """A connection that is made, or ConnectionFailure.  A host that does not answer in time is left out, and the others
-    are tried again."""
+    """Connect, or raise ConnectionFailure.  After a host that does not answer in time, try again without it."""
     hosts = await resolve_hosts(parameters)
     reports: list[str] = []
     while True:
@@ -383,7 +386,7 @@ async def _open(parameters: Mapping[str, str]) -> PGconn:
 
 
 async def _poll(pgconn: PGconn) -> Host | None:
-    """Drive a connection until it is made or has failed; or until a host was silent for too long: that host."""
+    """Drive a connection until it is established or has failed; return a host that timed out, else None."""
     seconds = _connect_timeout(pgconn)
     loop = asyncio.get_running_loop()
     current: Host | None = None
@@ -405,7 +408,10 @@ async def _poll(pgconn: PGconn) -> Host | None:
 
 
 def _connect_timeout(pgconn: PGconn) -> float | None:
-    """connect_timeout as libpq found it, service file and environment included; fe-connect.c: pqConnectDBComplete."""
+    """Return connect_timeout in seconds as libpq found it, or None without one (fe-connect.c: pqConnectDBComplete).
+
+    libpq also looks in a service file and the environment.
+    """
     for option in pgconn.info:
         if option.keyword == b"connect_timeout" and option.val:
             try:
@@ -417,7 +423,7 @@ def _connect_timeout(pgconn: PGconn) -> float | None:
 
 
 def _same_place(host: Host, other: Host) -> bool:
-    """Whether `host`, as it was asked for, is `other`, as libpq tells it."""
+    """Return whether `host`, as requested, is `other`, as libpq reports it."""
     same_port = host.port in {"", other.port}
     return same_port and (host.address == other.address if host.address else host.name == other.name)
 
@@ -433,7 +439,7 @@ def _silent_report(host: Host) -> str:
 
 
 async def _wait(fd: int, *, read: bool) -> None:
-    """Wait for a socket that this task alone uses."""
+    """Wait for a socket that no other task uses."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""Connection strings: libpq's own, read and written by libpq, so that one string means one thing everywhere.
+"""Connection strings, parsed by libpq itself, so that a string means the same here as in every other client.
 
-What is added to a user's string stands here: the host names are looked up without blocking the event loop, and nothing
-secret that the string holds gets into a text that a user sees.
+This module adds two things: host names are looked up without blocking the event loop, and error messages never show a
+secret from the string.
 
 Follows fe-connect.c (conninfo_parse, connectOptions2) and libpqwalreceiver.c (libpqrcv_check_conninfo).
 """
@@ -24,7 +24,7 @@ from psycopg import pq
 from pubsub.errors import ConnectionFailure, PubsubError
 
 MASK: Final = "********"
-"""What stands in place of a secret in a message, as in pg_stat_wal_receiver.conninfo."""
+"""Replaces a secret in a message, as in pg_stat_wal_receiver.conninfo."""
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _PLAIN_VALUE: Final = re.compile(r"[A-Za-z0-9_./:@,+*-]+")
@@ -33,7 +33,7 @@ _USER_INFO: Final = re.compile(r"://[^/]*@")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One place to connect to: `address` is numeric, or "" where libpq takes `name` as it is (a socket's directory)."""
+    """One place to connect to.  `address` is numeric, or "" where libpq uses `name` as it is (a socket's directory)."""
 
     name: str
     address: str
@@ -41,7 +41,7 @@ class Host:
 
 
 def parse_conninfo(conninfo: str) -> dict[str, str]:
-    """The parameters of a connection string or URI, as libpq reads them; defaults are not filled in.
+    """Parse a connection string or URI with libpq; defaults are not filled in.
 
     Raises PubsubError (42601) in CREATE SUBSCRIPTION's words.
     """
@@ -50,28 +50,28 @@ def parse_conninfo(conninfo: str) -> dict[str, str]:
     try:
         options = pq.Conninfo.parse(conninfo.encode())
     except psycopg.Error as error:
-        # The cause names pieces of the string, among them perhaps half a password.
+        # The cause quotes pieces of the string, and may quote half a password.
         text = _without_secrets(str(error).strip(), conninfo)
         raise PubsubError(f"invalid connection string syntax: {text}", sqlstate="42601") from None
     return {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
 
 
 def format_conninfo(parameters: Mapping[str, str]) -> str:
-    """The parameters as one connection string: parse_conninfo's inverse."""
+    """Format the parameters as one connection string: parse_conninfo's inverse."""
     return " ".join(f"{keyword}={_quote(value)}" for keyword, value in parameters.items())
 
 
 @cache
 def secret_keywords() -> frozenset[str]:
-    """The parameters that libpq says not to show."""
+    """Return the parameters that libpq says not to show."""
     return frozenset(o.keyword.decode() for o in pq.Conninfo.get_defaults() if o.dispchar == b"*")
 
 
 async def resolve_hosts(parameters: Mapping[str, str]) -> list[Host]:
-    """The places that `parameters` name, each host name once for each of its addresses; [] leaves it all to libpq.
+    """Look up the hosts that `parameters` name: one Host for each address of each name; [] leaves the lookup to libpq.
 
-    libpq would look the names up itself, but it blocks while it does.  A name that can not be found is left out as
-    long as another is there.  Raises ConnectionFailure in libpq's words.
+    libpq would block the event loop during a lookup.  A name that cannot be resolved is left out as long as another
+    can.  Raises ConnectionFailure in libpq's words if none can.
     """
     names = parameters.get("host") or os.environ.get("PGHOST", "")
     addressed = parameters.get("hostaddr") or os.environ.get("PGHOSTADDR")
@@ -97,7 +97,7 @@ async def resolve_hosts(parameters: Mapping[str, str]) -> list[Host]:
 
 
 def with_hosts(parameters: Mapping[str, str], hosts: Sequence[Host]) -> dict[str, str]:
-    """`parameters` with exactly these places to try, in order."""
+    """Return `parameters` with exactly these hosts to try, in order."""
     if not hosts:
         return dict(parameters)
     return {
@@ -109,7 +109,7 @@ def with_hosts(parameters: Mapping[str, str], hosts: Sequence[Host]) -> dict[str
 
 
 def split_report(text: str) -> tuple[str, str | None, str | None]:
-    """libpq's error text as (message, detail, hint): its first line, what follows, and the advice among that."""
+    """Split libpq's error text into (message, detail, hint): first line, other lines, and the advice in those."""
     message = ""
     detail: list[str] = []
     hint: list[str] = []
@@ -124,7 +124,7 @@ def split_report(text: str) -> tuple[str, str | None, str | None]:
         elif line.startswith("\t"):
             hint.append(stripped)
         elif stripped and stripped != message and stripped not in detail:
-            detail.append(stripped)  # the other hosts; sslmode=prefer says the same twice
+            detail.append(stripped)  # the other hosts; sslmode=prefer reports the same twice
     return message, "\n".join(detail) or None, " ".join(dict.fromkeys(hint)) or None
 
 
@@ -148,7 +148,7 @@ def _quote(value: str) -> str:
 
 
 def _without_secrets(text: str, conninfo: str) -> str:
-    """`text` about `conninfo`, with every quotation masked that reaches past the place where a secret begins."""
+    """Mask in `text`, an error about `conninfo`, each quoted piece that extends past the start of the first secret."""
     starts = [conninfo.find(keyword) for keyword in secret_keywords()]
     if user_info := _USER_INFO.search(conninfo):
         starts.append(user_info.start())
@@ -157,10 +157,10 @@ def _without_secrets(text: str, conninfo: str) -> str:
         return text
 
     def masked(match: re.Match[str]) -> str:
-        if match[1] == "=":  # libpq's own
+        if match[1] == "=":  # from libpq's message, not from the string
             return match[0]
         at = conninfo.rfind(match[1])
         return f'"{MASK}"' if at >= 0 and at + len(match[1]) > start else match[0]
 
-    # The whole string may be quoted, quotation marks and all.
+    # The message may quote the whole string, with its quotation marks.
     return _QUOTED.sub(masked, text.replace(conninfo, MASK))

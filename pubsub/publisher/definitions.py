@@ -1,10 +1,9 @@
-"""What a publisher is asked about its publications and tables.  (About its slots: slots.)
+"""Queries about a publisher's server, its tables and their types.  (Publications: publication.py; slots: slots.py.)
 
-Tried on PostgreSQL 15, 16 and 18.  Every function takes an open Connection, of either kind, and raises what
+Tried on PostgreSQL 15, 16 and 18.  Every function takes an open Connection, for replication or not, and raises what
 `Connection.query` raises.  search_path is empty: functions and types are found in pg_catalog, names come out qualified.
 
-Follows subscriptioncmds.c (check_publications, fetch_table_list), tablesync.c (fetch_remote_table_info) and
-pg_publication.c (pg_get_publication_tables, filter_partitions).
+Follows tablesync.c (fetch_remote_table_info).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The publisher's server, seen from one of its databases."""
+    """A publisher's server, seen from one of its databases."""
 
     version: int
     """libpq's number: 180004 is 18.4."""
@@ -45,7 +44,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDefinition:
-    """A column; `base_…` is the type below domains, and the type itself where there are none."""
+    """A column; `base_…` is the type under any domains: the type itself if it is not a domain."""
 
     name: str
     attnum: int
@@ -62,24 +61,24 @@ class ColumnDefinition:
     """"", "s" (stored) or "v" (virtual)."""
     collation_deterministic: bool
     missing: str | None = None
-    """The text of what rows have that were stored before the column was added (pg_attribute.attmissingval); of a partitioned
-    table what they have in its partitions."""
+    """The value, as text, of rows stored before the column was added (pg_attribute.attmissingval); for a partitioned
+    table, that of its partitions."""
     xmin: int = 0
-    """The transaction that altered the column last, or added it."""
+    """The transaction that last altered the column, or added it."""
     held: TypeShape | None = None
-    """The base type of an array or a composite, with what it holds."""
+    """For an array or a composite, the base type with its element or attribute types."""
     missing_differs: bool = False
-    """The rows of that time have not one value: some partitions have another than others, or none."""
+    """Whether partitions differ in `missing`: some have a different value, or none."""
 
     @property
     def shape(self) -> TypeShape:
-        """The base type, with what it holds."""
+        """The base type, with the types it contains."""
         return self.held or TypeShape(self.base_type_oid, self.base_typmod, self.base_type_kind, self.type_name)
 
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """A table of the publisher, its columns in order, dropped ones left out."""
+    """A table of the publisher, its columns in order, without dropped ones."""
 
     oid: Oid
     schema: str
@@ -91,24 +90,25 @@ class TableDefinition:
     columns: tuple[ColumnDefinition, ...]
     primary_key: tuple[str, ...]
     identity_key: tuple[str, ...]
-    """The columns of the replica identity's index, in the index's order; () for full, nothing, and no key."""
+    """The columns of the replica identity's index, in its order; () for full, nothing, or without a key."""
     estimated_rows: int | None
-    """As the last VACUUM or ANALYZE counted, scaled to today's size; with its partitions'.  None: unknown, nobody has counted."""
+    """The last VACUUM's or ANALYZE's count scaled to the current size, partitions included.  None: the table was never counted."""
     pages: int
-    """Of the main fork, the last one included; 0 for a partitioned table."""
+    """Pages of the main fork, including the last, partly filled one; 0 for a partitioned table."""
     row_security: bool
     attributes: int = 0
-    """How many columns it has had so far: a column that is added gets the next number."""
+    """How many columns the table has ever had (pg_class.relnatts); an added column gets the next number."""
     storage: str = ""
-    """The files that its rows lie in, "<oid>:<relfilenode>" for each partition: see `rewritten`."""
+    """The files of its rows, "<oid>:<relfilenode>" for each partition, separated by spaces: see `rewritten`."""
     bytes: int = 0
-    """On disk, with TOAST and its partitions', without indexes."""
+    """On disk, with TOAST and partitions, without indexes."""
 
 
 def rewritten(before: str, now: str) -> bool:
-    """Whether rows were written anew between two looks at a table's storage: by VACUUM FULL, TRUNCATE, some ALTER TABLEs.
+    """Return whether a table's files were replaced between two values of its `storage`.
 
-    A new table's first file has the number of its oid (heap.c: heap_create), so a partition that came meanwhile tells, too.
+    VACUUM FULL, TRUNCATE and some ALTER TABLEs do so.  A new table's first file has the number of its oid (heap.c:
+    heap_create), so this detects a rewrite of a partition that was added in between, too.
     """
     known = dict(one.split(":") for one in before.split())
     return any(known.get(oid, oid) != file for oid, file in (one.split(":") for one in now.split()))
@@ -116,7 +116,7 @@ def rewritten(before: str, now: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """What the running COPY commands of some sessions have done: rows, and bytes of their text."""
+    """The progress of some sessions' running COPY commands: rows, and bytes of their text."""
 
     tuples: int
     bytes: int
@@ -142,7 +142,7 @@ async def server_info(connection: Connection) -> ServerInfo:
 
 
 async def table_definition(connection: Connection, oid: int) -> TableDefinition:
-    """Raises UndefinedTable if there is none."""
+    """Return the definition of the table with this oid.  Raises UndefinedTable if there is none."""
     definitions = await table_definitions(connection, [oid])
     if oid not in definitions:
         raise UndefinedTable(f"relation with OID {oid} does not exist on the publisher")
@@ -152,9 +152,10 @@ async def table_definition(connection: Connection, oid: int) -> TableDefinition:
 async def table_definitions(
     connection: Connection, oids: Iterable[int], *, sizes: bool = True
 ) -> dict[Oid, TableDefinition]:
-    """Those of `oids` that exist, in queries that are not one snapshot unless the caller's transaction makes them one.
+    """Return the definitions of those tables among `oids` that exist.
 
-    Without `sizes` (estimated_rows, pages and bytes are 0 then) no lock is taken: nobody's ALTER TABLE is waited for.
+    The queries share one snapshot only if the caller's transaction gives them one.  Without `sizes` (estimated_rows,
+    pages and bytes are then 0) no lock is taken, so the call never waits for an ALTER TABLE.
     """
     wanted = list(dict.fromkeys(oids))
     held = _Held(await connection.query(_HELD_TYPES, [wanted]))
@@ -194,8 +195,9 @@ async def partition_roots(connection: Connection, oids: Iterable[int]) -> dict[O
 
 
 async def binary_types(connection: Connection) -> BinaryTypes:
-    """How values of each type are read from binary transfer, as the publisher's types are now."""
-    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow  # Arrow: commands do without
+    """Return how to read each type's values from binary transfer, by the publisher's types as they are now."""
+    # Imported here because it loads Arrow, which most commands do not need.
+    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
     return BinaryTypes(
@@ -215,25 +217,25 @@ async def binary_types(connection: Connection) -> BinaryTypes:
 
 
 async def copy_progress(connection: Connection, application_name: str) -> CopyProgress:
-    """Of all sessions in this database with that application_name (at most 63 bytes of it are kept)."""
+    """Sum the COPY progress of this database's sessions of that application_name (PostgreSQL keeps 63 bytes of it)."""
     (row,) = await connection.query(_COPY_PROGRESS, [application_name])
     return CopyProgress(number(row[0]), number(row[1]))
 
 
 async def can_replicate(connection: Connection) -> bool:
-    """Whether the role has what a walsender asks for.  A cloud's server may allow it by other means."""
+    """Return whether the role is a superuser or has REPLICATION; a cloud provider may have other means."""
     (row,) = await connection.query("SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user")
     return truth(row[0])
 
 
 async def can_select(connection: Connection, oid: int, attnames: Sequence[str] | None = None) -> bool:
-    """Whether the role may read the table, or these columns of it, and use its schema."""
+    """Return whether the role may read the table, or these columns of it, and use its schema."""
     rows = await connection.query(_CAN_SELECT, [oid, None if attnames is None else list(attnames)])
     return bool(rows) and truth(rows[0][0])
 
 
 async def is_subject_to_row_security(connection: Connection, oid: int) -> bool:
-    """Whether row security would hide rows of the table from this role: then a copy fails (row_security is off)."""
+    """Return whether row security would hide rows of the table from this role: a copy fails then (row_security off)."""
     (row,) = await connection.query("SELECT row_security_active($1::oid)", [oid])
     return truth(row[0])
 
@@ -288,7 +290,7 @@ SELECT a.attrelid, a.attname, a.attnum, a.atttypid, a.atttypmod, format_type(a.a
  ORDER BY a.attrelid, a.attnum
 """
 
-# An array is what array_out writes: int2vector and oidvector, which have elements too, are none.
+# Only a type written by array_out counts as an array: int2vector and oidvector have elements too, but do not count.
 _HELD_TYPES: Final = """
 WITH RECURSIVE held AS (
     SELECT a.atttypid AS oid FROM pg_attribute a WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
@@ -323,8 +325,8 @@ SELECT t.oid, format_type(t.oid, NULL), t.typtype, t.typbasetype,
  WHERE t.oid >= $1::oid
 """
 
-# A deferrable key names no row: two rows may have it at a time (relcache.c: RelationGetIndexList).
-# reltuples is -1 before the first VACUUM or ANALYZE: then only that a table without pages has no rows is known.
+# A deferrable key does not identify a row: two rows can have it at once (relcache.c: RelationGetIndexList).
+# reltuples is -1 before the first VACUUM or ANALYZE: then only a table without pages has a known count, 0.
 _TABLES: Final = """
 SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
        (SELECT array_to_string((i.indkey::int2[])[0:i.indnkeyatts - 1], ' ') FROM pg_index i
@@ -409,7 +411,7 @@ def _column(row: Row) -> ColumnDefinition:
 
 
 class _Held:
-    """The types of some tables' columns and all that they hold, from the rows of _HELD_TYPES."""
+    """The types of some tables' columns and all types nested in them, from the rows of _HELD_TYPES."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows: dict[int, Row] = {}
@@ -421,9 +423,9 @@ class _Held:
                 self._attributes[oid].append((row[7], number(row[8]), number(row[9])))
 
     def shape(self, oid: int, modifier: int, within: tuple[int, ...] = ()) -> TypeShape:
-        """What a type holds; of one that holds itself nothing."""
+        """Return a type with the types nested in it, except those of a type that contains itself."""
         if oid not in self._rows:
-            return TypeShape(oid, modifier)  # altered between two queries: as one that holds nothing
+            return TypeShape(oid, modifier)  # altered between two queries: treated as a plain type
         _, name, kind, base, base_modifier, element, delimiter, *_ = self._rows[oid]
         if oid in within:
             return TypeShape(oid, modifier, text(kind), text(name))

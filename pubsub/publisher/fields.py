@@ -1,4 +1,4 @@
-"""Fields of a query's result, which come as text, as Python values."""
+"""Conversion of a query result's fields, which are text, to Python values."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from pubsub.protocol.ids import Oid
 
 
 def text(value: str | None) -> str:
-    """A field that is not NULL."""
+    """Return a field that is not NULL."""
     assert value is not None
     return value
 
 
 def number(value: str | None) -> int:
-    """An integer that is not NULL."""
+    """Parse an integer that is not NULL."""
     return int(text(value))
 
 
 def truth(value: str | None) -> bool:
-    """A boolean; NULL is false."""
+    """Parse a boolean; NULL is false."""
     return value == "t"
 
 
 def array(value: str) -> tuple[str, ...]:
-    """The elements of a one-dimensional text[] without NULLs (arrayfuncs.c: array_out)."""
+    """Parse a one-dimensional text[] without NULLs into its elements (arrayfuncs.c: array_out)."""
     elements: list[str] = []
     rest = value[1:-1]
     at = 0
@@ -45,5 +45,5 @@ def array(value: str) -> tuple[str, ...]:
 
 
 def as_oid(value: str | None) -> Oid:
-    """An OID that is not NULL."""
+    """Parse an OID that is not NULL."""
     return Oid(number(value))

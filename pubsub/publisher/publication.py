@@ -1,4 +1,8 @@
-"""Publications, and what they publish, taken together: tables, columns, row filters."""
+"""Publications, and the tables, columns and row filters that several of them publish together.
+
+Follows subscriptioncmds.c (check_publications, fetch_table_list) and pg_publication.c (pg_get_publication_tables,
+filter_partitions).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from pubsub.publisher.fields import array, as_oid, text, truth
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication and which operations it publishes."""
+    """A publication and the operations it publishes."""
 
     name: str
     all_tables: bool
@@ -28,30 +32,30 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as the publications, taken together, publish it."""
+    """A table as several publications together publish it."""
 
     oid: Oid
     schema: str
     name: str
     attnames: tuple[str, ...] | None
-    """The published columns in the table's order; None: all that are not generated."""
+    """The published columns in the table's order; None: all except generated ones."""
     row_filter: str | None
     """An SQL expression; None: all rows."""
     relkind: str
     is_partition: bool
     replica_identity: str
     publishes_updates: bool
-    """Whether a publication of it publishes updates or deletes, which need a replica identity."""
+    """Whether any publication of the table publishes updates or deletes, which need a replica identity."""
 
 
 async def publications(connection: Connection) -> list[Publication]:
-    """All publications of the database, by name."""
+    """Return all publications of the database, ordered by name."""
     rows = await connection.query(_PUBLICATIONS)
     return [Publication(text(row[0]), *(truth(value) for value in row[1:])) for row in rows]
 
 
 async def missing_publications(connection: Connection, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the publisher has not, in order."""
+    """Return those of `names` that do not exist on the publisher, in order."""
     rows = await connection.query(_EXISTING_PUBLICATIONS, [list(names)])
     existing = {row[0] for row in rows}
     return [name for name in dict.fromkeys(names) if name not in existing]
@@ -60,9 +64,9 @@ async def missing_publications(connection: Connection, names: Sequence[str]) -> 
 async def publications_with_foreign_rows(
     connection: Connection, names: Sequence[str], besides: Sequence[str]
 ) -> list[str]:
-    """The publications with tables that subscriptions of the publisher write (subscriptioncmds.c: check_publications_origin).
+    """Return the publications with tables to which the publisher's own subscriptions write.
 
-    `besides`: tables that do not count, as schema.table in SQL.
+    `besides` are tables to ignore, as schema.table in SQL.  Follows subscriptioncmds.c: check_publications_origin.
     """
     rows = await connection.query(_FOREIGN_ROWS, [list(names), list(besides)])
     return [text(row[0]) for row in rows]
@@ -71,11 +75,11 @@ async def publications_with_foreign_rows(
 async def published_tables(
     connection: Connection, names: Sequence[str], only: int | None = None
 ) -> list[PublishedTable]:
-    """The tables that the publications publish, each once, by schema and name; `only` the one with that oid, if it is among them.
+    """Return the tables that the publications publish, each once, by schema and name; with `only`, just that oid.
 
-    A partitioned table published via its root stands for its partitions; else its partitions stand here.  Row filters
-    of several publications are alternatives; one without a filter takes them all.  Raises FeatureNotSupported for
-    different column lists, as CREATE SUBSCRIPTION does.
+    A partitioned table published via its root is listed in place of its partitions; otherwise the partitions are
+    listed.  Row filters of several publications are combined with OR; a publication without one publishes all rows.
+    Raises FeatureNotSupported for different column lists, as CREATE SUBSCRIPTION does.
     """
     found: dict[Oid, PublishedTable] = {}
     unfiltered: set[Oid] = set()
@@ -111,9 +115,9 @@ async def published_tables(
 async def published_columns(
     connection: Connection, publications: Sequence[str], oids: Iterable[int]
 ) -> dict[Oid, tuple[str, ...]]:
-    """Of those tables that are published by a column list, or with their generated columns: the columns' names.
+    """Return the published columns' names of those tables that have a column list or publish generated columns.
 
-    Takes no lock, other than published_tables.
+    Unlike published_tables it takes no lock.
     """
     rows = await connection.query(_PUBLISHED_COLUMNS, [list(publications), list(oids)])
     return {as_oid(oid): array(text(names)) for oid, names in rows}
@@ -129,9 +133,9 @@ SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubv
 _EXISTING_PUBLICATIONS: Final = "SELECT pubname FROM pg_publication WHERE pubname = ANY ($1::text[])"
 
 
-# One publication at a time: 15 knows no more.  What 16 and later do for several at once, leaving out the partitions
-# whose root is published too as soon as one of them publishes via the root, is done here for all versions.  The
-# server's list of columns is compared with all that could be in it, since it names them all where none is given.
+# pg_get_publication_tables is called for one publication at a time, since 15 accepts only one.  For several, 16 and
+# later leave out partitions whose root is published too if any publication publishes via the root; the query does so
+# for all versions.  Without a column list the server names all columns, so attrs is compared with the full list.
 _PUBLISHED_TABLES: Final = """
 WITH published AS (
     SELECT p.pubname, p.pubviaroot, p.pubupdate OR p.pubdelete AS updates, gpt.relid, gpt.attrs, gpt.qual
@@ -175,7 +179,7 @@ SELECT DISTINCT p.pubname
 """
 
 
-# Generated columns are published by choice from 18 on: to_jsonb knows no column that an older server has not.
+# From 18 on a publication may include generated columns; to_jsonb reads pubgencols where the server has it.
 _PUBLISHED_COLUMNS: Final = """
 WITH named AS (SELECT p.oid, p.puballtables, to_jsonb(p) ->> 'pubgencols' = 's' AS generated FROM pg_publication p
                 WHERE p.pubname = ANY ($1::text[]))

@@ -1,7 +1,7 @@
 """The replication commands, and the stream of changes that START_REPLICATION opens.
 
-All take a Connection made with replication=True.  The stream hands out raw copy-both frames, many at a time: per frame
-there is one call of libpq and one copy of its bytes; what a frame means is the receiver's business.
+All take a Connection made with replication=True.  The stream returns raw copy-both frames, many at a time, with one
+call of libpq and one copy of the bytes per frame; the receiver parses them.
 
 Follows libpqwalreceiver.c (libpqrcv_identify_system, libpqrcv_create_slot, libpqrcv_startstreaming, libpqrcv_receive,
 libpqrcv_endstreaming) and tablesync.c (ReplicationSlotDropAtPubNode).
@@ -33,7 +33,7 @@ RECEIVE_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 256 << 10
 _CLOSE_TIMEOUT: Final = 5.0  # seconds
 
-# How long a read is put off, in seconds, so that it finds more: see ReplicationStream.
+# How long a read is delayed, in seconds, so that it finds more: see ReplicationStream.
 _SHORT_HOLD: Final = 0.001
 _LONG_HOLD: Final = 0.010
 _BACKLOG_BYTES: Final = 16 << 10
@@ -52,8 +52,8 @@ class SystemIdentity:
 
 @dataclass(frozen=True, slots=True)
 class CreatedSlot:
-    """A slot just made: what commits at or after `consistent_point` streams, what committed before it is in the
-    snapshot, which lives until the next command on the connection."""
+    """A slot just created.  Transactions that commit at or after `consistent_point` are streamed; those before it are
+    in the snapshot, which lasts until the next command on the connection."""
 
     name: str
     consistent_point: Lsn
@@ -61,23 +61,23 @@ class CreatedSlot:
 
 
 class StreamEnded(ConnectionFailure):
-    """The publisher ended the stream in good order, as it does when it shuts down."""
+    """The publisher ended the stream cleanly, as it does when it shuts down."""
 
 
 async def identify_system(connection: Connection) -> SystemIdentity:
-    """Who the publisher is.  Raises PublisherError, ProtocolViolation for an answer of another shape."""
+    """Run IDENTIFY_SYSTEM.  Raises PublisherError, ProtocolViolation for an answer of another shape."""
     row = _one_row(await connection.query(commands.identify_system()), "identify the system", 4)
     system_identifier, timeline, xlogpos, dbname = row[:4]
     return SystemIdentity(str(system_identifier), int(timeline or 0), Lsn.parse(str(xlogpos)), dbname)
 
 
 async def timeline_history(connection: Connection, timeline: int) -> TimelineHistory:
-    """How the publisher's timeline came to be.  Raises PublisherError, DataCorrupted."""
+    """Return the history of the publisher's timeline.  Raises PublisherError, DataCorrupted."""
     if timeline == 1:
         return TimelineHistory.only(1)
     row = _one_row(await connection.query(commands.timeline_history(timeline)), "read a timeline's history", 2)
     text = str(row[1])
-    # A bytea, where the server says so.
+    # Some servers declare the column as bytea.
     return parse_history(timeline, bytes.fromhex(text[2:]).decode() if text.startswith("\\x") else text)
 
 
@@ -91,10 +91,10 @@ async def create_slot(
     failover: bool = False,
     plugin: str = "pgoutput",
 ) -> CreatedSlot:
-    """Make a logical slot; it waits for the transactions that run on the publisher.
+    """Create a logical slot, waiting for the transactions that are running on the publisher.
 
-    Cancelled, the server is asked to stop, and a slot that is not finished goes; one that was finished in that moment
-    is the caller's to drop.  Raises PublisherError.
+    When cancelled it asks the server to stop, which removes an unfinished slot; if the slot was finished at that
+    moment, the caller must drop it.  Raises PublisherError.
     """
     command = commands.create_replication_slot(
         name,
@@ -113,9 +113,10 @@ async def create_slot(
 
 
 async def drop_slot(connection: Connection, name: str, *, missing_ok: bool = False, wait: bool = False) -> bool:
-    """Drop a slot; whether it was there.  `wait`: until no one uses it, else 55006 if it is in use.
+    """Drop a slot and return whether it existed.
 
-    Raises PublisherError; not for a slot that is not there if `missing_ok`.
+    With `wait`, wait until no one uses it; without, a slot in use raises 55006.  Raises PublisherError, but not for a
+    missing slot if `missing_ok`.
     """
     try:
         await connection.execute(commands.drop_replication_slot(name, wait=wait))
@@ -129,7 +130,7 @@ async def drop_slot(connection: Connection, name: str, *, missing_ok: bool = Fal
 async def alter_slot(
     connection: Connection, name: str, *, failover: bool | None = None, two_phase: bool | None = None
 ) -> None:
-    """Change what is not None.  Raises PublisherError; FeatureNotSupported for what the server does not know."""
+    """Set the options that are not None.  Raises PublisherError; FeatureNotSupported if the server is too old."""
     for option, value, version in (("failover", failover, 17), ("two_phase", two_phase, 18)):
         if value is not None and connection.server_version < version * 10000:
             raise FeatureNotSupported(
@@ -143,11 +144,11 @@ async def alter_slot(
 
 
 async def start(connection: Connection, slot: str, start_lsn: int, options: Mapping[str, str]) -> ReplicationStream:
-    """Stream from `slot` what commits at or after `start_lsn` (0: the slot's confirmed_flush_lsn).
+    """Start streaming from `slot` what commits at or after `start_lsn` (0: the slot's confirmed_flush_lsn).
 
     `options` are the plugin's (commands.pgoutput_options).  Raises PublisherError.
     """
-    # libpq reads as much in one go as its buffer has room for, 16 kB at first; a longer message makes room for good.
+    # libpq reads as much at once as fits its buffer, 16 kB at first.  A longer message enlarges the buffer for good.
     await connection.query(f"SELECT pg_catalog.repeat('x', {_BUFFER_BYTES})")
     try:
         await connection.start_copy_both(commands.start_replication(slot, start_lsn, options))
@@ -159,12 +160,12 @@ async def start(connection: Connection, slot: str, start_lsn: int, options: Mapp
 class ReplicationStream:
     """Copy-both frames from a walsender, and status updates to it.  One task receives; any may send.
 
-    Why a read is held back.  A walsender sends each change by itself.  Who reads at once gets two or three of them a
-    system call, which costs both sides more than the changes do.  After a read that brought more than one frame the
-    next one comes 1 ms later at the earliest, in a backlog 10 ms: then the sender fills whole segments.  The socket's
-    buffer must hold what comes meanwhile; where it is half full after a hold, holds get shorter.  A Unix-domain
-    socket's holds a few hundred changes only: there all is read at once.  So are large frames, of rows with large values or of
-    the WAL itself (128 kB): one of them fills segments alone, and a read brings few.
+    Why reads are delayed.  A walsender sends each change by itself.  Reading at once yields two or three changes per
+    system call, which costs both sides more than the changes do.  So after a read of more than one frame the next
+    read comes at least 1 ms later, in a backlog 10 ms, and the sender fills whole segments.  The socket's buffer must
+    hold what arrives meanwhile; if it is half full after a delay, delays get shorter.  A Unix-domain socket's buffer
+    holds only a few hundred changes, so there nothing is delayed.  Nor are large frames, of rows with large values or
+    of the WAL itself (128 kB): each fills segments alone, and a read returns few of them.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -173,21 +174,21 @@ class ReplicationStream:
         self._ended = False
         self._failure: psycopg.Error | None = None
         self._sending = asyncio.Lock()
-        # Over TLS or GSSAPI one read gives one record, and what is left of it does not make the socket readable.
+        # Over TLS or GSSAPI one read returns one record, and its unread rest does not make the socket readable.
         self._layered = self._pgconn.ssl_in_use or self._pgconn.used_gssapi
         self._unix = self._pgconn.host.startswith((b"/", b"@")) and not self._pgconn.hostaddr
         self._hold = 0.0
         self._longest_hold = _LONG_HOLD
         self._last_read = 0.0
         self.last_receive: float = time.monotonic()
-        """When the last frame came, or the stream began: time.monotonic(), seconds."""
+        """When the last frame arrived, or the stream began: time.monotonic(), seconds."""
 
     async def receive(self, max_bytes: int = RECEIVE_BYTES) -> list[bytes]:
-        """Wait for a frame, then take all that are there without waiting, in order, up to `max_bytes` or one frame more.
+        """Wait for a frame, then return all that are available, in order, up to `max_bytes` or one frame more.
 
         Each is a copy-data payload ('w…' or 'k…') that owns its bytes.  Cancelling loses none.  Raises StreamEnded at
         the publisher's CopyDone, PublisherError for its error, ConnectionFailure when the connection broke; each only
-        when all frames before it were handed out.
+        after all earlier frames have been returned.
         """
         frames: list[bytes] = []
         if not self._ended:
@@ -198,7 +199,7 @@ class ReplicationStream:
             while not frames and not self._ended:
                 await self._connection.readable()
                 frames, size = self._read(max_bytes)
-            if not self._ended:  # else there is no socket any more, perhaps, and no read to hold back
+            if not self._ended:  # after the end there may be no socket, and there is no read to delay
                 self._set_hold(len(frames), size)
         if not frames:
             await self._raise_end()
@@ -206,9 +207,9 @@ class ReplicationStream:
         return frames
 
     async def send_status(self, written: int, flushed: int, applied: int, *, reply: bool = False) -> None:
-        """Tell the publisher how far this side is (LSNs, exclusive); with `reply` it answers with a keepalive.
+        """Send a status update (LSNs, exclusive); with `reply` the publisher answers with a keepalive.
 
-        Raises ConnectionFailure.  Once the stream has ended nothing is sent: why it ended, `receive` tells.
+        Raises ConnectionFailure.  Once the stream has ended nothing is sent; `receive` raises the reason for the end.
         """
         self._connection.check_open()
         if self._ended:
@@ -221,8 +222,10 @@ class ReplicationStream:
             raise self._connection.lost("could not send data to WAL stream") from error
 
     async def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
-        """End the stream; what still comes is dropped.  The connection takes commands again, or is closed where that
-        took longer than `timeout` seconds or failed.  Harmless when the stream is over."""
+        """End the stream and drop the frames that still arrive.  Harmless when the stream is over.
+
+        Afterwards the connection takes commands again; if ending fails or takes over `timeout` seconds, it is closed.
+        """
         if self._connection.closed:
             return
         try:
@@ -235,7 +238,7 @@ class ReplicationStream:
             raise
 
     def _take(self, max_bytes: int) -> tuple[list[bytes], int]:
-        """What libpq holds already.  The hottest loop of all."""
+        """Take the frames that libpq has buffered.  The hottest loop of all."""
         self._connection.check_open()
         frames: list[bytes] = []
         append = frames.append
@@ -255,11 +258,11 @@ class ReplicationStream:
         return frames, size
 
     def _read(self, max_bytes: int) -> tuple[list[bytes], int]:
-        """What the socket holds."""
+        """Read from the socket, without waiting, and take the frames."""
         self._connection.check_open()
         frames, size = self._consume(max_bytes)
         if self._layered:
-            # A read without a frame may have brought part of one: only two such end it.
+            # A read without a frame may have brought part of one, so only two in a row end the loop.
             misses = 0 if frames else 1
             while misses < 2 and size < max_bytes and not self._ended:
                 more, more_size = self._consume(max_bytes - size)
@@ -304,7 +307,7 @@ class ReplicationStream:
             self._longest_hold = min(self._longest_hold * 2, _LONG_HOLD)
 
     async def _flush(self) -> None:
-        """Unlike Connection.flush this leaves reading to the receiver: the walsender takes replies while it sends."""
+        """Send what libpq has buffered.  Unlike Connection.flush, do not read: a walsender reads while it sends."""
         if self._pgconn.flush() == 1:
             async with self._sending:
                 while self._pgconn.flush() == 1:
@@ -334,7 +337,7 @@ class ReplicationStream:
 
 
 def _receive_buffer(fd: int) -> int:
-    """Bytes of the socket's receive buffer, which the kernel fits to what is read."""
+    """Return the size of the socket's receive buffer in bytes, which the kernel adapts to the reads."""
     borrowed = socket.socket(fileno=fd)
     try:
         return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
@@ -343,7 +346,7 @@ def _receive_buffer(fd: int) -> int:
 
 
 def _explained(error: PublisherError, what: str) -> PublisherError:
-    """`error` as a subscriber prints it: what failed, then the server's words."""
+    """Word `error` as a subscriber prints it: what failed, then the server's message."""
     return PublisherError(
         f"{what}: ERROR:  {error.message}",
         sqlstate=error.sqlstate,

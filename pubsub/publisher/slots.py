@@ -1,6 +1,7 @@
-"""What a publisher is asked about replication slots and the end of its WAL.
+"""Queries about a publisher's replication slots and the end of its WAL.
 
-Every function takes an open Connection, of either kind, and raises what `Connection.query` raises; search_path is empty.
+Every function takes an open Connection, for replication or not, and raises what `Connection.query` raises;
+search_path is empty.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pubsub.publisher.fields import text, truth
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """A row of pg_replication_slots.  LSNs are None before the slot has them, and of a lost one."""
+    """A row of pg_replication_slots.  An LSN is None until the slot has one, and for a lost slot."""
 
     name: str
     plugin: str | None
@@ -26,22 +27,22 @@ class SlotInfo:
     restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
     wal_status: str | None
-    """reserved, extended, unreserved, lost."""
+    """reserved, extended, unreserved or lost."""
     safe_wal_size: int | None
-    """Bytes until the slot may be lost; None: no limit is set."""
+    """Bytes of WAL that can still be written before the slot may be lost; None: no limit is set."""
     two_phase: bool
     failover: bool
     invalidation_reason: str | None
-    """Of 17 and later; "conflicting" where 16 says no more."""
+    """From 17 on; on 16 "conflicting" or None, since that version tells no more."""
     retained_bytes: int | None
-    """WAL kept for it: from restart_lsn to the end of the WAL."""
+    """Bytes of WAL kept for the slot: from restart_lsn to the end of the WAL."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotWait:
-    """A slot that is being made, and the transaction that it waits for.  `xid` None: a standby's, for its primary.
+    """A slot under creation and the transaction that it waits for; `xid` None: on a standby, it waits for the primary.
 
-    `age` in seconds; what the role may not see of another's session is None, and so is `pid` of a prepared transaction.
+    `age` is in seconds.  `pid` is None for a prepared transaction; what the role may not see of others is None, too.
     """
 
     slot: str
@@ -55,7 +56,7 @@ class SlotWait:
 
 
 async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
-    """None if there is no such slot."""
+    """Return the slot's row, or None if there is no such slot."""
     rows = await connection.query(_SLOT, [slot])
     if not rows:
         return None
@@ -79,13 +80,13 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
 
 
 async def advance_slot(connection: Connection, slot: str) -> Lsn:
-    """Move a slot that no one reads to the end of the WAL; where it then stands.  Raises PublisherError."""
+    """Move a slot that no one reads to the end of the WAL; return its new position.  Raises PublisherError."""
     (row,) = await connection.query(f"SELECT end_lsn FROM pg_replication_slot_advance($1::name, {_END_OF_WAL})", [slot])
     return Lsn.parse(text(row[0]))
 
 
 async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
-    """The slots with names LIKE `pattern` that are being made and wait (snapbuild.c: SnapBuildWaitSnapshot)."""
+    """Return the waits of slots under creation with names LIKE `pattern` (snapbuild.c: SnapBuildWaitSnapshot)."""
     rows = await connection.query(_SLOT_WAITS, [pattern])
     return [
         SlotWait(
@@ -103,7 +104,7 @@ async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
 
 
 async def slot_user(connection: Connection, slot: str) -> str | None:
-    """Who reads from the slot, in a sentence; None if no one does."""
+    """Return a sentence that says who reads from the slot; None if no one does."""
     rows = await connection.query(_SLOT_USER, [slot])
     if not rows:
         return None
@@ -113,14 +114,14 @@ async def slot_user(connection: Connection, slot: str) -> str | None:
 
 
 async def current_wal_lsn(connection: Connection) -> Lsn:
-    """The end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
+    """Return the end of the WAL written so far, exclusive; on a standby, of the WAL replayed."""
     (row,) = await connection.query(f"SELECT {_END_OF_WAL}")
     return Lsn.parse(text(row[0]))
 
 
 _END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 
-# to_jsonb, since columns came with later versions.
+# to_jsonb, since some columns came with later versions.
 _SLOT: Final = f"""
 SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s.restart_lsn, s.confirmed_flush_lsn,
        s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
@@ -131,8 +132,8 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s
  WHERE s.slot_name = $1::text
 """
 
-# The walsender that makes a slot waits for the lock of each transaction that ran when it began; on a standby, first for a
-# record of the primary's.  A virtual transaction has no lock of this kind: it is not waited for.
+# A walsender that creates a slot waits for the lock of each transaction that was running when it began; on a standby
+# it first waits for a record from the primary.  Virtual transactions have no such lock, and are not waited for.
 _SLOT_WAITS: Final = """
 SELECT slot.name, l.transactionid, holder.pid, a.usename, a.application_name, a.state,
        extract(epoch FROM clock_timestamp() - coalesce(p.prepared, a.xact_start)), p.gid

@@ -1,6 +1,6 @@
-"""The snapshots that a table is copied under, and what must be the same under all of them.
+"""Queries about the snapshots under which a table is copied, and what must be the same under all of them.
 
-Every function takes a Connection in a REPEATABLE READ transaction; `current` values are read past its snapshot.
+Every function takes a Connection in a REPEATABLE READ transaction.  Only `file_sql` and END_OF_WAL ignore its snapshot.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """How publications publish a table: `marks` changes whenever what they say of it does.
+    """How publications publish a table.
 
-    `everything`: each of those that publish it publishes inserts, updates and deletes.
+    `marks` changes whenever the way they publish it does.  `everything`: every publication of the table publishes
+    inserts, updates and deletes.
     """
 
     marks: str
@@ -28,41 +29,41 @@ class Publishing:
 
 
 def lock_sql(schema: str, name: str) -> str:
-    """Keeps the table from being rewritten until the transaction ends.
+    """Return SQL that keeps the table from being rewritten until the transaction ends.
 
-    By reading nothing of it: LOCK TABLE asks for a privilege on the whole table.
+    It selects no rows: its lock is enough, and LOCK TABLE would require a privilege on the whole table.
     """
     return f"SELECT FROM ONLY {quote_qualified(schema, name)} LIMIT 0"
 
 
 def file_sql(oid: int) -> str:
-    """The table's file as it is now, whatever the snapshot; 0 where there is none."""
+    """Return SQL for the table's relfilenode as it is now, whatever the snapshot; 0 if it has none."""
     return f"SELECT coalesce(pg_relation_filenode({int(oid)}), 0)"
 
 
 async def file_seen(connection: Connection, oid: int) -> int:
-    """The table's file as the snapshot sees it; 0 where there is none."""
+    """Return the table's relfilenode as the snapshot sees it; 0 if it has none."""
     (row,) = await connection.query("SELECT relfilenode FROM pg_class WHERE oid = $1::oid", [oid])
     return int(row[0] or 0)
 
 
 async def export(connection: Connection) -> str:
-    """Others may import the snapshot as long as the transaction lasts."""
+    """Export the snapshot and return its name; others can import it as long as the transaction lasts."""
     (row,) = await connection.query("SELECT pg_export_snapshot()")
     return row[0] or ""
 
 
 async def visible(connection: Connection) -> str:
-    """Which transactions the snapshot sees, as pg_current_snapshot() has it."""
+    """Return which transactions the snapshot sees, in the text form of pg_current_snapshot()."""
     (row,) = await connection.query("SELECT pg_current_snapshot()")
     return row[0] or ""
 
 
 async def lacks(connection: Connection, earlier: str) -> bool:
-    """Whether the snapshot does not see all that the `earlier` one sees.
+    """Return whether the `earlier` snapshot sees a transaction that this one does not.
 
-    A slot's snapshot sees what has committed in the WAL; others see it only when the transaction has left the list of running
-    ones, and with synchronous replication it waits in between.
+    A slot's snapshot sees a transaction once its commit is in the WAL.  Other snapshots see it only once it has left
+    the list of running transactions; with synchronous replication it waits between the two.
     """
     (row,) = await connection.query(
         """
@@ -76,7 +77,7 @@ async def lacks(connection: Connection, earlier: str) -> bool:
 
 
 async def end_of_wal(connection: Connection) -> Lsn:
-    """Past the commit of everything that the snapshot sees."""
+    """Return an LSN past the commit of every transaction that the snapshot sees."""
     (row,) = await connection.query(END_OF_WAL)
     return Lsn.parse(row[0] or "")
 
@@ -87,7 +88,7 @@ END_OF_WAL: Final = (
 
 
 async def publishing(connection: Connection, publications: Sequence[str], oid: int) -> Publishing:
-    """See Publishing."""
+    """Return how the publications publish the table."""
     (row,) = await connection.query(_PUBLISHING, [list(publications), oid])
     return Publishing(row[0] or "", row[1] == "t")
 

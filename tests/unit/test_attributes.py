@@ -1,4 +1,4 @@
-"""Which column is which: Relation messages of one time, the publisher's catalog of another."""
+"""Identifying columns by number, when a Relation message and the publisher's catalog are of different times."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NOW = 700
 
 
 def known(text: str, count: int | None = None) -> Attributes:
-    """ "1 id, 2 a": columns with their numbers."""
+    """Parse columns with their numbers, such as "1 id, 2 a"."""
     columns = [part.split() for part in text.split(", ")]
     found = tuple(Attribute(int(number), name, INT, -1) for number, name, *_ in columns)
     return Attributes("app", count or max(column.number for column in found), "s", Lsn(0), found)
 
 
 def live(text: str) -> list[ColumnDefinition]:
-    """The same; "2 a later" was altered after the message, "2 a text" has another type."""
+    """Parse columns of the catalog: "2 a later" was altered after the message, "2 a text" has another type."""
     found = []
     for part in text.split(", ") if text else ():
         number, name, *marks = part.split()
@@ -49,7 +49,7 @@ def message(text: str) -> Shape:
         ("1 id, 2 a", "id", "1 id", 2, (1,)),
         ("1 a, 2 b", "b, a", "1 b, 2 a", 2, (1, 2)),
         ("1 id, 2 a", "id, a", "1 id, 3 a", 3, (1, 3)),
-        # The catalog is newer: what came later is not in the message.
+        # The catalog is newer: the message lacks later columns.
         ("1 id, 2 a", "id, a", "1 id, 2 a, 3 b later", 3, (1, 2)),
         ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b, 4 c later", 4, (1, 2, 3)),
         # Renamed since, once and twice; swapped since.
@@ -57,12 +57,12 @@ def message(text: str) -> Shape:
         ("1 id, 2 a", "id, x", "1 id, 2 b later", 2, (1, 2)),
         ("1 id, 2 a, 3 b", "id, a, b", "1 id, 2 b later, 3 a later", 3, (1, 2, 3)),
         ("1 id, 2 u, 3 n", "number, u, n, o", "1 number, 2 o later, 3 n, 4 u later", 4, (1, 2, 3, 4)),
-        # Dropped since: whether it was known or not.
+        # Dropped since, whether it was known or not.
         ("1 id, 2 a", "id, a", "1 id", 2, (1, 2)),
         ("1 id, 2 a", "id, a, b", "1 id, 2 a", 3, (1, 2, None)),
         ("1 id, 2 a", "id, x", "1 id", 3, (1, None)),
         ("1 id, 2 a, 3 b", "id, a, b", "1 id, 2 a, 4 b later", 4, (1, 2, 3)),
-        # A column that takes another's name, while both are there and after.
+        # A column that takes another's name, while both exist and afterwards.
         ("1 id, 2 b", "id, b, b_new", "1 id, 3 b later", 3, (1, 2, 3)),
         ("1 id, 2 b, 3 b_new", "id, b", "1 id, 3 b", 3, (1, 3)),
         ("1 id, 2 b", "id, b", "1 id, 3 b later", 3, (1, 2)),
@@ -71,7 +71,7 @@ def message(text: str) -> Shape:
         ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b later", 3, (1, 2, 3)),
         ("1 id, 2 a", "id, a, b", "1 id, 2 a, 3 b later, 4 c later", 4, (1, 2, 3)),
         ("1 id, 2 a", "id, a text", "1 id, 2 a text", 2, (1, 2)),
-        # The table is gone.
+        # The table was dropped.
         ("1 id, 2 a", "id, a", "", 2, (1, 2)),
     ],
 )
@@ -82,12 +82,12 @@ def test_columns_are_told(before: str, sent: str, now: str, count: int, numbers:
 @pytest.mark.parametrize(
     ("before", "sent", "now", "count"),
     [
-        # b may be what c is now, or may be gone.
+        # b may have been renamed to c, or dropped.
         ("1 id", "id, b", "1 id, 3 c later", 3),
         ("1 id, 2 a", "id, a, b", "1 id, 2 a, 4 b later", 4),
-        # Two new names in the place of one that was renamed since.
+        # Two new names where one column was renamed since.
         ("1 id, 2 a", "id, x, y", "1 id, 2 b later", 4),
-        # A column that was there is not in the message.
+        # The message lacks a column that existed.
         ("1 id, 2 a", "id", "1 id, 2 a later", 2),
     ],
 )
@@ -106,7 +106,7 @@ def test_attributes_are_read_as_they_were_written() -> None:
 
 
 def test_a_message_from_before_the_columns_that_are_known() -> None:
-    # The table joined without a copy, as it was when its Delta table was made.
+    # The table joined without a copy, defined as when its Delta table was created.
     now = live("1 id, 2 a, 3 b later")
     assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW, older=True) == (1, 2)
     assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW) is None

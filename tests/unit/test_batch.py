@@ -1,4 +1,4 @@
-"""Batch: which rows and truncations of it a table gets."""
+"""Batch: the rows and truncations that each table gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pubsub.protocol.lsn import Lsn
 
 
 def batch(*sizes: int, truncations: dict[int, list[Truncation]] | None = None) -> Batch:
-    """Transactions of `sizes` rows that end at 100, 200, …"""
+    """Make a batch of transactions of `sizes` rows, which end at 100, 200, …"""
     made = Batch({})
     for index, size in enumerate(sizes):
         opened = OpenTransaction(700 + index, Lsn(index * 100 + 92), index, rows=[b"w" * 30] * size)

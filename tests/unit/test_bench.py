@@ -1,4 +1,4 @@
-"""What the benchmarks make of their measurements, without a server."""
+"""How the benchmarks evaluate their measurements, without a server."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_names_and_numbers_of_the_command_line() -> None:
 
 
 def test_what_a_process_costs() -> None:
-    # 64 MB touched, then some processor time; it waits for its input before it ends.
+    # Touches 64 MB, uses some processor time, and waits for input before it ends.
     program = "b = bytearray(64 << 20)\nfor i in range(10**7): pass\ndel b\nprint(flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -140,7 +140,7 @@ def test_machine_time_only_grows() -> None:
 
 
 class Server:
-    """A publisher, or a subscriber's server, that answers what it was told to."""
+    """A publisher, or a subscriber's server, with prepared answers."""
 
     def __init__(self, rows: list[tuple[Any, ...]] | None = None) -> None:
         self.rows = rows or []
@@ -153,7 +153,7 @@ class Server:
 
 
 class Applying:
-    """A subscriber whose origin moves by one each time it is looked at while it is enabled."""
+    """A subscriber whose origin advances by one each time it is read while the subscription is enabled."""
 
     def __init__(self, name: str, calls: list[str], difference: str | None = None) -> None:
         self.name = name
@@ -238,5 +238,5 @@ def test_lag_is_from_commit_to_the_first_look_that_found_the_origin_past_it() ->
     zero = pg_time_to_datetime(0).timestamp()
     seen = [(Lsn(90), zero + 9.0), (Lsn(200), zero + 11.5), (Lsn(300), zero + 14.0)]
     bench = bench_of(Applying("stock", []), Applying("pubsub", []), publisher)
-    # The last one is the mark, whose end lies beyond the LSN that was waited for.
+    # The last commit is the mark, which ends past the LSN that was waited for.
     assert list(bench._lags(workload.Pgbench("pgbench", 1), "slot", seen)) == pytest.approx([1.5, 0.5, 2.0, 1.0])

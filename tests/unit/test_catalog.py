@@ -1,4 +1,4 @@
-"""The catalog on SQLite: what is stored, what is refused, and what two processes see of each other."""
+"""The catalog on SQLite: what it stores and refuses, and what two processes see of each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BIG = Lsn(2**64 - 1)
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path | str:
-    """Where the catalog lies; scenario 065 gives the same tests a database of PostgreSQL."""
+    """The catalog's location; scenario 065 runs the same tests on a PostgreSQL database."""
     return tmp_path / "catalog.db"
 
 
@@ -135,7 +135,7 @@ async def test_a_delta_table_has_one_owner(catalog: Catalog) -> None:
     with pytest.raises(DuplicateObject, match='belongs to subscription "sub"') as caught:
         await catalog.create_subscription(new("other"), [table(9)])
     assert "target" in (caught.value.hint or "")
-    assert [sub.name for sub in await catalog.subscriptions()] == ["sub"]  # nothing of it stayed
+    assert [sub.name for sub in await catalog.subscriptions()] == ["sub"]  # nothing of it was stored
     await catalog.create_subscription(new("other"), [table(9, target="elsewhere")])
 
 
@@ -180,7 +180,7 @@ async def test_a_table_s_way_through_the_states(catalog: Catalog) -> None:
     assert (found.state, found.lsn, found.copy_generation) == (RelState.READY, BIG, 2)
     assert (found.sync_slot, found.definition, found.estimated_rows) == ("pg_1", "{}", 5)
     await catalog.set_relation_state(sub.oid, 1, RelState.INIT)
-    assert await catalog.begin_copy(sub.oid, 1) == 3  # RESYNC: a generation that no copy before had
+    assert await catalog.begin_copy(sub.oid, 1) == 3  # RESYNC: a generation that no earlier copy had
 
 
 async def test_a_table_that_joins_again_has_copies_of_its_own(catalog: Catalog) -> None:
@@ -260,14 +260,14 @@ async def test_what_befell_a_table_stands_until_its_next_copy(catalog: Catalog) 
         assert (relation.stopped, relation.error_lsn, relation.foreign) == (True, Lsn(500), foreign)
         assert (relation.error, relation.error_hint) == ("no", "copy it")
     assert (await catalog.subscription_stats())[0].apply_error_count == 1
-    # The others' failures are overcome; this one is not.
+    # This clears only failures of workers, not a stopped table's error.
     await catalog.clear_subscription_error(sub.oid)
     assert [relation.error for relation in await catalog.relations(sub.oid)] == ["no", None]
     await catalog.set_relation_state(sub.oid, 1, RelState.INIT)
     relation = await catalog.relation(sub.oid, 1)
     assert relation is not None
     assert (relation.stopped, relation.error_lsn, relation.foreign, relation.error) == (False, None, None, None)
-    # A worker may report of a table that has left.
+    # A worker may report on a table that has left.
     await catalog.remove_relation(sub.oid, 1)
     await catalog.stop_relation(sub.oid, 1, "no", None, None, count="sync")
     await catalog.set_foreign_commit(sub.oid, 1, foreign)
@@ -297,7 +297,7 @@ async def test_tables_join_and_leave(catalog: Catalog) -> None:
 async def test_an_origin_never_goes_back(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     assert await catalog.origin(sub.oid) == INVALID_LSN
-    # 0/FFFFFFFF and 1/0 compare as texts the other way round, and the upper half does not fit a signed integer.
+    # As text 0/FFFFFFFF and 1/0 compare the other way round; LSNs of the upper half do not fit a signed integer.
     for lsn in (Lsn(0xFFFFFFFF), Lsn(0x1_0000_0000), Lsn(2**63), BIG):
         assert await catalog.advance_origin(sub.oid, lsn, Lsn(1)) == lsn
         assert await catalog.advance_origin(sub.oid, Lsn(lsn - 1)) == lsn
@@ -474,7 +474,7 @@ async def test_the_daemon_s_row(catalog: Catalog) -> None:
 
 
 async def test_a_cancelled_task_leaves_the_catalog_usable(catalog: Catalog) -> None:
-    """A worker may be cancelled at any await; no lock may stay, and the change is there wholly or not at all."""
+    """A worker may be cancelled at any await: no lock may remain, and its change must be stored fully or not at all."""
     sub = await with_table(catalog)
     for steps in range(40):
         task = asyncio.create_task(catalog.advance_origin(sub.oid, Lsn(1000 + steps)))
@@ -513,7 +513,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_processes_that_open_a_new_catalog_at_once(location: Path | str) -> None:
-    """One schema, one identity, and no oid twice."""
+    """They create one schema and one identity, and assign no oid twice."""
     command = [sys.executable, "-c", _OTHER_PROCESS, str(location)]
     pipe = asyncio.subprocess.PIPE
     processes = [await asyncio.create_subprocess_exec(*command, name, stdout=pipe) for name in ("a", "b", "c")]

@@ -1,4 +1,4 @@
-"""What a changed Relation message asks of the Delta table: its key, and its values where partitions have them."""
+"""What a changed Relation message requires of the Delta table: its key, and values that only partitions have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLE = TableDefinition(Oid(1), "s", "t", "r", "d", (ID, T), ("id",), ("id",), 0
 
 
 def change(now: TableDefinition, target: TargetTable = TARGET, *, keep: bool = True) -> Change | None:
-    """What the table asks as it is now; it was TABLE."""
+    """Return what the change from TABLE to `now` requires."""
     described = Described(now, None)
     known: Attributes = of_definition(TABLE, ["id", "t"], "app", Lsn(0))
     numbers = tuple(one.attnum for one in now.columns)
@@ -51,7 +51,7 @@ def test_a_replica_identity_alone_moves_the_key() -> None:
 
 @pytest.mark.parametrize("identity", ["d", "f", "n"])
 def test_rows_that_may_repeat_the_key_have_none(identity: str) -> None:
-    """Once the key was kept when the primary key was dropped, and rows that were inserted twice became one."""
+    """The key was once kept after the primary key was dropped, and rows inserted twice became one."""
     assert key(replace(TABLE, replica_identity=identity, primary_key=(), identity_key=())) == ()
 
 
@@ -75,7 +75,7 @@ def test_what_is_kept_would_hide_rows_that_are_found_by_all_their_values() -> No
 
 
 def test_values_of_an_added_column_in_partitions() -> None:
-    """A partitioned table's own catalog rows have no missing values: once old rows got NULL for the default."""
+    """A partitioned table's own catalog rows have no missing values: old rows once got NULL instead of the default."""
     root = replace(TABLE, kind="p", attributes=3)
     found = change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7"))))
     assert found is not None

@@ -1,4 +1,4 @@
-"""pubsub check's findings from definitions alone."""
+"""The findings of pubsub check, from definitions alone."""
 
 from __future__ import annotations
 

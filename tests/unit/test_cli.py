@@ -1,4 +1,4 @@
-"""pubsub.cli: arguments, exit codes, and what goes to which stream."""
+"""pubsub.cli: arguments, exit codes, and output on the right stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of conflicts: PostgreSQL 18's words, with the LSN and the key."""
+"""Messages about conflicts: PostgreSQL 18's words, with the LSN and the key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = {"a": pa.int64(), "b": pa.string(), "v": pa.string()}
 def changes(
     *sent: tuple[str, tuple[object, ...] | None, tuple[object, ...] | None], old_kind: int = OLD_KEY
 ) -> Changes:
-    """(op, old key or row, new row) of a table with the key (a, b)."""
+    """Make changes (op, old key or row, new row) of a table with the key (a, b)."""
     return Changes(
         np.arange(len(sent)),
         np.frombuffer("".join(op for op, _, _ in sent).encode(), np.uint8),

@@ -1,4 +1,4 @@
-"""The type contract: its page is current, and the option that chooses within it."""
+"""The type contract: its page is current, and the option `types` chooses within it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.reference import TYPES_PAGE, types_page
 
 
 def test_page_is_current() -> None:
-    """`make docs` makes it anew."""
+    """`make docs` regenerates it."""
     assert TYPES_PAGE.read_text(encoding="utf-8") == types_page()
 
 

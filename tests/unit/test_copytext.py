@@ -1,4 +1,4 @@
-"""Rows of a copy by columns."""
+"""Rows of a copy as columns."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_second_is_refused_by_name_and_pid(tmp_path: Path) -> None:
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    # However it ended, the node is free, though its pid is still in the file.
+    # The node is free, however the daemon ended, though its pid is still in the file.
     assert (tmp_path / LOCK_FILE).read_text() == f"{holder.pid}\n"
     assert running_daemon(tmp_path) is None
     with DaemonLock.acquire(tmp_path):
@@ -69,7 +69,7 @@ sys.stdin.read()
 
 
 def test_a_child_that_outlives_its_daemon_does_not_keep_it(tmp_path: Path) -> None:
-    """A JVM may."""
+    """A JVM may outlive it."""
     holder = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

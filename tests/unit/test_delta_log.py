@@ -1,4 +1,4 @@
-"""What a table's log says of other writers, and of a table that is not what it was."""
+"""What a table's log tells about other writers, and about a table that was replaced or restored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pubsub.protocol.lsn import Lsn
 
 
 class Foreign:
-    """A table of ours, and commits to it that others would make."""
+    """A table of ours, with commits such as other writers make."""
 
     def __init__(self, path: Path) -> None:
         self.table = TargetTable(str(path), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
@@ -61,7 +61,7 @@ SAME: dict[str, object] = {
 def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.theirs("WRITE", ADD)
-    # Nothing of the application is there yet: this is what it begins with.
+    # The application has committed nothing yet: this is the content that it starts with.
     assert t.found() == []
     t.ours()
     assert t.found() == []
@@ -78,7 +78,7 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     t.ours()
     assert t.found() == []
     assert t.found(TableLog(t.table.path)) == []
-    # A copy under another application id replaces what they did.
+    # A copy under another application id replaces the others' changes.
     t.theirs("DELETE", ADD)
     t.theirs("WRITE", ADD, {"txn": {"appId": "copy", "version": 9}})
     t.theirs("MERGE", ADD)
@@ -106,7 +106,7 @@ def test_what_was_replicated_is_not_to_be_undone(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.ours()
     t.theirs("WRITE", ADD)
-    # Back to what this node committed last: nothing of it is lost.
+    # This restores the node's last commit, so that nothing of the node is lost.
     t.theirs("RESTORE", ADD, version=1)
     assert [operation for _, operation, _ in t.found()] == ["WRITE", "RESTORE"]
     t.log.forget_others()

@@ -1,4 +1,4 @@
-"""The demo's own logic: what it measures, what it shows, what it chooses, and that it can be stopped."""
+"""The demo's own logic: its measurements, display, options and interruption."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def status(*tables: dict[str, object], **more: object) -> dict[str, object]:
 
 def test_lag_counts_from_the_earlier_of_two_answers() -> None:
     times, lsns = [0.0, 1.0, 2.0, 3.0], [Lsn(10), Lsn(20), Lsn(20), Lsn(30)]
-    # 15 was committed between 0 and 1, 25 between 2 and 3; between 1 and 2 nothing was.
+    # 15 was committed between 0 and 1, 25 between 2 and 3, nothing between 1 and 2.
     assert lags(times, lsns, [Batch(Lsn(15), Lsn(25), 5.0)], 0.0) == [3.0, 5.0]
 
 
@@ -102,7 +102,7 @@ def test_a_rate_is_over_the_last_seconds() -> None:
     assert rate.add(5.0, 600) == 100.0
     assert rate.add(10.0, 600) == 0.0
     assert rate.fastest == 100.0
-    assert rate.add(11.0, 50) == 0.0  # counts from nothing again
+    assert rate.add(11.0, 50) == 0.0  # starts anew
 
 
 def test_the_report_says_what_was_not_seen() -> None:
@@ -167,7 +167,7 @@ def test_the_view_shows_what_failed() -> None:
 
 
 class FakeNode(DemoNode):
-    """A node whose status is given."""
+    """A node with a given status."""
 
     def __init__(self, tmp_path: Path, document: dict[str, object]) -> None:
         super().__init__(tmp_path, Interruption(), print)
@@ -275,7 +275,7 @@ def test_the_log_is_shown_for_people(tmp_path: Path) -> None:
     assert [event["event"] for event in node.events()] == ["worker failed"]
 
 
-# a database of one's own
+# the user's own database
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""sqlglot's dialect with our statements in it."""
+"""The sqlglot dialect that includes our statements."""
 
 from __future__ import annotations
 

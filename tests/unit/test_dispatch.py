@@ -37,7 +37,7 @@ B = relation(16385, "b")
 
 
 def rows_of(dispatcher: Dispatcher) -> list[bytes]:
-    """The messages in the open batch's log."""
+    """Return the messages in the open batch's log."""
     result = []
     for block in (block for _, blocks in dispatcher.batch.chunks() for block in blocks):
         at = 0
@@ -86,7 +86,7 @@ def test_an_empty_transaction_moves_the_position_alone() -> None:
 
 
 def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
-    """Inside a transaction the server's end of WAL lies past changes that are not decided yet."""
+    """Inside a transaction the server's end of WAL is past changes whose outcome is not known yet."""
     d = Dispatcher(Lsn(10))
     d.feed([keepalive(50)], 0.0)
     assert (d.position, d.decided) == (50, 10)
@@ -98,7 +98,7 @@ def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
 
 
 def test_take_starts_a_batch_that_knows_the_settled_relations_alone() -> None:
-    """What an open transaction has sent comes with its commit; it must not be known before, nor twice."""
+    """Relations that an open transaction has sent take effect with its commit, neither before nor twice."""
     d = Dispatcher(Lsn(10))
     d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
     d.feed(transaction(200, B, insert(B.oid, 1, "x"))[:-1], 0.0)
@@ -287,7 +287,7 @@ def test_streams_that_were_not_asked_for_are_refused() -> None:
 
 
 def test_a_transaction_in_progress_holds_nothing_back(tmp_path: Path) -> None:
-    """It ends past what a keepalive says, and is then sent again whole."""
+    """It ends past the keepalive's LSN, so a restart sends it again as a whole."""
     buffer = ReorderBuffer(tmp_path, 1 << 20)
     d = Dispatcher(Lsn(10), buffer)
     tagged = frame(replace(insert(A.oid, 1, "x"), xid=Xid(8)))

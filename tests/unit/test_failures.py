@@ -1,4 +1,4 @@
-"""What a worker's failure is called."""
+"""The messages about a worker's failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading PostgreSQL's arrays, the inverse of writing them."""
+"""Parsing PostgreSQL's arrays, the inverse of writing them."""
 
 from __future__ import annotations
 

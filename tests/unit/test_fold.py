@@ -18,7 +18,7 @@ Event = tuple[str, Any, Any] | tuple[str, Any, Any, Any]
 
 
 def changes(*events: Event, key: Any = None, full: bool = False) -> Changes:
-    """("I", k, v), ("U", k, v), ("U", k, v, old key), ("D", k, None), for columns k and v, from number 0."""
+    """Make changes of columns k, v, from number 0: ("I", k, v), ("U", k, v), ("U", k, v, old key), ("D", k, None)."""
     key = key or pa.int64()
     op = np.frombuffer("".join(event[0] for event in events).encode(), np.uint8)
     delete = [event[0] == "D" for event in events]
@@ -103,7 +103,7 @@ def test_masks_are_there_only_for_what_misses() -> None:
 def test_a_row_that_is_gone_is_not_changed() -> None:
     folded = keyed(("D", 1, None), ("U", 1, "x"), ("U", 2, "y", 1), ("D", 1, None), ("U", 2, "z"))
     assert rows(folded.images) == [(2, "z")]
-    # 2 was not made by the skipped change: its own story begins with the last one
+    # the skipped change did not create 2: the last change is the first of key 2
     assert deleted(folded) == [1, 2]
     chain = keyed(("D", 1, None), ("D", 2, None), ("U", 2, "y", 1), ("U", 3, "z", 2), ("U", 3, "z"))
     assert rows(chain.images) == [(3, "z")]
@@ -174,7 +174,7 @@ def test_keys_too_wide_for_one_number() -> None:
 
 
 def test_a_column_that_only_the_target_has() -> None:
-    """It is not in old tuples, and an UPDATE keeps what the target holds."""
+    """Old tuples lack it, and an UPDATE keeps the target's value."""
     sent = Changes(
         np.arange(2),
         np.frombuffer(b"UD", np.uint8),

@@ -1,4 +1,4 @@
-"""Handover: states w and c, promises that outlive workers, and who waits for whom."""
+"""Handover: the states w and c, promises that outlive workers, and which worker waits for which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.virtual_time import run
 
 
 class Applying:
-    """An apply worker that has decided up to `decided`."""
+    """An apply worker that has decided about all transactions up to `decided`."""
 
     def __init__(self, decided: int) -> None:
         self.decided = Lsn(decided)
@@ -119,7 +119,7 @@ def test_s_lets_apply_write() -> None:
 
 
 def test_who_waits_for_a_table_that_leaves_goes_on() -> None:
-    """Apply once waited for ever for a table that REFRESH had taken out."""
+    """The apply worker once waited forever for a table that REFRESH had removed."""
 
     async def main() -> None:
         handover = Handover()

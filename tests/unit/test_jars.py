@@ -1,4 +1,4 @@
-"""pubsub.jars: finding Java, and the files of Delta."""
+"""pubsub.jars: finding Java and Delta's files."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_archive_belongs_to_one_java_and_one_class_path(monkeypatch: pytest.
 
 
 def ivy_that_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str) -> None:
-    """A java that acts as Ivy: it writes the file that was asked for into the directory of the pattern."""
+    """Install a `java` that acts as Ivy and writes the requested file into the directory of the pattern."""
     make_java(
         tmp_path / "java",
         'if [ "$1" = -version ]; then echo \'openjdk version "17"\' >&2; exit; fi',

@@ -1,4 +1,4 @@
-"""Key hashes: equal keys, equal numbers, however they come."""
+"""Key hashes: equal keys have equal numbers, in whatever form they arrive."""
 
 from __future__ import annotations
 

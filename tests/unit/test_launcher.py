@@ -1,4 +1,4 @@
-"""Launcher: runners come, go, and come again; what it writes is no reason to end."""
+"""Launcher: runners start, end and are restarted; a failure to write to the catalog does not end it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Step = Callable[["FakeRunner"], Any]
 
 
 class FakeCatalog:
-    """As much of the catalog as the launcher uses."""
+    """The part of the catalog that the launcher uses."""
 
     def __init__(self, *subscriptions: Any) -> None:
         self.counter = 1
@@ -79,7 +79,7 @@ class FakeCatalog:
 
 
 class FakeRunner:
-    """`Runner`: `script` says what becomes of each one; then they run until drained."""
+    """`Runner`: each takes its outcome from `script`; after that they run until drained."""
 
     made: list[FakeRunner]
     script: list[Step]
@@ -218,7 +218,7 @@ async def test_the_log_says_what_commands_have_done_and_what_became_of_the_worke
 
 @virtual
 async def test_a_runner_that_failed_is_started_again_after_a_rest() -> None:
-    """With nothing changed in the catalog it once stayed away."""
+    """It once stayed away if nothing changed in the catalog."""
 
     async def fail(runner: FakeRunner) -> None:
         await asyncio.sleep(3)

@@ -1,4 +1,4 @@
-"""Arrays, composites and VARIANT as such: which types they become, and what is refused."""
+"""Arrays, composites and VARIANT as nested types: the types they become, and what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_types_that_are_refused(shape: TypeShape, own: str, words: str) -> None:
     ],
 )
 def test_values_that_are_refused(text: str, target: pa.DataType) -> None:
-    """With the whole value's text and its row."""
+    """The error has the whole value's text and its row."""
     good = {True: "{}"}.get(pa.types.is_list(target))
     values = [good, None, text, good]
     with pytest.raises(InvalidText) as caught:
@@ -112,7 +112,7 @@ def test_shapes_of_binary_arrays() -> None:
 
 
 def test_variant() -> None:
-    """By the encoding's own words: header bits and little-endian numbers."""
+    """Header bits and little-endian numbers, as the encoding's specification has them."""
     texts = [
         "null",
         "true",
@@ -146,7 +146,7 @@ def test_variant() -> None:
 
 
 def test_nulls_of_a_variant_can_be_written(tmp_path: Path) -> None:
-    """Arrow's own have NULL parts, which are required."""
+    """Arrow's own NULLs have NULL parts, but the parts are required."""
     some = from_text(pa.array(["1", None, "[]"]), VARIANT)
     none = nulls(3, VARIANT)
     mixed = pc.if_else(pa.array([True, False, True]), none, some)

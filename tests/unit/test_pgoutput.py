@@ -1,4 +1,4 @@
-"""pgoutput's codec on bytes that PostgreSQL 18.4 sent, and on what must be refused."""
+"""pgoutput's codec on bytes that PostgreSQL 18.4 sent, and on bytes that must be refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COLUMNS_SENT = (
     "00620000000011ffffffff"
 )
 
-# The bytes in hexadecimal, whether within a stream, whether under streaming 'parallel', and what they say.
+# The bytes in hexadecimal, whether inside a stream, whether with streaming = parallel, and the message.
 CAPTURED: list[tuple[str, bool, bool, Message]] = [
     (
         "42000000000172c518000303c854aed093000002f3",

@@ -1,4 +1,4 @@
-"""Pipeline: from a stream to a Delta in memory, in virtual time."""
+"""Pipeline: from a stream to Delta tables in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LIMITS = Limits(rows=1000, nbytes=1 << 20, age=1.0, status_interval=10.0, receiv
 
 
 class OneTables:
-    """around.Tables: each table by its relation's name; `gates` hold back commits."""
+    """around.Tables, with tables named like their relations; `gates` hold back commits."""
 
     origin = "pg_1"
 
@@ -109,7 +109,7 @@ class OneTables:
 
 
 class Bench:
-    """A pipeline over tables a and b, and what it did."""
+    """A pipeline for tables a and b, and its effects."""
 
     def __init__(self, frames: list[bytes] | None = None, limits: Limits = LIMITS, **options: Any) -> None:
         self.delta = MemoryDelta(target("a"), target("b"))
@@ -150,7 +150,7 @@ def _no_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """The test runs in virtual time; a wait that nothing can end is an error there."""
+    """Run the test in virtual time, where a wait that nothing can end is an error."""
 
     def wrapper() -> None:
         run(test(), apply.pipeline)
@@ -160,7 +160,7 @@ def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 async def until(condition: Callable[[], object], seconds: float = 1000.0) -> None:
-    """Wait in virtual time."""
+    """Wait in virtual time until `condition` holds."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -231,7 +231,7 @@ async def test_while_a_commit_runs_the_next_batch_grows() -> None:
 
 @virtual
 async def test_what_waits_is_bounded_and_status_goes_on() -> None:
-    """One batch commits, one is staged, one is open and full: then nothing more is read."""
+    """With one batch committing, one staged and one open and full, nothing more is read."""
     frames = [f for n in range(1, 20) for f in transaction(n * 100, A, insert(A.oid, n, "x"))]
     b = Bench(frames, Limits(1, 1 << 20, 0.1, 10.0, 60.0), reads=5)
     gate = b.tables.gates[A.oid] = asyncio.Event()
@@ -249,9 +249,9 @@ async def test_what_waits_is_bounded_and_status_goes_on() -> None:
 
 @virtual
 async def test_flushed_never_passes_what_is_stored() -> None:
-    """A keepalive may raise `flushed` while the batch's LSN is being stored: only what was stored may be reported.
+    """A keepalive may raise `flushed` while the batch's LSN is being stored: only a stored LSN may be reported.
 
-    Else a restart would begin at the stored origin, and the publisher after it.
+    Otherwise, after a restart, the subscriber would ask from the stored origin, and the publisher would start past it.
     """
     b = Bench(transaction(100, A, insert(A.oid, 1, "x")))
     storing = asyncio.Event()
@@ -299,7 +299,7 @@ async def test_a_keepalive_advances_when_nothing_is_pending() -> None:
 
 @virtual
 async def test_transactions_of_others_advance_without_a_pause_in_the_stream() -> None:
-    """A busy publisher of which nothing is published to us: its WAL must not be pinned."""
+    """The WAL of a busy publisher must not be retained while none of its changes are published to us."""
     b = Bench()
     task = asyncio.create_task(b.run())
     for number in range(1, 60):
@@ -313,7 +313,7 @@ async def test_transactions_of_others_advance_without_a_pause_in_the_stream() ->
 
 @virtual
 async def test_caught_up_is_told_under_load_too() -> None:
-    """It once stayed true from the first idle second on, and the lag was shown as nothing."""
+    """It once stayed true from the first idle second on, and the lag was shown as zero."""
     b = Bench()
     task = asyncio.create_task(b.run())
     await asyncio.sleep(2)
@@ -443,7 +443,7 @@ async def test_conflicts_without_end_are_given_up() -> None:
 
 @virtual
 async def test_a_conflict_with_a_commit_of_our_own_name_is_not_tried_again() -> None:
-    """Another writer moved the table on under our application id: the batch must be filtered and built again."""
+    """Another writer committed under our application id: the batch must be filtered and built again."""
     b = Bench(transaction(100, A, insert(A.oid, 1, "x")))
 
     async def overtaken(commit: Callable[[], None]) -> None:
@@ -507,7 +507,7 @@ async def test_cancelled_it_waits_for_the_commit_under_way() -> None:
 
 @virtual
 async def test_cancelled_while_staging_it_leaves_no_file() -> None:
-    """What the thread has staged once stayed on disk until the next start, a batch with every retry."""
+    """The staged files once stayed on disk until the next start, one batch more with each retry."""
     b = Bench(transaction(100, A, insert(A.oid, 1, "x")))
     with pytest.MonkeyPatch.context() as patch:
 
@@ -563,7 +563,7 @@ async def test_a_table_that_stops_alone_gets_what_was_before_its_failure() -> No
     assert b.commits("b") == [(100, 200)]
     assert b.tables.stopped == {B.oid: 250}
     assert b.tables.durables == [400]
-    # What comes later is the other table's alone.
+    # Later transactions apply only to the other table.
     b.stream.send(transaction(500, insert(B.oid, 5, "x"), insert(A.oid, 5, "x")))
     await until(lambda: b.pipeline.flushed == 500)
     assert len(b.rows("b")) == 2
@@ -590,7 +590,7 @@ async def test_conflicts_are_left_out_and_counted_once_committed() -> None:
     gate = b.tables.gates[A.oid] = asyncio.Event()
     task = asyncio.create_task(b.run())
     await asyncio.sleep(5)
-    # What is staged while this commits is staged for the table as it will be.
+    # A batch staged during this commit is staged against the table after it.
     b.stream.send(transaction(200, update(A.oid, 1, "z"), delete(A.oid, 2, None), insert(A.oid, 4, "w")))
     await asyncio.sleep(5)
     assert not b.tables.conflicts
@@ -611,7 +611,7 @@ async def test_commits_of_others_are_known_once_the_batch_before_is_committed() 
     b.delta.others["a"] = [OtherCommit(3, "DELETE", "an engine", frozenset(), None)]
     b.stream.send(transaction(200, update(A.oid, 2, "y")))
     await asyncio.sleep(5)
-    # The commit of the first, which has not begun, is to find them itself.
+    # The first batch's commit, which has not begun, is to find them itself.
     assert b.tables.contested == set()
     assert b.delta.others
     gate.set()
@@ -677,7 +677,7 @@ async def test_a_silent_publisher_is_pinged_at_half_time_and_given_up_at_the_end
 
 @virtual
 async def test_silence_while_nothing_was_read_is_not_the_publishers() -> None:
-    """A commit of more than wal_receiver_timeout once ended the worker, and its work was done again, and again."""
+    """A commit longer than wal_receiver_timeout once ended the worker, which then repeated its work, without end."""
     frames = [f for n in range(1, 4) for f in transaction(n * 100, A, insert(A.oid, n, "x"))]
     b = Bench(frames, Limits(1, 1 << 20, 0.1, 10.0, 60.0), reads=5)
     gate = b.tables.gates[A.oid] = asyncio.Event()
@@ -810,7 +810,7 @@ async def test_a_message_past_the_limit_is_refused() -> None:
 
 @virtual
 async def test_logs_of_a_batch_hold_half_of_the_memory() -> None:
-    """A batch closes there, whatever its own bounds are."""
+    """A batch closes at that size, whatever its own bounds are."""
     frames = [f for n in range(1, 9) for f in transaction(n * 100, A, insert(A.oid, n, "x" * 1000))]
     b = Bench(frames, Limits(10**6, 1 << 30, 3600.0, 10.0, 60.0, memory=4000), reads=4)
     task = asyncio.create_task(b.run())

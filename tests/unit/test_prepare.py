@@ -1,4 +1,4 @@
-"""prepare: a batch's changes by destination, filtered, matched by name, and refused where they do not fit."""
+"""prepare: a batch's changes by destination, filtered, matched by name, and refused if they do not fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A, B = relation(16384, "a"), relation(16385, "b")
 
 
 class Bench:
-    """Transactions of one batch, ending at 100, 200, …, prepared for `targets`."""
+    """Prepares a batch for `targets`; its transactions end at 100, 200, …"""
 
     def __init__(self, *targets: TargetTable) -> None:
         self.delta = MemoryDelta(*(targets or (target("a"), target("b"))))
@@ -123,7 +123,7 @@ def test_a_definition_that_changed_holds_from_its_place_on() -> None:
 
 
 def test_a_table_dropped_and_made_again_is_one_destination_in_order_of_time() -> None:
-    """The younger oid may be the smaller one: oids wrap around."""
+    """The newer oid may be the smaller one, since oids wrap around."""
     for old, new in ((20000, 16384), (16384, 20000)):
         b = Bench()
         b.send(relation(old, "a"), insert(old, 1, "old"), insert(old, 2, "old"))

@@ -1,4 +1,4 @@
-"""Which publisher may go on: every rule of apply.publisher, without a server; and what is said of slots."""
+"""Which publishers are accepted: every rule of apply.publisher, without a server; and messages about slots."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SLOT = SlotInfo(
 HERE = SystemIdentity("1", 2, Lsn(200), "db")
 STANDS = Standing(origin=Lsn(100), held=Lsn(110), copied=True)
 
-#: What differs from a publisher that may go on, and the error; None: it may.
+#: A difference from an accepted publisher, and the error; None: it is accepted, too.
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("as it was", {}, None),
     ("before the first origin", {"standing": Standing(Lsn(0), Lsn(0), True)}, None),
@@ -221,7 +221,7 @@ def test_who_holds_a_slot_up() -> None:
     )
     assert "ROLLBACK PREPARED" in (about_wait(replace(wait, pid=None, gid="g")).hint or "")
     assert "pg_log_standby_snapshot" in (about_wait(replace(wait, xid=None)).hint or "")
-    # What a role may not see is left out.
+    # The parts that a role may not see are left out.
     assert (
         about_wait(SlotWait("s", 745, 12, None, None, None, None, None)).detail
         == "It waits for transaction 745 of process 12."

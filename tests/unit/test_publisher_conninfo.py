@@ -1,4 +1,4 @@
-"""Connection strings: what libpq reads, what is looked up beforehand, what may not be shown."""
+"""Connection strings: parsing by libpq, looking up hosts beforehand, and hiding secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reorder buffer: what the property test's model does not say."""
+"""The reorder buffer: cases that the property test's model does not cover."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_transaction_in_memory(buffer: ReorderBuffer) -> None:
 
 
 def test_memory_is_what_the_buffers_hold(buffer: ReorderBuffer) -> None:
-    """Against tracemalloc, which sees what is allocated."""
+    """Compare with tracemalloc, which sees all allocations."""
     frames = rows(10, 20_000)
     buffer.append(9, [b"x"])
     tracemalloc.start()
@@ -181,7 +181,7 @@ def test_chunks_are_bounded(buffer: ReorderBuffer) -> None:
 
 
 def test_blocks_close(buffer: ReorderBuffer) -> None:
-    """One call with more than a block, and a frame that is longer than one."""
+    """Append more than a block in one call, and a frame longer than a block."""
     buffer.work_mem = 1 << 30
     frames = [*rows(10, 30_000), bytes(BLOCK_BYTES + 1), *rows(10, 3)]
     buffer.append(10, frames)
@@ -194,14 +194,14 @@ def test_blocks_close(buffer: ReorderBuffer) -> None:
 
 
 def test_subtransactions(buffer: ReorderBuffer) -> None:
-    """10 ( 11 ( 12 ) 13 ( 14 ) ): 11 is rolled back; only then is it said that 12 was in 11, and 14 in 13."""
+    """10 ( 11 ( 12 ) 13 ( 14 ) ): only after 11 is rolled back is 12 assigned to 11, and 14 to 13."""
     for xid in (11, 12, 13, 14):
         buffer.append(xid, rows(xid, 2), top=10)
     buffer.append(10, rows(10, 2))
     buffer.abort(11)
     buffer.assign(12, 11)
     buffer.assign(14, 13)
-    buffer.assign(12, 10)  # a record names the top level again
+    buffer.assign(12, 10)  # a record names the top-level transaction again
     buffer.abort(99)
     transaction = buffer.commit(10)
     assert transaction is not None
@@ -212,7 +212,7 @@ def test_subtransactions(buffer: ReorderBuffer) -> None:
 
 
 def test_changes_that_come_with_the_nearer_parent(buffer: ReorderBuffer) -> None:
-    """13 was known to be in 10; that it is in 11, which is rolled back, comes with more of its changes."""
+    """13 is known to be in 10; later changes say that it is in 11, which is rolled back."""
     buffer.append(11, rows(11, 1), top=10)
     buffer.append(13, rows(13, 1), top=10)
     buffer.append(13, rows(13, 1), top=11)
@@ -236,7 +236,7 @@ def test_contradictions_about_subtransactions(buffer: ReorderBuffer) -> None:
     buffer.append(30, rows(30, 1))
     buffer.take(30).release()
     with pytest.raises(ValueError, match="can not be a subtransaction"):
-        buffer.assign(30, 10)  # it was given out as top-level
+        buffer.assign(30, 10)  # it was returned as a top-level transaction
 
 
 def test_a_subtransaction_that_is_known_too_late(buffer: ReorderBuffer) -> None:
@@ -287,12 +287,12 @@ def test_abort(buffer: ReorderBuffer, tmp_path: Path) -> None:
     assert spilled(tmp_path / "spill") == []
     assert (buffer.memory, buffer.commit(10), buffer.get(11)) == (0, None, None)
     assert buffer.statistics.total_txns == 0
-    buffer.append(11, rows(11, 1))  # the xid may come again
+    buffer.append(11, rows(11, 1))  # the xid may be used again
     assert read(buffer.commit(11)) == rows(11, 1)
 
 
 def test_what_a_crash_left_is_rolled_back(buffer: ReorderBuffer) -> None:
-    """Xids are compared around their end."""
+    """Xids are compared modulo 2^32."""
     for xid in (4_294_967_290, 5, 7, 9):
         buffer.append(xid, rows(xid, 1))
     buffer.abort_older(7)
@@ -364,7 +364,7 @@ def test_a_prepared_one_given_back_before_its_outcome(buffer: ReorderBuffer) -> 
 
 
 def test_a_stream(buffer: ReorderBuffer) -> None:
-    """Relations stay in their place, and vanish with their subtransaction; rows decode as outside a stream."""
+    """Relation messages keep their place and disappear with their subtransaction; rows decode as outside a stream."""
     there, other = relation(50, "t"), relation(51, "u")
     messages = [
         (10, there),
@@ -428,7 +428,7 @@ def test_arrow_reads_a_spilled_transaction(buffer: ReorderBuffer) -> None:
 
 
 def test_close_waits_for_a_move_to_disk(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever awaited the thread that moves may have been cancelled."""
+    """The task that awaited the moving thread may have been cancelled."""
     writing, go_on, write = threading.Event(), threading.Event(), os.pwrite
 
     def pwrite(file: int, data: Any, offset: int) -> int:
@@ -476,7 +476,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.parametrize("millions", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_memory_of_a_large_transaction(tmp_path: Path, millions: int) -> None:
-    """Peak RSS of a process that receives it and reads it back: the same, whatever its size (measured: 160 to 250 MB)."""
+    """Peak RSS of a process that receives and reads it back does not depend on its size (measured: 160 to 250 MB)."""
     arguments = [sys.executable, "-c", LARGE, str(tmp_path / "spill"), str(millions)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 350 << 10
@@ -496,15 +496,15 @@ def test_reading_holds_a_chunk(buffer: ReorderBuffer) -> None:
     finally:
         tracemalloc.stop()
     assert transaction.nbytes == 40_000_000
-    # The chunk that is given out, the next that is read: frames, and 20 bytes for each.
+    # The current chunk, and the next one being read: frames, and 20 bytes for each.
     assert peak < 14 << 20
 
 
-# Files that fail.
+# Failing files.
 
 
 def on_disk(buffer: ReorderBuffer) -> tuple[Transaction, Path]:
-    """A transaction with two segments on disk and one block in memory."""
+    """Make a transaction with two segments on disk and one block in memory."""
     for number in range(2):
         buffer.append(10, rows(10 + number, 1000))
         buffer.spill()
@@ -570,7 +570,7 @@ def test_a_link_in_its_place(buffer: ReorderBuffer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 50_000, 2_500_000])
 def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
-    """Nothing is lost: it is tried again when there is room."""
+    """Nothing is lost, and spilling succeeds once there is room."""
     frames = rows(10, 50_000)
     buffer.append(10, frames)
     with room_for(room), pytest.raises(DiskFull) as caught:
@@ -579,7 +579,7 @@ def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
     transaction = buffer.get(10)
     assert transaction is not None
     assert buffer.memory == transaction.memory > 0
-    # What was written of a segment is taken off again.
+    # A partly written segment is removed again.
     assert [path.stat().st_size for path in spilled(tmp_path / "spill")] == [file.end for file in transaction.files]
     assert buffer.statistics.spill_count == (room > 2_000_000)
     buffer.spill()
@@ -589,7 +589,7 @@ def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
     assert read(buffer.commit(10)) == frames
 
 
-# Kept for longer.
+# Persisted transactions.
 
 
 @pytest.fixture
@@ -664,7 +664,7 @@ durable.persist(buffer.prepare(10, "one"), home / "prepared" / "one", {})
 
 @pytest.mark.parametrize("point", ["spill.write", "persist.rename"])
 def test_killed_while_writing(tmp_path: Path, point: str) -> None:
-    """There whole or not at all; what is left goes at the next start."""
+    """The file is complete or absent; leftovers are removed at the next start."""
     faults_directory = tmp_path / "faults"
     faults_directory.mkdir()
     (faults_directory / point).write_text("kill")
@@ -725,7 +725,7 @@ def test_a_torn_persisted_one(stored: Path) -> None:
 
 
 def test_a_full_disk_while_persisting(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No room at all, for the half, or for the last byte."""
+    """There is no room at all, room for half, or for all but the last byte."""
     buffer.append(10, rows(10, 1000))
     transaction = buffer.prepare(10, "one")
     path = tmp_path / "prepared" / "one"

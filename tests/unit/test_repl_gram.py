@@ -1,4 +1,4 @@
-"""What stock subscribers send is understood; what they would be refused, is refused in PostgreSQL's words."""
+"""repl_gram: parses what PostgreSQL's subscribers send; refuses what PostgreSQL refuses, in its words."""
 
 from __future__ import annotations
 

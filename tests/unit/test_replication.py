@@ -1,4 +1,4 @@
-"""The replication stream on a libpq that is played: order, bounds, and what comes before an end."""
+"""The replication stream on a fake libpq: order, bounds, and frames before an end."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class Result:
 
 
 class Libpq:
-    """Each item of `reads` is what one read of the socket brings: frames, or an error.  The socket is always readable
-    while there are reads left."""
+    """A fake libpq.  Each item of `reads` is the result of one read of the socket: frames, or an error.
+
+    The socket is readable as long as there are reads left.
+    """
 
     server_version = 180000
     backend_pid = 1
@@ -155,7 +157,7 @@ async def test_frames_come_before_a_cut(streaming: Any) -> None:
 
 
 async def test_many_frames_come_before_a_cut_that_comes_with_them(streaming: Any) -> None:
-    """libpq has closed the socket by then: there is no telling how much room it has."""
+    """libpq has closed the socket by then, so its buffer size cannot be read."""
     frames = [b"w" * 1000] * 100
     stream, libpq = streaming(host=b"127.0.0.1")
 
@@ -230,7 +232,7 @@ async def test_a_backlog_is_held_back_but_not_on_a_unix_socket(streaming: Any, m
 
 
 async def test_large_frames_are_not_held_back(streaming: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read brings one of them: with 10 ms between the reads no more than 13 MB of WAL came in a second."""
+    """A read returns one of them: with 10 ms between reads at most 13 MB of WAL arrived in a second."""
     monkeypatch.setattr(replication, "_receive_buffer", lambda _fd: 1 << 20)
     stream, _ = streaming([b"w" * (128 << 10)], [b"w" * 4000] * 10, [b"w" * (128 << 10), b"w" * 4000], host=b"h")
     holds = []

@@ -98,7 +98,7 @@ def test_only_the_key_of_old_tuples_is_read_when_asked() -> None:
 
 
 def test_unchanged_values_come_from_an_old_tuple_that_holds_them() -> None:
-    """Under REPLICA IDENTITY FULL it holds all, else the key's."""
+    """Under REPLICA IDENTITY FULL the old tuple has all values, otherwise the key's."""
     full = Update(T, "O", (b"3", None, b"BIG"), (b"4", UNCHANGED, UNCHANGED))
     key = Update(T, "K", (b"3", None, None), (UNCHANGED, UNCHANGED, b"b"))
     for options in ({}, {"key": ["id"]}):
@@ -223,7 +223,7 @@ def test_tuples_that_can_not_be(message: Message) -> None:
 
 @pytest.mark.parametrize("cut", ALL)
 def test_a_change_cut_anywhere_or_followed_by_more(cut: Message) -> None:
-    """Whatever follows it: a value is never read from the next frame's bytes."""
+    """Whatever follows, a value is never read from the next frame's bytes."""
     whole = HEADER + write_message(cut)
     rest = [HEADER + write_message(message) for message in ALL]
     for frame in (*(whole[:end] for end in range(len(HEADER) + 1, len(whole))), whole + b"\0", whole + whole[25:]):

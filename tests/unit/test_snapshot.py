@@ -1,4 +1,4 @@
-"""pubsub.snapshot: which versions show which LSNs."""
+"""pubsub.snapshot: the LSNs that each version shows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_a_version_before_any_data_shows_nothing() -> None:
 
 
 def test_an_altered_table_is_shown_from_the_lsn_of_its_change() -> None:
-    # The batch whose last transaction altered the table began before it: between the two the old version is all there is.
+    # The batch began before its last transaction, which altered the table: up to there only the old version shows
+    # anything.
     altered = (5, (Lsn(0x300), Lsn(0x300)))
     before, after = (4, (Lsn(0x100), Lsn(0x200))), (6, (Lsn(0x280), Lsn(0x300)))
     assert shown_by([before, altered, after], Lsn(0x400)) == [
@@ -76,7 +77,7 @@ def test_rounded_down_until_all_show_it() -> None:
 
 
 def test_rounding_one_table_may_round_another() -> None:
-    # At 0x3FF the second shows; the first can not show 0x380 to 0x3FF, so both go below.
+    # The second can show 0x3FF; the first cannot show 0x380 to 0x3FF, so both are rounded below that.
     first = [Shown(1, Lsn(0x300), Lsn(0x37F)), Shown(2, Lsn(0x450), Lsn(0x500))]
     second = [Shown(5, Lsn(0x100), Lsn(0x3FF)), Shown(6, Lsn(0x480), Lsn(0x500))]
     lsn, chosen = together({1: first[::-1], 2: second[::-1]}, Lsn(0x460))

@@ -1,4 +1,4 @@
-"""Directories of processes that have ended, and of those that have not."""
+"""Spill directories of processes that have ended, and of running ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements: what parses to what, and PostgreSQL's texts and places for what does not."""
+"""The statements: how they parse, and PostgreSQL's error texts and positions for what does not."""
 
 from __future__ import annotations
 

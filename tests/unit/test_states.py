@@ -1,4 +1,4 @@
-"""The table of states."""
+"""The table of state transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as a session's settings have them, without a server; beside servers they are in test_070."""
+"""Texts under a session's settings, without a server; test_070 compares them with servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pubsub.protocol.output.styles import REPEAT, Styles, TimeZone
 
-# One hour east, and two in "summer", which is the second half of every 400 years.
+# One hour east, and two in "summer", the second half of every 400 years.
 ZONE = TimeZone((0, REPEAT // 2), (3600, 7200), ("A", "B"), end=REPEAT)
 
 

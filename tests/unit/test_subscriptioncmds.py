@@ -1,4 +1,4 @@
-"""launcher.subscriptioncmds, altersubscription, targets, session: what needs no publisher."""
+"""launcher.subscriptioncmds, altersubscription, targets, session: the parts that need no publisher."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNCONNECTED = "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p WITH (connect
 
 @dataclass
 class Client:
-    """A session whose messages are kept."""
+    """A session that keeps its notices."""
 
     session: Session
     notices: list[Notice] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Client:
         return caught.value
 
     async def request(self) -> Request:
-        """What the command asks of the daemon, once it does."""
+        """Wait for the command's request to the daemon."""
         async with asyncio.timeout(30):
             while not (pending := await self.session.catalog.pending_requests()):  # noqa: ASYNC110 - another process's
                 await asyncio.sleep(0)
@@ -66,7 +66,7 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def nowhere() -> str:
-    """A connection string that no one listens at."""
+    """A connection string of an address where no one listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

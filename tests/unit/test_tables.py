@@ -1,4 +1,4 @@
-"""ApplyTables on a real catalog: which table gets which transaction, who writes it, and when it is ready."""
+"""ApplyTables on a real catalog: the transactions that a table gets, which worker writes it, when it is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFINITION = json.dumps({"columns": ["id", "v"], "key": ["id"]})
 
 
 async def quiet() -> None:
-    """No batch is under way."""
+    """Return at once: no batch is under way."""
 
 
 class Meanwhile:
@@ -55,7 +55,7 @@ class Meanwhile:
         await self._awaited(f"look {len(self.asked)}")
         return Looked({table.relid: Same() for table in tables}, Lsn(50))  # type: ignore[misc]
 
-    async def take_over(self, table: Columns, now: object, since: Lsn) -> None:
+    async def take_over(self, table: Columns, now: object, since: Lsn, version: object) -> None:
         self.taken_over.append(table.relid)
         await self._awaited("take over")
 
@@ -79,7 +79,7 @@ class Same:
 
 
 class Bench:
-    """A subscription of table a, and what its apply worker knows of it."""
+    """A subscription with table a, and its apply worker's ApplyTables."""
 
     def __init__(self, catalog: Catalog, subscription: Subscription, delta: MemoryDelta) -> None:
         self.follower: Meanwhile | None = None
@@ -115,7 +115,7 @@ class Bench:
     def tables_changed(self) -> None: ...
 
     async def copied(self, at: int, relid: int = A.oid) -> None:
-        """The sync worker's way to f."""
+        """Store the states of a sync worker up to f."""
         generation = await self.catalog.begin_copy(self.subscription.oid, relid)
         await self.catalog.set_relation_definition(self.subscription.oid, relid, DEFINITION)
         self.delta.tables["a"].versions[self.app_id(generation, relid)] = Lsn(at)
@@ -190,7 +190,7 @@ async def test_c_is_at_or_past_what_was_decided(bench: Bench) -> None:
 
 
 async def test_what_the_catalog_got_since_it_was_read_is_known_at_the_first_batch(bench: Bench) -> None:
-    """The first commit once went under the name of the copy before; a restart then did not find its version."""
+    """The first commit once had the previous copy's application id; a restart then did not find its version."""
     await bench.tables.load()
     await bench.copied(100)
     bench.handover.attach(bench)
@@ -210,7 +210,7 @@ async def test_a_table_that_joined_and_was_copied_meanwhile_is_known_at_the_firs
 
 
 async def test_a_table_that_joined_without_a_copy_is_known_at_the_first_batch(bench: Bench) -> None:
-    """Its first rows were once passed over, received before the catalog had been read again."""
+    """Its first rows were once skipped if they arrived before the catalog had been read again."""
     await bench.tables.load()
     joined = NewRelation(B.oid, "public", "b", "b", RelState.READY, Lsn(100), DEFINITION)
     await bench.catalog.add_relations(bench.subscription.oid, [joined])
@@ -253,7 +253,7 @@ async def test_a_table_that_leaves_is_not_waited_for(bench: Bench) -> None:
 
 
 async def test_a_worker_that_drains_waits_for_no_sync_worker(bench: Bench) -> None:
-    """Both end; a stop once took the whole drain_timeout."""
+    """Both end; stopping once took the whole drain_timeout."""
     await bench.copied(100)
     await bench.tables.load()
     bench.handover.attach(bench)
@@ -279,7 +279,7 @@ async def test_r_is_stored_when_the_origin_has_come_to_s(bench: Bench) -> None:
 
 
 async def test_r_is_stored_after_a_restart_of_a_quiet_publisher(bench: Bench) -> None:
-    """The origin has long been past s; nothing moves it."""
+    """The origin is already past the LSN of s, and nothing moves it."""
     await bench.copied(100)
     await bench.synced(150)
     await bench.catalog.advance_origin(bench.subscription.oid, Lsn(200))
@@ -349,7 +349,7 @@ async def test_the_next_apply_worker_keeps_the_promise_that_still_holds(bench: B
     bench.handover.detach()
     await bench.restarted().load()
     assert await bench.after() == 150
-    # A new copy breaks it between the worker's reading and its being attached: nobody is there to be told.
+    # A new copy breaks the promise after the worker has read it and before it is attached: no one is notified.
     bench.handover.new_copy(A.oid)
     bench.tables.keep_promises()
     assert await bench.after() is None

@@ -1,4 +1,4 @@
-"""What a publisher's table becomes."""
+"""The target tables of a publisher's tables."""
 
 from __future__ import annotations
 

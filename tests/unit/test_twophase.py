@@ -1,4 +1,4 @@
-"""PreparedStore: what is kept of prepared transactions, and when it goes."""
+"""PreparedStore: what it keeps of prepared transactions, and when it removes it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_is_missing_or_altered_is_an_error(tmp_path: Path) -> None:
 
 
 def test_it_is_read_under_the_definition_that_it_was_prepared_with(tmp_path: Path) -> None:
-    """And what follows its outcome under the newest, which is not told again."""
+    """What follows its outcome is read under the newest definition, which is not sent again."""
     store = PreparedStore(tmp_path / "prepared")
     wider = relation(A.oid, "a", (("id", INT8), ("v", TEXT), ("w", TEXT)))
     prepared = (Lsn(92), Lsn(100), 0, Xid(7), "g")

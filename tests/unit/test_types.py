@@ -1,4 +1,4 @@
-"""PostgreSQL's text as Arrow values: exact, or refused."""
+"""PostgreSQL's text to Arrow values: exact, or refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ BAD: list[tuple[Any, bytes, str]] = [
 
 @pytest.mark.parametrize(("target", "text", "value"), GOOD)
 def test_exact(target: Any, text: str, value: Any) -> None:
-    """Alone, among NULLs, in a slice, and from a string array too."""
+    """Convert a value alone, among NULLs, in a slice, and from a string array."""
     data = text.encode()
     assert from_text(pa.array([data], pa.binary()), target).to_pylist() == [value]
     mixed = pa.array([None, data, None, data], pa.binary())

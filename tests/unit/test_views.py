@@ -21,7 +21,7 @@ TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture
 async def catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
-    """Two subscriptions, one running with LSNs whose texts sort the other way round."""
+    """Two subscriptions; the running one has LSNs that sort the other way round as text."""
     async with await Catalog.open(tmp_path / "catalog.db") as opened:
         for name, enabled, publications in (("one", True, ("p", "q")), ("two", False, ("q",))):
             new = NewSubscription(

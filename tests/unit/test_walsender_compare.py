@@ -1,4 +1,4 @@
-"""The comparison of two decodings says what differs for a subscriber, and nothing else."""
+"""The comparison of two decodings reports what differs for a subscriber, and nothing else."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_was_prepared_and_rolled_back_may_be_less_on_a_server() -> None:
     theirs = [*prepared(relation(1), row(1, 1)), rollback(), BEGIN, row(3, 1), COMMIT]
     assert differences(ours, theirs) == ""
     assert "the server has" in differences(ours[:-4], theirs)
-    # Committed, every row counts; streamed or not.
+    # If it is committed every row counts, streamed or not.
     commit = Message(0, 0, b"K" + bytes(25) + U32.pack(9) + b"gid\0")
     assert differences([*ours[:5], commit], [*theirs[:4], commit]) != ""
     streamed = [
@@ -124,7 +124,7 @@ def test_what_was_prepared_and_rolled_back_may_be_less_on_a_server() -> None:
     ]
     assert differences(streamed, [*ours[:5], commit], whole=True) == ""
     assert differences(streamed, [*theirs[:4], commit], whole=True) != ""
-    # Of one that has changed nothing a server may say that it ended.
+    # A server may send the end of a transaction that changed nothing.
     assert (
         differences([BEGIN, relation(1), row(1, 1), COMMIT], [rollback(7), BEGIN, relation(1), row(1, 1), COMMIT]) == ""
     )

@@ -1,4 +1,4 @@
-"""Which of the transactions in progress count no longer, where none may be sent."""
+"""Which transactions in progress no longer count towards the memory limit when none may be streamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from walsender.decode.assembly import Txn
 
 
 def test_the_largest_is_written_to_disk() -> None:
-    """With as many subtransactions as there may be: each change of them looked through all of them, for hours."""
+    """Each change once searched all subtransactions, of which there can be many: that took hours."""
     r = random.Random(1)
     limit = 20_000
     memory = MemoryAccounting(limit, needs_streamable=True, may_stream=lambda: False, stream=lambda _: None)

@@ -28,7 +28,7 @@ def test_what_was_compiled_from_these_sources_is_used() -> None:
 
 
 def test_the_other_kind_passes_the_same_tests() -> None:
-    """This run has one of them, compiled if there is a compiler; the readers' tests are run with the other as well."""
+    """This run uses one kind, compiled if there is a compiler; the readers' tests run with the other kind, too."""
     tests = [str(_HERE / "test_reader.py"), str(_HERE / "test_values.py")]
     tests.append(
         f"{_HERE.parent.parent / 'property' / 'test_wal_fuzz.py'}::test_the_walk_does_what_the_general_way_does"

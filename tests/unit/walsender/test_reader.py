@@ -1,4 +1,4 @@
-"""WalReader on WAL made by hand: pages, segments, what was cut off, what is broken."""
+"""WalReader on handmade WAL: pages, segments, truncated and broken WAL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(
 def some(wal: Wal) -> None:
     for number in range(60):
         wal.record(main_data(bytes(number * 37 % 250)), xid=number, info=0x10, rmgr=10)
-    wal.record(main_data(b"x" * 30000), xid=99, rmgr=9)  # over several pages
+    wal.record(main_data(b"x" * 30000), xid=99, rmgr=9)  # spans several pages
     wal.record(main_data(b""), rmgr=11)
 
 
@@ -62,7 +62,7 @@ def test_a_record_that_ends_with_its_page() -> None:
     wal.record(main_data(bytes(XLOG_BLCKSZ - 40 - 24 - 5)), rmgr=10)
     assert wal.end % XLOG_BLCKSZ == 0
     _, reader = read(wal)
-    assert reader.position == wal.end  # the page's end, not the first byte behind the next header
+    assert reader.position == wal.end  # the page's end, not the first byte after the next header
     wal.record(main_data(b"next"), rmgr=10)
     found, _ = read(wal)
     assert found[1][0] == wal.start + XLOG_BLCKSZ + 24
@@ -104,7 +104,7 @@ def test_a_broken_record_stops_with_its_position(place: str) -> None:
     with pytest.raises(WalCorrupted) as caught:
         read(wal)
     assert caught.value.lsn == lsn
-    # What may still be written is waited for.
+    # The reader waits for WAL that may still be written.
     found, reader = read(wal, final=False)
     assert found == wal.records[:30]
     assert reader.torn is not None
@@ -128,14 +128,14 @@ def test_a_torn_tail_is_read_once_it_is_there() -> None:
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("step", [500, XLOG_BLCKSZ, 1 << 20])
 def test_a_record_whose_rest_is_not_there(step: int, begun: bool) -> None:
-    """Its next page is of a file that is kept for later, with what that held before: nothing behind it is waited for, or held."""
+    """Its next page is old content of a recycled file: the reader neither waits for WAL after it, nor holds any."""
     wal = Wal()
     some(wal)
     read_before = len(wal.records)
     lsn = wal.record(main_data(bytes(3 * XLOG_BLCKSZ)), rmgr=10)
     bad = (lsn // XLOG_BLCKSZ + 2) * XLOG_BLCKSZ
     data = wal.data[: bad - wal.start] + bytes(SEGMENT)
-    # From a place within the record, too: the first record behind it is looked for.
+    # Also starting inside the record, where the reader looks for the first record after it.
     start = wal.start if begun else bad - XLOG_BLCKSZ
     for final in (False, True):
         reader = WalReader(GEOMETRY, start, final=final, find_first=not begun)
@@ -164,7 +164,7 @@ def test_missing_and_repeated_bytes() -> None:
 
 
 def test_timelines_only_grow_but_for_what_is_read_again() -> None:
-    """After a break the page of the last record comes again, where the one behind it may be of the next timeline."""
+    """After a break the last record's page is read again, and the page after it may be of the next timeline."""
     wal = Wal()
     while len(wal.data) < 2 * XLOG_BLCKSZ:
         wal.record(main_data(bytes(180)))
@@ -227,7 +227,7 @@ def test_boring_records_are_passed_over(step: int) -> None:
     for number in range(300):
         above = b"\xfc\1\0\0\0" if number % 7 > 3 else b""
         wal.record(above + main_data(bytes(number * 91 % 700)), xid=number % 7, rmgr=11 if number % 3 else 10)
-    wal.record(main_data(bytes(8192 - wal.end % 8192 - 29)), rmgr=11)  # ends with its page
+    wal.record(main_data(bytes(8192 - wal.end % 8192 - 29)), rmgr=11)  # ends at the page's end
     assert wal.end % 8192 == 0
     reader = WalReader(GEOMETRY, wal.start)
     reader.walk = walk({1: None, 2: None, 3: None}, boring={11})
@@ -238,7 +238,7 @@ def test_boring_records_are_passed_over(step: int) -> None:
             found.append((lsn, length, xid, info, rmgr))
             assert reader.position == lsn + length + -length % 8 or reader.position // 8192 > lsn // 8192
     left = [one for one in wal.records if one[4] == 10 or one[2] not in {0, 1, 2, 3}]
-    # Those over pages are not passed over.
+    # Records that span pages are not skipped.
     assert [one for one in found if one in left] == left
     assert len(found) + reader.walk.taken == len(wal.records)
     assert len(found) < len(left) + 20 or step == 8
@@ -317,7 +317,7 @@ def test_what_is_looked_for_is_left_before_decoding_begins() -> None:
         (802, 1, 0x80, main_data(time + struct.pack("<IIII", 3, 5, 1663, 1) + struct.pack("<I", 803))),
         (804, 1, 0x30, main_data(time)),
         (0, 8, 0x10, main_data(bytes(40))),
-        (0, 0, 0x40, b""),  # XLOG_SWITCH: what is behind it in the segment is no record
+        (0, 0, 0x40, b""),  # XLOG_SWITCH: no record follows it in the segment
     ]
     wal = Wal()
     for xid, rmgr, info, payload in [one for both in zip(passed, left, strict=True) for one in both]:

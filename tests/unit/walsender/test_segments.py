@@ -1,4 +1,4 @@
-"""A directory of segments: which file is read, how far, and whose it is."""
+"""A directory of segments: which file is read, how far, and of which system it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND = "000000010000000000000002"
 
 
 def segments(count: int) -> list[bytes]:
-    """Of the timeline 1, from the first segment after the start of the WAL on."""
+    """Make segments of timeline 1, from the first segment after the start of the WAL."""
     wal = Wal()
     while len(wal.data) < count * SEGMENT:
         wal.record(main_data(bytes(200)))
@@ -61,7 +61,7 @@ def test_files_as_they_are_and_compressed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("codec", "name"), [("gzip", ".gz"), ("lz4", ".lz4"), ("zstd", ".zst")])
 @pytest.mark.parametrize("order", ["{0}.partial", ".partial{0}", "{0}"])
 def test_a_compressed_file_that_is_being_written(tmp_path: Path, codec: str, name: str, order: str) -> None:
-    """It gives what it has, byte for byte."""
+    """Reading returns what is there, byte for byte."""
     one = random.Random(1).randbytes(SEGMENT)
     path = tmp_path / (FIRST + order.format(name))
     with pa.CompressedOutputStream(str(path), codec) as output:
@@ -103,7 +103,7 @@ def test_another_cluster(tmp_path: Path) -> None:
 
 
 def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
-    """What a server went on to write there is no part of the history."""
+    """WAL that a server wrote on the timeline after the switch is not part of the history."""
     one, two = segments(2)
     (tmp_path / FIRST).write_bytes(one)
     (tmp_path / SECOND).write_bytes(two)
@@ -111,13 +111,13 @@ def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
     history = TimelineHistory(((1, switch), (2, 1 << 64)))
     directory = opened(tmp_path)
     assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT])
-    # The new timeline's file begins with what was before.
+    # The new timeline's file begins with a copy of the old one's WAL.
     (tmp_path / "000000020000000000000001").write_bytes(one[: switch - SEGMENT] + b"2" * 100)
     assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT] + b"2" * 100)
 
 
 def test_a_directory_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed, in the system's words.  Where the tests may read everything the system is asked in vain."""
+    """Errors are typed, with the system's words.  Denials are simulated: tests may be allowed to read everything."""
     (tmp_path / FIRST).write_bytes(b"")
     for path, text in (
         (tmp_path / "nowhere", "No such file or directory"),

@@ -1,4 +1,4 @@
-"""When decoding may be relied on."""
+"""SnapBuild: when decoding is reliable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server is told of the WAL that has come."""
+"""Status updates to a server about received WAL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from walsender.source.stream import WalStream
 
 
 class Told:
-    """A stream that keeps what is said."""
+    """A stream that keeps the status updates."""
 
     def __init__(self) -> None:
         self.said: list[tuple[int, int, int]] = []
@@ -32,7 +32,7 @@ class Told:
 def test_a_server_can_shut_down_and_a_slot_keeps_what_is_needed(
     slot: str | None, flushed: int, said: list[tuple[int, int, int]]
 ) -> None:
-    """All is flushed where nothing holds the WAL; a slot is told of what is no longer needed, and what was written counts."""
+    """Without a slot all is reported as flushed; with one, all as written, and as flushed what is no longer needed."""
     connection: Any = None
     stream = WalStream(connection, slot)
     told: Any = Told()

@@ -1,4 +1,4 @@
-"""WAL made by hand: pages, records, blocks, rows."""
+"""Handmade WAL: pages, records, blocks, rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYSTEM = 7_000_000_000_000_000_001
 
 
 class Wal:
-    """WAL that grows: `data` lies at `start`, the start of a segment."""
+    """Growing WAL; `data` begins at the LSN `start`, the start of a segment."""
 
     def __init__(self, start: int = SEGMENT, *, magic: int = MAGIC_18, timeline: int = 1) -> None:
         self.start = start
@@ -50,7 +50,7 @@ class Wal:
         assert self.end - page == (LONG_HEADER if long else SHORT_HEADER)
 
     def write(self, raw: bytes) -> int:
-        """Bytes of a record over as many pages as they take; the LSN of the first."""
+        """Append a record's bytes across as many pages as needed; return the LSN of the first byte."""
         if self.end % XLOG_BLCKSZ == 0:
             self._header(0)
         lsn = self.end
@@ -67,7 +67,7 @@ class Wal:
         self.data += bytes(-len(self.data) % 8)
 
     def record(self, payload: bytes, *, xid: int = 0, info: int = 0, rmgr: int = 0, previous: int | None = None) -> int:
-        """A record of headers and data; its LSN."""
+        """Append a record of headers and data; return its LSN."""
         raw = record_bytes(payload, xid, info, rmgr, self.previous if previous is None else previous)
         lsn = self.write(raw)
         self.pad()
@@ -86,13 +86,13 @@ def main_data(data: bytes) -> bytes:
 
 
 def one_block(data: bytes, main: bytes, *, database: int = 5, number: int = 16400, block: int = 0) -> bytes:
-    """Headers and data of a record with one block."""
+    """Return the headers and data of a record with one block."""
     head = struct.pack("<BBHIIII", 0, 0x20 if data else 0, len(data), 1663, database, number, block)
     return head + bytes((255, len(main))) + data + main
 
 
 def row(values: bytes, natts: int, *, bitmap: bytes = b"", infomask: int = 0) -> bytes:
-    """xl_heap_header and a tuple's bytes."""
+    """Return an xl_heap_header and a tuple's bytes."""
     hoff = 23 + len(bitmap)
     padding = -hoff % 8
     return (
