@@ -95,7 +95,7 @@ NESTED: Final = (
         "natural",
         "STRUCT",
         "a field for each attribute, with its name and the type that it becomes; arrays and composites inside become ARRAY and "
-        "STRUCT, jsonb text",
+        "STRUCT, jsonb becomes text",
         "values that the attributes' types refuse; types without attributes, or with attribute names that differ only in case or "
         "that Delta does not allow for fields (blanks and any of ,;{}()=)",
         "by columns, text too",
