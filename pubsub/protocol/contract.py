@@ -88,28 +88,28 @@ NESTED: Final = (
         ARRAYS,
         "natural",
         "ARRAY",
-        "of what the elements become: integer[] is ARRAY<INT>, numeric(8,2)[] ARRAY<DECIMAL(8,2)>, an enum's or uuid[] ARRAY<STRING>; "
-        "NULL elements stay NULL",
-        "more dimensions than one, a lower bound other than 1, what is refused of the elements' type; box[], whose elements are "
-        "not divided by commas",
+        "of the type that the elements become: integer[] is ARRAY<INT>, numeric(8,2)[] ARRAY<DECIMAL(8,2)>, an enum's or uuid[] "
+        "ARRAY<STRING>; NULL elements stay NULL",
+        "more than one dimension, a lower bound other than 1, values that the elements' type refuses; box[], whose elements are "
+        "not separated by commas",
         "by columns, text too",
     ),
     NestedRule(
         COMPOSITES,
         "natural",
         "STRUCT",
-        "a field for each attribute, with the attribute's name and what its type becomes, arrays and composites within as such, "
-        "jsonb as text",
-        "what is refused of the attributes' types; types without attributes, with names that differ only in case or that Delta can "
-        "not have for fields (blanks and any of ,;{}()=)",
+        "a field for each attribute, with its name and the type that it becomes; arrays and composites inside become ARRAY and "
+        "STRUCT, jsonb becomes text",
+        "values that the attributes' types refuse; types without attributes, or with attribute names that differ only in case or "
+        "that Delta does not allow for fields (blanks and any of ,;{}()=)",
         "by columns, text too",
     ),
     NestedRule(
         "jsonb",
         "variant",
         "VARIANT",
-        "numbers as integers or decimals with their scale; the order of keys, which says nothing in jsonb, is lost",
-        "numbers of more than 38 digits, more than 400 arrays and objects within each other, more than 16 MB",
+        "numbers as integers or decimals with their scale; the order of keys, which means nothing in jsonb, is lost",
+        "numbers of more than 38 digits, arrays and objects nested more than 400 deep, values of more than 16 MB",
         "value by value, text too",
     ),
 )
@@ -262,7 +262,7 @@ KINDS: Final = (
         "read back with ::type[]; ARRAY as a choice",
         "by columns where they have one dimension from 1 on (the elements as their own type is); other shapes value by value",
     ),
-    KindRule("enums", "STRING", "the label; a renamed one stays in the rows that had it", "by columns"),
+    KindRule("enums", "STRING", "the label; rows keep a label that was renamed later", "by columns"),
     KindRule("domains", "as the type below", "a constraint is the publisher's to keep", "as the type below"),
     KindRule(
         "composites, nested ones too", "STRING", 'PostgreSQL\'s text: (1,"a b",); STRUCT as a choice', "value by value"
