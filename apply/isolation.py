@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from apply.batch import Batch, Transaction
-from apply.decode import Destination
-from apply.delta.stage import Stage
-from apply.prepare import prepare
-from apply.prepared import PreparedTable
+from apply.staging.decode import Destination
+from apply.staging.stage_batch import prepare
+from apply.staging.staged_table import PreparedTable
+from pubsub.delta.choose_writer import Stage
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 

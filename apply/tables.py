@@ -14,22 +14,22 @@ from typing import cast
 
 import structlog
 
-from apply.again import StartAgain
 from apply.batch import Batch
-from apply.changes import CopyAgain
 from apply.conflicts import Conflicts, UniqueViolation
-from apply.delta import table as delta
-from apply.delta.log import OtherCommit
-from apply.dispatch import PassedSkip
-from apply.follow import Columns, Follower, Looked, load
 from apply.handover import Handover
 from apply.isolation import Failure, is_own
-from apply.prepare import Destination
+from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
+from apply.schema_changes.diff import CopyAgain
+from apply.schema_changes.follow import Columns, Follower, Looked, load
+from apply.staging.stage_batch import Destination
+from apply.start_again import StartAgain
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
+from pubsub.delta import table as delta
+from pubsub.delta.log import OtherCommit
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

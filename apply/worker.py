@@ -14,21 +14,21 @@ from pathlib import Path
 
 import structlog
 
-from apply import publisher
-from apply.again import StartAgain
-from apply.around import Limits
-from apply.delta.engine import Engine
-from apply.delta.stage import Stage
-from apply.figures import Figures
-from apply.follow import Follower, Publisher
+from apply import publisher_identity
 from apply.handover import Handover
-from apply.pipeline import Pipeline
+from apply.metrics import Figures
+from apply.pipeline.interfaces import Limits
+from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
-from apply.publisher import Standing
+from apply.publisher_identity import Standing
+from apply.schema_changes.follow import Follower, Publisher
+from apply.start_again import StartAgain
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.engine import Engine
 from pubsub.errors import NotInPrerequisiteState, PublisherError
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
@@ -92,10 +92,10 @@ class ApplyWorker:
             )
         async with connected as connection:
             connection.on_warning = self._warned
-            subscription = publisher.followed(subscription, await self._catalog.subscription(subscription.oid))
+            subscription = publisher_identity.followed(subscription, await self._catalog.subscription(subscription.oid))
             promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
             await promotion.begin(connection)
-            identity = await publisher.check_system(connection, subscription)
+            identity = await publisher_identity.check_system(connection, subscription)
             await self._tables.load()
             origin = await self._catalog.origin(subscription.oid)
             slot = await slots.slot_info(connection, slot_name)
@@ -104,8 +104,8 @@ class ApplyWorker:
             )
             held = max(origin, self._tables.held, await self._tables.held_by_copies())
             standing = Standing(origin, held, self._tables.any_copied, await two_phase.greatest())
-            await publisher.check_publications(connection, subscription)
-            began = await publisher.check_position(connection, subscription, identity, slot, standing)
+            await publisher_identity.check_publications(connection, subscription)
+            began = await publisher_identity.check_position(connection, subscription, identity, slot, standing)
             # Only once: the slot remembers (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
@@ -114,8 +114,8 @@ class ApplyWorker:
             try:
                 stream = await replication.start(connection, slot_name, origin, options)
             except PublisherError as error:
-                raise await publisher.explained(connection, error, slot) from error
-            if await publisher.remember(self._catalog, subscription, identity, began):
+                raise await publisher_identity.explained(connection, error, slot) from error
+            if await publisher_identity.remember(self._catalog, subscription, identity, began):
                 log.info(
                     "publisher has another identity",
                     subscription=subscription.name,
@@ -173,7 +173,7 @@ class ApplyWorker:
             await pipeline.run()
         except* PublisherError as group:
             if len(group.exceptions) == 1 and isinstance(error := group.exceptions[0], PublisherError):
-                raise publisher.explained_stream(error) from error
+                raise publisher_identity.explained_stream(error) from error
             raise
 
     async def _watch_publications(self) -> None:
@@ -183,7 +183,7 @@ class ApplyWorker:
             self._skipped.clear()
             subscription = self._subscription
             async with await Connection.connect(subscription.conninfo, application_name=subscription.name) as other:
-                await publisher.check_publications(other, subscription)
+                await publisher_identity.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
         """Everything up to stop_lsn is durable: the subscription rests there until it is enabled with another."""
@@ -217,7 +217,7 @@ class ApplyWorker:
         log.warning(
             "publisher warns", subscription=self._subscription.name, reason=warning.message, detail=warning.detail
         )
-        skipped = publisher.skipped_publication(warning)
+        skipped = publisher_identity.skipped_publication(warning)
         if skipped is not None:
             self.figures.warn(skipped, math.inf)
             self._skipped.set()

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from apply.fold import fold
+from apply.staging.fold import fold
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.copytext import parse_copy
 from pubsub.protocol.ids import Oid

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from walsender.session import DecodeRequest, Session
+from walsender.decoding import DecodeRequest, Session
 
 
 async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:

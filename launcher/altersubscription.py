@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import assert_never
 
-from apply.publisher import check_system
+from apply.publisher_identity import check_system
 from catalog.records import NewRelation, Subscription, SubscriptionChanges, SubscriptionRel
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
-from launcher import optioneffects, targets
-from launcher.makingslots import make_slot
-from launcher.session import Session
-from launcher.syncslots import drop_slots_of, slot_names
+from launcher import option_effects, published_tables
+from launcher.client_session import Session
+from launcher.slot_creation import make_slot
+from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN
@@ -49,7 +49,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
             await _disable(session, subscription)
         case sql.Connection(conninfo):
             parse_conninfo(conninfo)
-            # Which system it leads to is looked at when the workers connect (apply.publisher).
+            # Which system it leads to is looked at when the workers connect (apply.publisher_identity).
             await catalog.alter_subscription(
                 oid, conninfo=conninfo, options=lambda stored: replace(stored, rebound=True)
             )
@@ -147,12 +147,14 @@ async def _refresh(
     Everything that can be refused is refused before the first change.
     """
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
-        await targets.check_publications(connection, subscription.publications if validate is None else validate)
-        published = await targets.published_tables(connection, subscription.publications)
+        await published_tables.check_publications(
+            connection, subscription.publications if validate is None else validate
+        )
+        published = await published_tables.published_tables(connection, subscription.publications)
         relations = await session.catalog.relations(subscription.oid)
         if subscription.options.origin == "none" and copy_data:
             have = [quote_qualified(r.schema, r.name) for r in relations]
-            await targets.warn_of_foreign_rows(
+            await published_tables.warn_of_foreign_rows(
                 session, connection, subscription.name, subscription.publications, besides=have
             )
         if subscription.options.schema_changes == "follow":
@@ -160,10 +162,10 @@ async def _refresh(
             await session.catalog.ask_for_columns(subscription.oid)
         gone, new = _difference(relations, published)
         if subscription.options.binary:
-            await targets.refuse_binary(connection, new)
+            await published_tables.refuse_binary(connection, new)
         changes = await _first_connection(subscription, connection)
         target = changes.get("target", subscription.target)
-        plans = await targets.plan(
+        plans = await published_tables.plan(
             connection,
             new,
             session.settings.warehouse_uri,
@@ -172,7 +174,7 @@ async def _refresh(
             create_tables=subscription.options.create_tables,
             choices=TypeChoices.parse(subscription.options.types),
         )
-        await targets.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
+        await published_tables.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
         if store_publications:
             changes["publications"] = subscription.publications
         if changes:
@@ -283,7 +285,7 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         if not every:
             await _check_stream(connection, subscription)
-        published = await targets.published_tables(connection, subscription.publications)
+        published = await published_tables.published_tables(connection, subscription.publications)
         oids = {(table.schema, table.name): relid for relid, table in published.items()}
         for relation in wanted:
             if (relation.schema, relation.name) not in oids:
@@ -358,7 +360,7 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:
     given = options.specified
-    optioneffects.tell(session, options)
+    option_effects.tell(session, options)
     changes: SubscriptionChanges = {"options": lambda stored: stored.merge(options)}
     if "slot_name" in given:
         if subscription.enabled and options.slot_name is None:
@@ -370,11 +372,11 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
     if "failover" in given:
         await _set_failover(session, subscription, options.failover)
     if "types" in given:
-        targets.refuse_unknown_types(TypeChoices.parse(options.types))
+        published_tables.refuse_unknown_types(TypeChoices.parse(options.types))
     if options.binary and not subscription.options.binary:
         async with await session.connect(subscription.name, subscription.conninfo) as connection:
-            published = await targets.published_tables(connection, subscription.publications)
-            await targets.refuse_binary(connection, published)
+            published = await published_tables.published_tables(connection, subscription.publications)
+            await published_tables.refuse_binary(connection, published)
     await session.catalog.alter_subscription(subscription.oid, **changes)
 
 

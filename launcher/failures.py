@@ -12,8 +12,8 @@ from typing import Final
 
 import psycopg
 
-from apply.delta.engine import said
 from pubsub import errors
+from pubsub.delta.engine import said
 from pubsub.errors import PubsubError
 from pubsub.publisher.conninfo import split_report
 

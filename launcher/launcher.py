@@ -14,17 +14,17 @@ from typing import Final, cast
 
 import structlog
 
-from apply.delta.engine import Engine
-from apply.delta.stage import Stage
-from apply.figures import Figures
 from apply.handover import Handover
+from apply.metrics import Figures
 from catalog.records import Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
 from catalog.store import Catalog
 from launcher import standing
 from launcher.failures import traced, typed
 from launcher.monitor import Monitors, combined
 from launcher.runner import Runner, Surroundings
-from launcher.workerslots import WorkerSlots
+from launcher.worker_slots import WorkerSlots
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.engine import Engine
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings

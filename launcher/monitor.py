@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from catalog.records import PublisherStatus, Subscription, Warned
-from launcher.slotwarnings import about_lock, about_slot, about_wait
+from launcher.slot_warnings import about_lock, about_slot, about_wait
 from pubsub.errors import PubsubError
 from pubsub.publisher import locks, publication, slots
 from pubsub.publisher.connection import Connection

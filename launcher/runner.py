@@ -16,19 +16,19 @@ from typing import Literal
 
 import structlog
 
-from apply.again import Overtaken, StartAgain
-from apply.delta.engine import Engine
-from apply.delta.stage import Stage
-from apply.figures import Figures
 from apply.handover import Handover
 from apply.isolation import will_last
+from apply.metrics import Figures
+from apply.start_again import Overtaken, StartAgain
 from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher.failures import cause_of, foreseen, traced, typed
-from launcher.workerslots import WorkerName, WorkerSlots
+from launcher.worker_slots import WorkerName, WorkerSlots
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.engine import Engine
 from pubsub.errors import UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded

@@ -19,9 +19,9 @@ from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
-    from apply.delta.engine import Engine
-    from apply.delta.session import Spark
     from launcher.launcher import Launcher
+    from pubsub.delta.engine import Engine
+    from pubsub.delta.spark_session import Spark
 
 log = structlog.get_logger()
 
@@ -76,13 +76,13 @@ class Service:
         cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory, conf: Mapping[str, str]
     ) -> Self:
         # Spark's and Arrow's packages take a second to import.
-        from apply import memory
-        from apply.delta.engine import Engine
-        from apply.delta.session import Spark
-        from apply.delta.stage import Stage
         from launcher.launcher import Launcher
+        from pubsub import allocators
+        from pubsub.delta.choose_writer import Stage
+        from pubsub.delta.engine import Engine
+        from pubsub.delta.spark_session import Spark
 
-        memory.limit_arenas()
+        allocators.limit_arenas()
         spark = Spark(settings.home, master=settings.spark.master, conf=conf)
         engine = Engine(spark)
         node = await catalog.node()

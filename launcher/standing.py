@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import structlog
 
-from apply.figures import Figures
+from apply.metrics import Figures
 from catalog.records import Warned
-from launcher import workerslots
+from launcher import worker_slots
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class Told:
 
     def tell(self, subscription: str, waits: Iterable[Warned]) -> None:
         """What a subscription's workers wait for now.  Waits without a hint end by themselves, as a start of Spark does."""
-        now = {(wait.message, wait.hint): wait for wait in waits if wait.hint and wait.message != workerslots.MESSAGE}
+        now = {(wait.message, wait.hint): wait for wait in waits if wait.hint and wait.message != worker_slots.MESSAGE}
         before = self._told.get(subscription, {})
         for key in now.keys() - before.keys():
             wait = now[key]

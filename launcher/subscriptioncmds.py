@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import assert_never
 
 from catalog.records import NewSubscription, Subscription
-from launcher import optioneffects, targets
+from launcher import option_effects, published_tables
 from launcher.altersubscription import alter
-from launcher.makingslots import make_slot
-from launcher.session import Session
-from launcher.syncslots import drop_slots_of, slot_names
+from launcher.client_session import Session
+from launcher.slot_creation import make_slot
+from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, UndefinedObject
 from pubsub.publisher import slots
 from pubsub.publisher.connection import Connection
@@ -49,7 +49,7 @@ async def create(session: Session, statement: CreateSubscription) -> Subscriptio
     if any(s.name == statement.name for s in await session.catalog.subscriptions()):
         raise DuplicateObject(f'subscription "{statement.name}" already exists')
     parse_conninfo(statement.connection)
-    optioneffects.tell(session, options)
+    option_effects.tell(session, options)
     if not options.connect:
         created = await session.catalog.create_subscription(_row(statement, None, None))
         session.notice(
@@ -66,16 +66,16 @@ async def create(session: Session, statement: CreateSubscription) -> Subscriptio
 async def _create_connected(session: Session, statement: CreateSubscription, connection: Connection) -> Subscription:
     options = statement.options
     identity = await identify_system(connection)
-    await targets.check_publications(connection, statement.publications)
+    await published_tables.check_publications(connection, statement.publications)
     if options.origin == "none" and options.copy_data:
-        await targets.warn_of_foreign_rows(session, connection, statement.name, statement.publications)
+        await published_tables.warn_of_foreign_rows(session, connection, statement.name, statement.publications)
     row = _row(statement, identity, connection.dbname)
     choices = TypeChoices.parse(options.types)
-    targets.refuse_unknown_types(choices)
-    published = await targets.published_tables(connection, statement.publications)
+    published_tables.refuse_unknown_types(choices)
+    published = await published_tables.published_tables(connection, statement.publications)
     if options.binary:
-        await targets.refuse_binary(connection, published)
-    plans = await targets.plan(
+        await published_tables.refuse_binary(connection, published)
+    plans = await published_tables.plan(
         connection,
         published,
         session.settings.warehouse_uri,
@@ -84,8 +84,8 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         create_tables=options.create_tables,
         choices=choices,
     )
-    targets.refuse_unknown_columns(choices, plans)
-    await targets.refuse_owned(session.catalog, plans)
+    published_tables.refuse_unknown_columns(choices, plans)
+    await published_tables.refuse_owned(session.catalog, plans)
     slot = row.slot_name if options.create_slot else None
     lsn = None
     if slot is not None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
-from apply.delta.table import opened
 from catalog.records import State, SubscriptionRel
 from catalog.store import Catalog
+from pubsub.delta.table import opened
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.select import outputs, types, views
 from pubsub.select.engine import spelled

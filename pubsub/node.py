@@ -26,7 +26,7 @@ from catalog.database import NoCatalog
 from catalog.records import State, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher.session import Notice, Session
+from launcher.client_session import Notice, Session
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, ObjectInUse, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.settings import Settings
@@ -41,8 +41,8 @@ from pubsub.sql.statements import (
 )
 
 if TYPE_CHECKING:
-    from apply.delta.session import Spark
     from launcher.service import Service
+    from pubsub.delta.spark_session import Spark
     from pubsub.snapshot import Snapshot
     from pubsub.status import NodeStatus
 
@@ -345,7 +345,7 @@ class Node:
             self._service.spark.start()
             return self._service.spark
         if self._reader is None:
-            from apply.delta.session import Spark
+            from pubsub.delta.spark_session import Spark
 
             spark = self.settings.spark
             conf = spark.session_conf()

@@ -128,9 +128,9 @@ def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> 
 def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tuple[Lsn, Lsn] | None]]:
     """The versions of the Delta table, newest first, with the range that each commit holds.  Blocks.
 
-    Only those that can be read, and as far as the log tells what was committed (apply.delta.history).
+    Only those that can be read, and as far as the log tells what was committed (pubsub.delta.history).
     """
-    from apply.delta import history
+    from pubsub.delta import history
 
     found = history.commits(relation.path)
     for version, metadata in found.newest_first():
@@ -150,14 +150,14 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
         return True
     from deltalake import DeltaTable
 
-    from apply.delta.table import application_id
+    from pubsub.delta.table import application_id
 
     app_id = application_id(node_id, relation.subid, relation.relid, relation.copy_generation)
     return DeltaTable(relation.path, version=version).transaction_version(app_id) is None
 
 
 def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
-    """What apply and tablesync write (apply.delta.writer); other programs' metadata is none of ours."""
+    """What apply and tablesync write (pubsub.delta.spark_writer); other programs' metadata is none of ours."""
     try:
         found = json.loads(metadata or "null")
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])

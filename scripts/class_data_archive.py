@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from apply.delta.session import Spark
 from pubsub import jars
+from pubsub.delta.spark_session import Spark
 
 
 def exercise(session: Any, table: Path) -> None:

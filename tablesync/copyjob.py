@@ -8,7 +8,7 @@ A small table is read right here instead: a job takes longer than its rows.
     the chunk is kept ◄───── its `add`, as each task ends
     one commit of all
 
-So where Spark is local and the table is plain (apply.delta.direct).  A chunk that was kept (apply.delta.chunks) is not read again
+So where Spark is local and the table is plain (pubsub.delta.arrow_writer).  A chunk that was kept (pubsub.delta.copy_chunks) is not read again
 by the copy's next attempt.  Elsewhere the record batches go back to Spark, which writes the table; what runs on a cluster's
 executors, this module and pubsub.protocol, is shipped with the job.  Blocks; runs in one of Spark's threads.
 """
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from apply.delta import chunks, datafiles, direct
-from apply.delta.alter import for_copy
-from apply.delta.commitfiles import UnknownOutcome
-from apply.delta.log import TableLog
-from apply.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub import faults
+from pubsub.delta import arrow_writer, copy_chunks, data_files
+from pubsub.delta.alter import for_copy
+from pubsub.delta.commit_files import UnknownOutcome
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable, fits, has_files, quote
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.contract import VARIANT
@@ -182,21 +182,21 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
 
     What the `earlier` copy's attempts have written, under the application id `earlier_copy`, is removed if it was never committed.
     """
-    log = direct.log_of(table.path)
+    log = arrow_writer.log_of(table.path)
     if log is None:
         return 0, False
     if earlier is not None and log.application_version(earlier_copy) is None:
         for name in earlier.attempts:
-            datafiles.remove_copy(table.path, name)
-    return log.version, direct.accepts(log, table, rewrites=True)
+            data_files.remove_copy(table.path, name)
+    return log.version, arrow_writer.accepts(log, table, rewrites=True)
 
 
-def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[datafiles.Action]]:
+def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[data_files.Action]]:
     """The chunks that earlier attempts of the copy have finished; nothing, if the table has become Spark's to write."""
-    log = direct.log_of(table.path)
-    if log is None or not direct.accepts(log, table, rewrites=True):
+    log = arrow_writer.log_of(table.path)
+    if log is None or not arrow_writer.accepts(log, table, rewrites=True):
         return {}
-    found = chunks.committed(log, copy, plan.version)
+    found = copy_chunks.committed(log, copy, plan.version)
     # Another process with a copy of this node's directory may have kept chunks under this id, read under its own snapshot.
     return {chunk: files for chunk, (attempt, files) in found.items() if attempt in plan.attempts}
 
@@ -209,7 +209,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     context = session.sparkContext
     parts = ranges(plan.edges)
     if context.master.startswith("local"):
-        log = direct.log_of(table.path)
+        log = arrow_writer.log_of(table.path)
         if log is not None:
             table, definition = for_copy(log, table)
             _copy_directly(context, source, log, table, record, done, plan, definition)
@@ -223,7 +223,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     extra = [field for field in table.schema if field.name not in source.columns]
     if extra:
         frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
-    direct.require_no_copy(table, record)
+    arrow_writer.require_no_copy(table, record)
     # An append to a table without files is the same, and has no old files to look for.
     other_columns = not fits(table)
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
@@ -242,18 +242,18 @@ def copy_here(source: CopySource, table: TargetTable, record: Commit, plan: Copy
     """
     if source.bytes >= LEAST_JOB_BYTES or len(plan.edges) > 1:
         return None
-    log = direct.log_of(table.path)
+    log = arrow_writer.log_of(table.path)
     if log is None:
         return None
     table, definition = for_copy(log, table)
     name = plan.attempts[-1]
     for earlier in plan.attempts[:-1]:
-        datafiles.remove_copy(table.path, earlier)
+        data_files.remove_copy(table.path, earlier)
     (part,) = ranges(plan.edges)
     with _cleared(log, table, name):
-        added = datafiles.write(table, _whole_rows(source, part, table, cut), name=name)
-        direct.commit_copy(log, table, added, record, definition)
-    return sum(direct.row_count(file) for file in added)
+        added = data_files.write(table, _whole_rows(source, part, table, cut), name=name)
+        arrow_writer.commit_copy(log, table, added, record, definition)
+    return sum(arrow_writer.row_count(file) for file in added)
 
 
 def _copy_directly(
@@ -264,10 +264,10 @@ def _copy_directly(
     record: Commit,
     done: Any,
     plan: CopyPlan,
-    definition: Sequence[datafiles.Action],
+    definition: Sequence[data_files.Action],
 ) -> None:
     """The tasks write the data files; here they are committed.  When the job fails, what no commit names is removed."""
-    from tablesync.landing import Landing  # pyspark: a second that a daemon without a copy does not spend
+    from tablesync.finished_chunks import Landing  # pyspark: a second that a daemon without a copy does not spend
 
     name = plan.attempts[-1]
     parts = ranges(plan.edges)
@@ -275,9 +275,9 @@ def _copy_directly(
     keeps = plan.fingerprint is not None and len(parts) > 1 and not (definition and table.mapped)
     finished = kept(table, plan, record.app_id) if keeps else {}
     for files in finished.values():
-        done.add(sum(direct.row_count(file) for file in files))
+        done.add(sum(arrow_writer.row_count(file) for file in files))
     for earlier in plan.attempts[:-1]:
-        datafiles.remove_copy(table.path, earlier, but=_paths(finished))
+        data_files.remove_copy(table.path, earlier, but=_paths(finished))
     landing = Landing()
     landed = context.accumulator([], landing)
 
@@ -287,12 +287,12 @@ def _copy_directly(
                 done.add(part.num_rows)
                 yield part
 
-        landed.add([(index, datafiles.write(table, rows(), number=index, name=name))])
+        landed.add([(index, data_files.write(table, rows(), number=index, name=name))])
 
     def keep() -> None:
         while (chunk := landing.queue.get()) is not None:
             if keeps:
-                chunks.commit(log, record.app_id, name, *chunk, plan.until)
+                copy_chunks.commit(log, record.app_id, name, *chunk, plan.until)
             finished[chunk[0]] = chunk[1]
             faults.point(f"{len(finished)} chunks of {table.relation}")
 
@@ -307,12 +307,12 @@ def _copy_directly(
                 landing.queue.put(None)
             keeping.result()
         added = [file for _, files in sorted(finished.items()) for file in files]
-        direct.commit_copy(log, table, added, record, definition)
+        arrow_writer.commit_copy(log, table, added, record, definition)
 
 
 @contextmanager
 def _cleared(
-    log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[datafiles.Action]] | None = None
+    log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[data_files.Action]] | None = None
 ) -> Iterator[None]:
     """When the body fails, the files of the attempt `name` that no commit has are removed, but for chunks that are `kept`."""
     try:
@@ -322,7 +322,7 @@ def _cleared(
     except BaseException:
         # A commit may fail after it was made (its fsync): the files are the table's then.
         if not any(name in path for path in log.files):
-            datafiles.remove_copy(table.path, name, but=_paths(kept or {}))
+            data_files.remove_copy(table.path, name, but=_paths(kept or {}))
         raise
 
 
@@ -339,7 +339,7 @@ def _whole_rows(source: CopySource, block_range: Range, table: TargetTable, cut:
         yield pa.table(columns)
 
 
-def _paths(finished: Mapping[int, Sequence[datafiles.Action]]) -> set[str]:
+def _paths(finished: Mapping[int, Sequence[data_files.Action]]) -> set[str]:
     return {file["add"]["path"] for files in finished.values() for file in files}
 
 

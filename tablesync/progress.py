@@ -13,9 +13,9 @@ from typing import Any
 
 import structlog
 
-from apply.delta.engine import Engine
 from catalog.records import Subscription, SubscriptionRel
 from catalog.store import Catalog
+from pubsub.delta.engine import Engine
 from pubsub.errors import PubsubError
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection

@@ -44,16 +44,16 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from apply.changes import CopyAgain
-from apply.delta import direct
-from apply.delta.direct import DirectStaged
-from apply.delta.engine import Engine
-from apply.delta.keys import KeySet
-from apply.delta.table import TargetTable
-from apply.prepared import PreparedTable
+from apply.schema_changes.diff import CopyAgain
+from apply.staging.staged_table import PreparedTable
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
+from pubsub.delta import arrow_writer
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.engine import Engine
+from pubsub.delta.key_set import KeySet
+from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.types import nulls
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 
 class Window:
-    """Implements apply.decode.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
+    """Implements apply.staging.decode.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
 
     Without a `source` no row can be read again: the publisher's table is not any more what was copied.
     """
@@ -98,7 +98,7 @@ class Window:
         self._read: list[tuple[Lsn, KeySet]] = []
 
     async def complete(self, prepared: PreparedTable) -> PreparedTable:
-        """See apply.decode.Window.  Raises CopyAgain, and what reading from the publisher raises."""
+        """See apply.staging.decode.Window.  Raises CopyAgain, and what reading from the publisher raises."""
         staged = prepared.staged
         if not isinstance(staged, DirectStaged):
             raise self._again("its Delta table is Spark's to write now")
@@ -112,7 +112,7 @@ class Window:
     async def _complete(self, staged: DirectStaged, first: Lsn) -> None:
         self._read = [(until, keys) for until, keys in self._read if until >= first]
         doubtful = None if first <= self._copied_until else [keys for _, keys in self._read]
-        chosen = await self._engine.run_without_spark(direct.without_base, staged, doubtful)
+        chosen = await self._engine.run_without_spark(arrow_writer.without_base, staged, doubtful)
         if not chosen.any():
             return
         if self._source is None or staged.table.schema != self._schema:
@@ -128,7 +128,7 @@ class Window:
         await self._catalog.lengthen_window(self._relation.subid, self._relation.relid, until)
         self.until = max(self.until, until)
         self._read.append((until, KeySet(keys)))
-        await self._engine.run_without_spark(direct.complete_from, staged, chosen, rows)
+        await self._engine.run_without_spark(arrow_writer.complete_from, staged, chosen, rows)
         log.info(
             "rows were read again from the publisher",
             relation=self._relation.qualified_name,

@@ -22,29 +22,29 @@ from dataclasses import dataclass, replace
 import structlog
 
 from apply.batch import Batch
-from apply.changes import CopyAgain
 from apply.conflicts import Conflicts
-from apply.delta import table as delta
-from apply.delta.engine import Engine
-from apply.delta.log import OtherCommit
-from apply.delta.stage import Stage
-from apply.delta.table import Commit, TargetTable
-from apply.dispatch import PassedSkip
-from apply.figures import Figures
-from apply.follow import Columns, Follower, load
 from apply.handover import Handover
 from apply.isolation import Failure
-from apply.pipeline import Pipeline
-from apply.prepare import Destination
+from apply.metrics import Figures
+from apply.pipeline.dispatch import PassedSkip
+from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
-from apply.publisher import check_system, is_followed
+from apply.publisher_identity import check_system, is_followed
+from apply.schema_changes.diff import CopyAgain
+from apply.schema_changes.follow import Columns, Follower, load
+from apply.schema_changes.table_definition import described_json, target_table
+from apply.staging.stage_batch import Destination
 from apply.tables import count_conflicts, note_others
-from apply.target import described_json, target_table
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
+from pubsub.delta import table as delta
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.engine import Engine
+from pubsub.delta.log import OtherCommit
+from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
@@ -58,8 +58,8 @@ from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from pubsub.sql.typechoices import TypeChoices
 from tablesync import copyjob
-from tablesync.plan import Conditions, conditions
 from tablesync.progress import follow_progress
+from tablesync.resume import Conditions, conditions
 from tablesync.window import Window
 
 log = structlog.get_logger()

@@ -26,9 +26,9 @@ from pubsub.protocol.commands import join_identifiers
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.reorderbuffer.files import DiskFull
+from walsender.decoding import WORK_MEM, DecodeRequest, Session
 from walsender.interruption import Interruption
 from walsender.outputfile import Output, OutputFailure
-from walsender.session import WORK_MEM, DecodeRequest, Session
 
 _STANDARD_OUTPUT: Final = Path("-")
 _SPILL: Final = "walsender-spill-"

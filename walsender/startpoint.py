@@ -12,7 +12,6 @@ a time, the last one first.
 from __future__ import annotations
 
 from pubsub.protocol.lsn import Lsn
-from walsender.decode.xact import parse_end, parse_running_xacts
 from walsender.historic.upstream import Upstream
 from walsender.hot.walk import Skim
 from walsender.source.source import WalSource
@@ -22,6 +21,7 @@ from walsender.xlog.formats import Rmgr, WalFormat, format_of_version
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
+from walsender.xlog.xact import parse_end, parse_running_xacts
 
 _BORING = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
 _BORING_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in range(4096))

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.session import SHOWN, Notice
+from launcher.client_session import SHOWN, Notice
 from pubsub.cli.display import Display
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell

@@ -8,7 +8,7 @@ import pytest
 
 from pubsub.testing.fixtures import Database
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults
+from tests.support.replica import Faults
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from pubsub.node import CatchupTimeoutError, Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
-from tests.replica import PATIENCE, Faults, wait_until
+from tests.support.replica import PATIENCE, Faults, wait_until
 
 SETTINGS = """
 wal_retrieve_retry_interval = "300ms"

@@ -13,7 +13,7 @@ import psutil
 from deltalake import DeltaTable
 
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults, wait_until
+from tests.support.replica import Faults, wait_until
 
 
 def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pubsub.testing.compare import compare_tables
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults, wait_until
+from tests.support.replica import Faults, wait_until
 
 #: Some 80 MB in few rows: several chunks.
 BIG = """

@@ -12,7 +12,7 @@ import pytest
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults, wait_until
+from tests.support.replica import Faults, wait_until
 
 #: As subscribed transactions are, but large: each is streamed in many blocks.
 LARGE = """

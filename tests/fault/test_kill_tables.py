@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from apply.delta import direct, table
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.table import Commit
+from pubsub.delta import arrow_writer, table
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit
 from pubsub.protocol.lsn import Lsn
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults
+from tests.support.replica import Faults
 
 
 def keys(path: str, name: str = "id") -> set[Any]:
@@ -61,7 +61,7 @@ def test_what_others_commit_while_no_daemon_runs(subscribed: Subscribed, daemon:
     daemon.kill()
     target = table.load(relation.path, "public.a", relation.definition)
     deleted = pa.table({"id": pa.array([10], target.schema.field("id").type)})
-    direct.commit(
+    arrow_writer.commit(
         DirectStaged(target, TableLog(target.path), [], deleted, None, False, 1), Commit("others", Lsn(1), Lsn(1))
     )
     subscribed.database.execute("UPDATE a SET n = 5 WHERE id IN (10, 11)")

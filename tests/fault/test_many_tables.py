@@ -8,7 +8,7 @@ import pytest
 
 from bench import machine
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import wait_until
+from tests.support.replica import wait_until
 
 COUNT = int(os.environ.get("PUBSUB_TABLES", "1000"))
 LIMIT = 1 << 30

@@ -6,7 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.fault.daemon import Daemon, Subscribed
-from tests.replica import Faults
+from tests.support.replica import Faults
 
 CHANGE = """
 BEGIN;

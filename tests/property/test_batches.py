@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.batch import Batch
-from apply.delta.writer import Staged
-from apply.dispatch import Dispatcher
-from apply.prepare import Destination, PreparedTable, prepare
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.stage_batch import Destination, PreparedTable, prepare
+from pubsub.delta.spark_writer import Staged
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
-from tests.frames import delete, insert, keepalive, relation, transaction, truncate, update
-from tests.memory import MemoryDelta, target
+from tests.support.frames import delete, insert, keepalive, relation, transaction, truncate, update
+from tests.support.memory import MemoryDelta, target
 
 #: Two tables with a key, one without one under REPLICA IDENTITY FULL.
 RELATIONS = {

@@ -11,10 +11,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apply.delta.table import TargetTable
-from apply.fold import Unmet, fold
+from apply.staging.fold import Unmet, fold
+from pubsub.delta.table import TargetTable
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
-from tests.memory import Holding, apply_folded
+from tests.support.memory import Holding, apply_folded
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.string())])
 Row = tuple[int, str | None]

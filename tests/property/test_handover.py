@@ -23,28 +23,28 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import apply.pipeline
-import apply.publisher
+import apply.pipeline.pipeline
+import apply.publisher_identity
 import apply.worker
 import launcher.runner
 import tablesync.worker
-from apply.delta import writer
-from apply.delta.table import application_id
 from apply.handover import Handover
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState, may_store
 from launcher.runner import Runner, Surroundings
-from launcher.workerslots import WorkerSlots
+from launcher.worker_slots import WorkerSlots
 from pubsub import faults
+from pubsub.delta import spark_writer
+from pubsub.delta.table import application_id
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.replication import CreatedSlot
 from pubsub.settings import Settings
 from pubsub.sql.options import SubscriptionOptions
 from tablesync import copyjob
-from tests.frames import insert, keepalive, relation, transaction
-from tests.memory import MemoryDelta, apply_folded, target
-from tests.virtual_time import run
+from tests.support.frames import insert, keepalive, relation, transaction
+from tests.support.memory import MemoryDelta, apply_folded, target
+from tests.support.virtual_time import run
 
 TABLES = {16384 + i: relation(16384 + i, name) for i, name in enumerate("abc")}
 MAIN = "s"
@@ -352,7 +352,7 @@ class Catalog:
 
 
 class Engine:
-    """apply.delta.engine.Engine: work that has begun ends before `run` does, whoever cancels."""
+    """pubsub.delta.engine.Engine: work that has begun ends before `run` does, whoever cancels."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -405,7 +405,7 @@ class Engine:
     async def _work(self, work: Any, *args: Any) -> None:
         chance, delta = self.world.chance, self.world.delta
         await chance.step()
-        if work is writer.commit:
+        if work is spark_writer.commit:
             staged, record = args
             # The plan is made before the commit: rows are those of now, as Delta's check of the version is.
             table, folded, replace_all = delta.staged[staged.directory]
@@ -579,7 +579,7 @@ async def history(seed: int) -> World:
         for module in (apply.worker, tablesync.worker):
             patch.setattr(module, "Promotion", Primary)
         for name in ("check_system", "check_publications", "check_position", "remember"):
-            patch.setattr(apply.publisher, name, nothing)
+            patch.setattr(apply.publisher_identity, name, nothing)
         patch.setattr(copyjob, "begin", begin)
         patch.setattr(copyjob, "kept", kept)
         patch.setattr(copyjob, "wait_sql", lambda source: "")
@@ -637,5 +637,5 @@ def check(world: World) -> None:
 @given(st.integers(0, 2**32))
 def test_every_row_arrives_once(seed: int) -> None:
     with structlog.testing.capture_logs():
-        world = run(history(seed), apply.pipeline, launcher.runner)
+        world = run(history(seed), apply.pipeline.pipeline, launcher.runner)
     check(world)

@@ -21,7 +21,7 @@ from pubsub.reorderbuffer import durable
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.reorderbuffer.files import DiskFull, FileFailure
 from pubsub.reorderbuffer.transaction import Transaction
-from tests.disk import room_for, unreadable
+from tests.support.disk import room_for, unreadable
 
 FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 

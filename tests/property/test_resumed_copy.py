@@ -22,20 +22,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.batch import Batch
-from apply.delta import datafiles, direct
-from apply.delta import table as delta
-from apply.delta.log import TableLog
-from apply.delta.stage import Stage
-from apply.delta.table import Commit, TargetTable
-from apply.dispatch import Dispatcher
-from apply.prepare import Destination, prepare
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.stage_batch import Destination, prepare
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
+from pubsub.delta import arrow_writer, data_files
+from pubsub.delta import table as delta
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
 from tablesync import window
 from tablesync.copyjob import CopySource
-from tests.frames import INT8, TEXT, delete, insert, relation, transaction, update
+from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, update
 
 OID = 16384
 SENT = relation(OID, "a", (("id", INT8), ("n", INT8), ("big", TEXT)))
@@ -149,10 +149,10 @@ class World:
             rows = [row for place, row in self.publisher.history[self.now].items() if edges[chunk] <= place < end]
             columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)) if rows else {}
             part = pa.table({name: list(columns.get(name, ())) for name in SCHEMA.names}, SCHEMA)
-            added += datafiles.write(self.table, [part])
+            added += data_files.write(self.table, [part])
         log = TableLog(self.table.path)
         start = self.publisher.lsn(0)
-        direct.commit_copy(log, self.table, added, Commit("app", start, start))
+        arrow_writer.commit_copy(log, self.table, added, Commit("app", start, start))
         self.around.until = self.publisher.lsn(self.now)
 
     def read_again(self, _source: Any, table: TargetTable, keys: Any, _types: Any, _cut: Any) -> tuple[Any, Lsn]:
@@ -205,7 +205,7 @@ class World:
         for prepared in prepare(batch, destinations, self.stage, "pg_1", whole=whole):
             complete = await one.complete(prepared)
             record = replace(complete.commit, before=delta.committed_lsn(self.table.path, "app"))
-            direct.commit(complete.staged, record)  # type: ignore[arg-type]
+            arrow_writer.commit(complete.staged, record)  # type: ignore[arg-type]
 
     def rows(self) -> list[Row]:
         found = QueryBuilder().register("x", DeltaTable(self.table.path)).execute("SELECT * FROM x").read_all()

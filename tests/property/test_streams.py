@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import apply.dispatch
-from apply.ahead import Ahead
+import apply.pipeline.dispatch
 from apply.batch import Batch
-from apply.decode import Destination
-from apply.dispatch import Dispatcher
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.decode import Destination
+from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, PreparedStore
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Xid
@@ -37,8 +37,6 @@ from pubsub.protocol.pgoutput import (
     read_message,
 )
 from pubsub.reorderbuffer.buffer import ReorderBuffer
-from tests.frames import frame, insert, keepalive, relation, truncate
-from tests.memory import MemoryDelta
 from tests.property.test_batches import (
     RELATIONS,
     TARGETS,
@@ -51,6 +49,8 @@ from tests.property.test_batches import (
     wholes,
     wishes,
 )
+from tests.support.frames import frame, insert, keepalive, relation, truncate
+from tests.support.memory import MemoryDelta
 
 
 @dataclass
@@ -157,7 +157,7 @@ mostly_plain = st.lists(st.lists(plain, max_size=6) | st.lists(wishes, max_size=
 def test_prepared_ahead_is_as_whole(history: list[list[Wish]], whole: int, data: st.DataObject) -> None:
     """Every block is a part, prepared at once, later, or when the transaction has committed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apply.dispatch, "PART_BYTES", 1)
+        patch.setattr(apply.pipeline.dispatch, "PART_BYTES", 1)
         asyncio.run(streamed_is_as_whole(history, whole, True, data, ahead=True))
 
 

@@ -16,8 +16,8 @@ from pubsub.protocol.output import geometry, numbers, texts, times
 from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
 from walsender.decode.assembly import Txn
 from walsender.decode.heap import heap_frame
-from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.catalogs import CatalogAttribute, CatalogDefinition, CatalogLayout
+from walsender.historic.heappage import tuple_at, tuples_of
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
 from walsender.hot.catalogs import RELATION, Catalogs, CatalogTable
@@ -30,9 +30,9 @@ from walsender.types.registry import BUILTIN, TypeInfo
 from walsender.xlog import pglz
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import FORMATS
-from walsender.xlog.heappage import tuple_at, tuples_of
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import parse_record
+from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
 
 COLUMNS = (
     [

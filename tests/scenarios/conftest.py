@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from apply.delta import log
-from apply.delta.session import Spark
+from pubsub.delta import log
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Faults, Replica, RunningNode, Stock, faults
+from tests.support.replica import Faults, Replica, RunningNode, Stock, faults
 
 
 @pytest.fixture(scope="module")

@@ -18,21 +18,21 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from apply.batch import Batch
-from apply.decode import WrittenByOthers
-from apply.delta import direct, writer
-from apply.delta import table as delta
-from apply.delta.direct import DirectStaged
-from apply.delta.session import Spark
-from apply.delta.stage import Stage, discard
-from apply.delta.table import TargetTable
-from apply.dispatch import Dispatcher
-from apply.prepare import Destination, PreparedTable, prepare
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.decode import WrittenByOthers
+from apply.staging.stage_batch import Destination, PreparedTable, prepare
+from pubsub.delta import arrow_writer, spark_writer
+from pubsub.delta import table as delta
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.spark_session import Spark
+from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol import types
 from pubsub.protocol.contract import BY_NAME
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
-from tests.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
+from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 
 OID = 16384
 FLOAT8 = BY_NAME["float8"].oid
@@ -68,7 +68,7 @@ class Replica:
         if not (direct and delta.create_directly(self.table, {"pubsub.node": "1"})):
             delta.create(self.session, self.table, {"pubsub.node": "1"})
         if extra:
-            self.session.sql(f"ALTER TABLE delta.{writer.quote(self.table.path)} ADD COLUMNS ({extra})")
+            self.session.sql(f"ALTER TABLE delta.{spark_writer.quote(self.table.path)} ADD COLUMNS ({extra})")
         self.table = delta.load(self.table.path, self.table.relation, None)
         self.direct, self.read_by_spark = direct, read_by_spark
         self.stage = Stage(path / "a stage [of] {odd} *name% ä", direct=direct)
@@ -106,9 +106,9 @@ class Replica:
         record = replace(prepared.commit, before=delta.committed_lsn(self.table.path, "app"))
         if isinstance(staged, DirectStaged):
             assert self.direct
-            direct.commit(staged, record)
+            arrow_writer.commit(staged, record)
         else:
-            writer.commit(self.session, staged, record)
+            spark_writer.commit(self.session, staged, record)
         discard(staged)
 
     @property
@@ -412,7 +412,7 @@ def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
     r = made(extra=extra, read_by_spark=True)
     r.send(insert(OID, 1, "a"), insert(OID, 2, "b"), insert(OID, 3, "c"))
     r.session.sql(
-        f"UPDATE delta.{writer.quote(r.table.path)} SET note = 'kept', tags = array('x'), tiny = 3, "
+        f"UPDATE delta.{spark_writer.quote(r.table.path)} SET note = 'kept', tags = array('x'), tiny = 3, "
         "box = named_struct('x', 1, 'y', map('k', 1.5D)) WHERE id < 3"
     )
     kept = ("kept", ["x"], 3, {"x": 1, "y": [("k", 1.5)]})
@@ -427,7 +427,7 @@ def test_full_identity_with_a_key(made: Any) -> None:
     """Rows go by their key; what an update left unchanged is in its old row, but for columns that only the target has."""
     r = made(identity="f", extra="note STRING")
     r.send(insert(OID, 1, "big"), insert(OID, 2, "b"))
-    r.session.sql(f"UPDATE delta.{writer.quote(r.table.path)} SET note = 'kept'")
+    r.session.sql(f"UPDATE delta.{spark_writer.quote(r.table.path)} SET note = 'kept'")
     r.send(update(OID, 10, UNCHANGED, old=(1, "big"), kind="O"), delete(OID, 2, "b", kind="O"))
     assert r.rows() == [(10, "big", "kept")]
 
@@ -443,7 +443,7 @@ def test_a_target_with_more_columns_without_a_key(made: Any) -> None:
 def test_a_value_that_the_table_refuses_leaves_no_commit(made: Any) -> None:
     r = made()
     r.send(insert(OID, 1, "a"))
-    r.session.sql(f"ALTER TABLE delta.{writer.quote(r.table.path)} ADD CONSTRAINT short CHECK (length(v) < 3)")
+    r.session.sql(f"ALTER TABLE delta.{spark_writer.quote(r.table.path)} ADD CONSTRAINT short CHECK (length(v) < 3)")
     before = r.version
     with pytest.raises(Exception, match=r"(?i)constraint"):
         r.send(update(OID, 1, "too long"), insert(OID, 2, "b"))

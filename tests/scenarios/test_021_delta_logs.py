@@ -12,23 +12,23 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from apply.again import Overtaken
-from apply.commit import commit_table
-from apply.decode import Destination
-from apply.delta import log
-from apply.delta import table as delta
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.session import Spark
-from apply.delta.stage import Stage
-from apply.delta.table import TargetTable
-from apply.dispatch import Dispatcher
-from apply.prepare import prepare
-from apply.prepared import PreparedTable
+from apply.pipeline.commit import commit_table
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.decode import Destination
+from apply.staging.stage_batch import prepare
+from apply.staging.staged_table import PreparedTable
+from apply.start_again import Overtaken
+from pubsub.delta import log
+from pubsub.delta import table as delta
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.log import TableLog
+from pubsub.delta.spark_session import Spark
+from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Message
-from tests.frames import INT8, delete, insert, relation, transaction, update
-from tests.readers import assert_read_alike
+from tests.support.frames import INT8, delete, insert, relation, transaction, update
+from tests.support.readers import assert_read_alike
 
 OID = 16384
 DAMAGED = Path(__file__).parent.parent / "data" / "damaged_by_alter"

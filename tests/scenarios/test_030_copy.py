@@ -14,7 +14,7 @@ from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, Undefined
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode
+from tests.support.replica import Replica, RunningNode
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'ha,"ppy');

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from tests.replica import Faults, Replica, Stock, wait_until
+from tests.support.replica import Faults, Replica, Stock, wait_until
 
 #: Kept apart from the row, uncompressed: an update that does not touch it leaves it out of the stream.
 TOASTED = "string_agg(md5((g * 1000 + k)::text), '') FROM generate_series(1, 150) k"

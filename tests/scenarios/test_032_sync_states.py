@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pubsub.protocol.lsn import Lsn
-from tests.replica import Faults, Replica, wait_until
+from tests.support.replica import Faults, Replica, wait_until
 
 TABLE = """
 CREATE TABLE {0} (id int PRIMARY KEY, n int NOT NULL, t text, big text);

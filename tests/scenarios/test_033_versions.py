@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database, Servers
-from tests.replica import Replica, RunningNode
+from tests.support.replica import Replica, RunningNode
 
 TABLES = ("a", "composite", "full_keyless", "keyless", "part", "types")
 DDL = """

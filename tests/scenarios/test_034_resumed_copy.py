@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from apply.delta import chunks, direct
+from pubsub.delta import arrow_writer, copy_chunks
 from tablesync import copyjob
-from tests.replica import Faults, Replica
+from tests.support.replica import Faults, Replica
 
 TABLE = """
 CREATE TABLE a (id int PRIMARY KEY, n int NOT NULL, t text, big text) WITH (fillfactor = 60);
@@ -50,8 +50,8 @@ class Interruptions:
         self.kept: list[str] = []
         self.files: list[Any] = []
         self._plans: list[tuple[int, Callable[[], None]]] = []
-        self._commit = chunks.commit
-        monkeypatch.setattr(chunks, "commit", self.commit)
+        self._commit = copy_chunks.commit
+        monkeypatch.setattr(copy_chunks, "commit", self.commit)
 
     def after(self, count: int, do: Callable[[], None]) -> None:
         self._plans.append((count, do))
@@ -65,7 +65,7 @@ class Interruptions:
                 raise RuntimeError("the disk is full")
             self._plans[0] = (count - 1, do)
         self._commit(log, copy, attempt, chunk, added, lsn)  # type: ignore[arg-type]
-        self.kept.append(chunks.application_id(copy, chunk))
+        self.kept.append(copy_chunks.application_id(copy, chunk))
         self.files.append(added)
 
 
@@ -128,14 +128,14 @@ def test_a_table_without_a_key_starts_over(
         "INSERT INTO a SELECT g % 10, repeat('x', 200) FROM generate_series(1, 5000) g",
         "CREATE PUBLICATION p FOR TABLE a",
     )
-    commit = direct.commit_copy
+    commit = arrow_writer.commit_copy
 
     def fail(*_: Any) -> None:
-        monkeypatch.setattr(direct, "commit_copy", commit)
+        monkeypatch.setattr(arrow_writer, "commit_copy", commit)
         replica.execute("INSERT INTO a VALUES (1, 'meanwhile')")
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr(direct, "commit_copy", fail)
+    monkeypatch.setattr(arrow_writer, "commit_copy", fail)
     replica.subscribe()
     replica.assert_equal("a")
     assert replica.relation("a").copy_generation == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.replica import Replica, wait_until
+from tests.support.replica import Replica, wait_until
 
 COUNT = 100
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from tests.replica import Replica, read, wait_until
+from tests.support.replica import Replica, read, wait_until
 
 # pgbench's tables: whatever a transaction adds to an account it adds to a teller, to a branch and, as a row, to the history.
 TABLES = {"accounts": "abalance", "tellers": "tbalance", "branches": "bbalance", "history": "delta"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres, StopMode
-from tests.replica import Faults, Replica, RunningNode, wait_until
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 _numbers = itertools.count(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import UndefinedTable
-from tests.replica import Replica
+from tests.support.replica import Replica
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, t text);

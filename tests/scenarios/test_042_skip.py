@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.replica import Replica, wait_until
+from tests.support.replica import Replica, wait_until
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, at timestamptz);

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.replica import Faults, Replica, wait_until
+from tests.support.replica import Faults, Replica, wait_until
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, at timestamptz);

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apply.delta.session import Spark
-from tests.replica import Replica, Stock, wait_until
+from pubsub.delta.spark_session import Spark
+from tests.support.replica import Replica, Stock, wait_until
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, t text);

@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import apply.prepare
-from apply.delta.session import Spark
+import apply.staging.stage_batch
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database, Servers
-from tests.disk import room_for
-from tests.replica import Replica, RunningNode, Stock, wait_until
+from tests.support.disk import room_for
+from tests.support.replica import Replica, RunningNode, Stock, wait_until
 
 DDL = """
 CREATE TABLE a (id int PRIMARY KEY, n int, t text);
@@ -193,7 +193,7 @@ def test_streamed_transactions(any_replica: Replica, streaming: str, binary: boo
 @on("18")
 def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """As what has more bytes than are decoded at once: of every table that is changed a part of the keys at a time."""
-    monkeypatch.setattr(apply.prepare, "_WHOLE", 60_000)
+    monkeypatch.setattr(apply.staging.stage_batch, "_WHOLE", 60_000)
     replica = any_replica
     replica.subscribe("p, q")
     replica.assert_equal(*TABLES)

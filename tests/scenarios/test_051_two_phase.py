@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, Stock, wait_until
+from tests.support.replica import Replica, RunningNode, Stock, wait_until
 
 DDL = """
 CREATE TABLE a (id int PRIMARY KEY, n int, t text);

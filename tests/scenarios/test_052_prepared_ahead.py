@@ -12,13 +12,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import apply.dispatch
-from apply.ahead import Ahead
+import apply.pipeline.dispatch
 from apply.batch import Batch
-from apply.prepared import PreparedTable
-from tests.replica import Replica, Stock
+from apply.staging.staged_table import PreparedTable
+from apply.staging.stream_ahead import Ahead
 from tests.scenarios import test_050_streaming as streaming
 from tests.scenarios.test_050_streaming import TABLES, any_replica, on
+from tests.support.replica import Replica, Stock
 
 __all__ = ["any_replica"]
 
@@ -37,7 +37,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             found.append(prepared is not None)
         return prepared
 
-    monkeypatch.setattr(apply.dispatch, "PART_BYTES", 100_000)
+    monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 100_000)
     monkeypatch.setattr(Ahead, "finish", noted)
     return found
 

@@ -9,19 +9,19 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-import apply.dispatch
-from apply.delta.session import Spark
+import apply.pipeline.dispatch
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
 from tests.scenarios import test_050_streaming as streaming
 from tests.scenarios.test_050_streaming import TABLES
+from tests.support.replica import Replica, RunningNode, wait_until
 
 MODES: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
 
 
 def test_inside_a_stream(spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply.dispatch, "PART_BYTES", 100_000)
+    monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 100_000)
     with EmbeddedPostgres("18") as server, RunningNode(tmp_path, spark, logical_decoding_work_mem="64kB") as node:
         server.create_database("restarts")
         database = Database(server, "restarts")

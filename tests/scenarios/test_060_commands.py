@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from pubsub.cli.app import app
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import wait_until
+from tests.support.replica import wait_until
 
 PASSWORD = "pw-of-the-superuser"
 

@@ -11,7 +11,7 @@ import pytest
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Replica, RunningNode, wait_until
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, n int, note text);

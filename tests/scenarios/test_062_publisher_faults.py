@@ -10,7 +10,7 @@ import pytest
 
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Replica, RunningNode, wait_until
 
 on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
 

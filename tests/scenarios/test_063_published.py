@@ -18,7 +18,7 @@ from pubsub.errors import PubsubError
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Replica, RunningNode, wait_until
 
 on_both = pytest.mark.parametrize("database", ["15", "18"], indirect=True)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from apply.delta.session import Spark
 from catalog.store import Catalog
+from pubsub.delta.spark_session import Spark
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.node import Node
 from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Replica, RunningNode, wait_until
 from tests.unit import test_catalog
 
 _numbers = itertools.count(1)

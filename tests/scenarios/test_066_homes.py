@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.errors import ObjectInUse
 from pubsub.node import Node
 from pubsub.testing.fixtures import Database
-from tests.replica import Replica, RunningNode
+from tests.support.replica import Replica, RunningNode
 
 
 def test_a_moved_home_goes_on_and_a_copy_beside_it_is_refused(spark: Spark, database: Database, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 import structlog
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob
-from tests.replica import Faults, Replica, RunningNode, wait_until
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 #: More than threads for copies ever were.
 LOCKED = [f"locked{number}" for number in range(5)]

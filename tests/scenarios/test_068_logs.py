@@ -17,11 +17,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from apply.delta.session import Spark
 from catalog.daemon import running_daemon
 from launcher.failures import traced, typed
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import PATIENCE, wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 SECRET = "s3cr3t-Wort"
 TOML = 'wal_retrieve_retry_interval = "300ms"\ncatalog_poll_interval = "50ms"\n'

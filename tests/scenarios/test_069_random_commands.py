@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import pytest
 import structlog
 
-from apply.follow import Looked, Publisher
-from tests.replica import Replica
+from apply.schema_changes.follow import Looked, Publisher
+from tests.support.replica import Replica
 
 SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEEDS", "1 2").split()]
 ROWS = 50

@@ -1,7 +1,7 @@
 """`python -m walsender decode` beside PostgreSQL's own decoding of the same WAL: the same bytes.
 
 A logical slot per plugin and set of options on the same server; repeats of Relation and Type messages are left out of the
-comparison (tests/walsender_compare.py: comparable).
+comparison (tests/support/walsender_compare.py: comparable).
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ import pytest
 
 from pubsub.protocol.pgoutput import Insert, Relation, read_message
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_filters, walsender_handmade, walsender_names, walsender_regression, walsender_settings
-from tests import walsender_workload as workload
-from tests.replica import wait_until
-from tests.walsender_compare import differences, inconsistency
-from tests.walsender_decodings import Decoding, Message, ServerStream, create_slot, flush_lsn, slot_changes
-from walsender.session import DecodeRequest, Session
+from tests.support import (
+    walsender_filters,
+    walsender_handmade,
+    walsender_names,
+    walsender_regression,
+    walsender_settings,
+)
+from tests.support import walsender_workload as workload
+from tests.support.replica import wait_until
+from tests.support.walsender_compare import differences, inconsistency
+from tests.support.walsender_decodings import Decoding, Message, ServerStream, create_slot, flush_lsn, slot_changes
+from walsender.decoding import DecodeRequest, Session
 
 # Autovacuum's own transactions would come between a slot's consistent point and ours.
 SETTINGS: dict[str, str | int] = {"max_prepared_transactions": 10, "autovacuum": "off"}

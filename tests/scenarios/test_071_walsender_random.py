@@ -25,11 +25,11 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_random
-from tests.walsender_compare import differences, inconsistency
-from tests.walsender_decodings import Decoding, ServerStream, as_sent, create_slot, flush_lsn
-from tests.walsender_evidence import Evidence, Run
-from tests.walsender_options import KINDS, Kind, draw
+from tests.support import walsender_random
+from tests.support.walsender_compare import differences, inconsistency
+from tests.support.walsender_decodings import Decoding, ServerStream, as_sent, create_slot, flush_lsn
+from tests.support.walsender_evidence import Evidence, Run
+from tests.support.walsender_options import KINDS, Kind, draw
 
 
 class Done(NamedTuple):

@@ -14,10 +14,10 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_workload as workload
-from tests.replica import wait_until
-from tests.walsender_compare import differences
-from tests.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
+from tests.support import walsender_workload as workload
+from tests.support.replica import wait_until
+from tests.support.walsender_compare import differences
+from tests.support.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
 
 OPTIONS = {"proto_version": "1", "publication_names": "p"}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import wait_until
-from tests.walsender_compare import differences
-from tests.walsender_decodings import Decoding, flush_lsn
-from tests.walsender_random import Replica
+from tests.support.replica import wait_until
+from tests.support.walsender_compare import differences
+from tests.support.walsender_decodings import Decoding, flush_lsn
+from tests.support.walsender_random import Replica
 
 SETTINGS: dict[str, str | int] = {"autovacuum": "off", "wal_keep_size": "256MB"}
 

@@ -17,8 +17,8 @@ import pytest
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import wait_until
-from tests.walsender_decodings import read_messages
+from tests.support.replica import wait_until
+from tests.support.walsender_decodings import read_messages
 from walsender.output.pgoutput import PgoutputOptions
 from walsender.output.test_decoding import TestDecodingOptions
 

@@ -8,9 +8,9 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import wait_until
-from tests.walsender_compare import differences
-from tests.walsender_decodings import Decoding, Message, create_slot, flush_lsn, slot_changes
+from tests.support.replica import wait_until
+from tests.support.walsender_compare import differences
+from tests.support.walsender_decodings import Decoding, Message, create_slot, flush_lsn, slot_changes
 
 OPTIONS = {"proto_version": "1", "publication_names": "p"}
 SETTINGS: dict[str, str | int] = {"autovacuum": "off", "min_wal_size": "2MB", "max_wal_size": "8MB"}

@@ -22,8 +22,8 @@ from typing import Final
 import pytest
 
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.walsender_compare import differences
-from tests.walsender_decodings import Decoding, Message, create_slot, flush_lsn, slot_changes
+from tests.support.walsender_compare import differences
+from tests.support.walsender_decodings import Decoding, Message, create_slot, flush_lsn, slot_changes
 
 pytestmark = pytest.mark.soak
 

@@ -24,8 +24,8 @@ from google_crc32c import extend
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests import walsender_workload as workload
-from walsender.session import DecodeRequest, Session
+from tests.support import walsender_workload as workload
+from walsender.decoding import DecodeRequest, Session
 from walsender.xlog.formats import RECORD_HEADER_BYTES, XLOG_BLCKSZ
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.contract import RULES
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
-from tests import corpus, duck
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support import corpus, duck
+from tests.support.replica import Replica, RunningNode, wait_until
 
 TYPES = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
 

@@ -20,9 +20,9 @@ from pubsub.protocol.types import InvalidText, delta_type, from_text
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
-from tests import corpus
-from tests.random_types import RandomTypes
-from tests.replica import Replica
+from tests.support import corpus
+from tests.support.random_types import RandomTypes
+from tests.support.replica import Replica
 
 TEXT = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
 

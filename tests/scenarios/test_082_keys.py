@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pubsub.errors import FeatureNotSupported
-from tests.replica import Replica, Stock
+from tests.support.replica import Replica, Stock
 
 # A name, the key's type, and four values: the first two are equal to PostgreSQL where it has equal values that differ.
 KEYED = (

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.compare import compare_tables
-from tests.replica import Replica, read, wait_until
+from tests.support.replica import Replica, read, wait_until
 
 TABLE = """
 CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.replica import Replica
+from tests.support.replica import Replica
 
 # What is altered is altered after checkpoints too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from apply.delta.session import Spark
+from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.contract import VARIANT
@@ -19,9 +19,9 @@ from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing import nested
 from pubsub.testing.fixtures import Database
-from tests import duck
-from tests.random_types import RandomTypes
-from tests.replica import Replica, wait_until
+from tests.support import duck
+from tests.support.random_types import RandomTypes
+from tests.support.replica import Replica, wait_until
 
 SETUP = """
 CREATE TYPE mood AS ENUM ('sad', 'o k', 'a,b', '"');

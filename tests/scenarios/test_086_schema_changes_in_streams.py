@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import apply.dispatch
-from apply.delta.session import Spark
+import apply.pipeline.dispatch
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.replica import Replica, RunningNode, wait_until
+from tests.support.replica import Replica, RunningNode, wait_until
 
 # What is altered is altered after checkpoints too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
@@ -407,7 +407,7 @@ def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **op
 def test_in_large_and_prepared_transactions(
     altering: Replica, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply.dispatch, "PART_BYTES", 50_000)
+    monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 50_000)
     if server.version == "15":
         run(altering, (*STREAMED[3:6], *PREPARED), streaming="on", binary="true", two_phase="true")
     else:
@@ -431,6 +431,6 @@ def test_partitions_and_types(altering: Replica) -> None:
 def test_everywhere(
     altering: Replica, streaming: str, binary: str, cases: tuple[Case, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply.dispatch, "PART_BYTES", 50_000)
+    monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 50_000)
     # No copy is made anew while a transaction is prepared: its slot would wait for that, as PostgreSQL's would.
     run(altering, cases, streaming=streaming, binary=binary, two_phase="true" if cases is PREPARED else "false")

@@ -13,8 +13,8 @@ import pytest
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.readers import assert_read_alike
-from tests.replica import Replica, wait_until
+from tests.support.readers import assert_read_alike
+from tests.support.replica import Replica, wait_until
 
 # What is altered is altered after checkpoints too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apply import attributes
-from apply.attributes import Attribute, Attributes, Numbers, Shape, identify
+from apply.schema_changes import attributes
+from apply.schema_changes.attributes import Attribute, Attributes, Numbers, Shape, identify
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.definitions import ColumnDefinition

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from apply.delta import alter, checkpoints, direct, log
-from apply.delta import table as delta
-from apply.delta.alter import Alteration
-from apply.delta.datafiles import write_table
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.table import Commit, TargetTable
+from pubsub.delta import alter, arrow_writer, checkpoints, log
+from pubsub.delta import table as delta
+from pubsub.delta.alter import Alteration
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.data_files import write_table
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
-from tests import duck
+from tests.support import duck
 
 COLUMNS: Final = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.string())])
 #: Made by a release that wrote what a checkpoint's maps are in Arrow: a row in each of three commits, a checkpoint, ALTER TABLE.
@@ -180,7 +180,7 @@ def test_what_others_keep_with_a_file_stays(tmp_path: Path) -> None:
     for number, keys in ((2, [2]), (3, [1, 3])):
         written = TableLog(table.path)
         staged = DirectStaged(table, written, [], pa.table({"id": keys}), None, False, 1)
-        direct.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1)))
+        arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1)))
         committed = written.actions(number) or []
         files = [what for action in committed for kind, what in action.items() if kind in ("add", "remove")]
         assert len(files) == 4 - number

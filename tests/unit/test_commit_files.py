@@ -19,18 +19,18 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 from structlog.testing import capture_logs
 
-from apply.commit import commit_table
 from apply.conflicts import Conflicts
-from apply.decode import Destination
-from apply.delta import alter, chunks, datafiles, direct, log, tidying, vectors
-from apply.delta import table as delta
-from apply.delta.alter import Alteration
-from apply.delta.commitfiles import UnknownOutcome
-from apply.delta.datafiles import write_table
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.table import Commit, TargetTable
-from apply.prepared import PreparedTable
+from apply.pipeline.commit import commit_table
+from apply.staging.decode import Destination
+from apply.staging.staged_table import PreparedTable
+from pubsub.delta import alter, arrow_writer, copy_chunks, data_files, deletion_vectors, log, tidying
+from pubsub.delta import table as delta
+from pubsub.delta.alter import Alteration
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.commit_files import UnknownOutcome
+from pubsub.delta.data_files import write_table
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
@@ -57,9 +57,9 @@ def commit(table: TargetTable, before: int, lsn: int, **changes: Any) -> None:
     """As the pipeline does it: what is not committed is discarded."""
     one = staged(table, **changes)
     try:
-        direct.commit(one, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(before) or None))
+        arrow_writer.commit(one, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(before) or None))
     finally:
-        direct.discard(one)
+        arrow_writer.discard(one)
 
 
 def rows(table: TargetTable) -> list[tuple[int, ...]]:
@@ -84,7 +84,7 @@ def orphans(table: TargetTable) -> list[Path]:
 def vector_file(descriptor: Any) -> str:
     import uuid
 
-    return f"deletion_vector_{uuid.UUID(bytes=vectors._decode_z85(descriptor['pathOrInlineDv'][-20:]))}.bin"
+    return f"deletion_vector_{uuid.UUID(bytes=deletion_vectors._decode_z85(descriptor['pathOrInlineDv'][-20:]))}.bin"
 
 
 Work = Callable[[TargetTable], object]
@@ -111,16 +111,16 @@ def merge(table: TargetTable) -> None:
 def copy(table: TargetTable) -> None:
     one = staged(table, added=[50])
     try:
-        direct.commit_copy(one.log, table, one.added, Commit("copy", Lsn(5), Lsn(5)))
+        arrow_writer.commit_copy(one.log, table, one.added, Commit("copy", Lsn(5), Lsn(5)))
     except BaseException:
-        direct.discard(one)
+        arrow_writer.discard(one)
         raise
 
 
 def chunk(table: TargetTable) -> None:
     found = TableLog(table.path)
     found.refresh()
-    chunks.commit(found, "copy", "attempt", 1, [], Lsn(1))
+    copy_chunks.commit(found, "copy", "attempt", 1, [], Lsn(1))
 
 
 WORK: list[Work] = [batch, alteration, merge, copy, chunk]
@@ -212,7 +212,7 @@ def test_a_file_that_is_cut_short_does_not_stay(table: TargetTable, monkeypatch:
     some = pa.table({"id": list(range(1000)), "n": list(range(1000))}, COLUMNS)
     for _ in range(2):
         with file_size(20), pytest.raises(OSError, match="too large"):
-            vectors.write(directory, [BitMap64(range(0, 9999, 3))])
+            deletion_vectors.write(directory, [BitMap64(range(0, 9999, 3))])
         with file_size(100), pytest.raises(OSError, match="too large"):
             write_table(table, some)
         assert sorted(directory.iterdir()) == before
@@ -220,7 +220,7 @@ def test_a_file_that_is_cut_short_does_not_stay(table: TargetTable, monkeypatch:
     def fails(_: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(datafiles, "sync_directory", fails)
+    monkeypatch.setattr(data_files, "sync_directory", fails)
     with pytest.raises(OSError, match="No space"):
         write_table(table, some)
     assert sorted(directory.iterdir()) == before

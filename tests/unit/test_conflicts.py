@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from apply.batch import Batch, OpenTransaction
 from apply.conflicts import Conflicts, ConflictType, UniqueViolation, judge
-from apply.fold import OURS, SHOWN, THEIRS, fold
+from apply.staging.fold import OURS, SHOWN, THEIRS, fold
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
-from tests.memory import Holding
+from tests.support.memory import Holding
 
 COLUMNS = {"a": pa.int64(), "b": pa.string(), "v": pa.string()}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from apply.delta import direct
-from apply.delta.datafiles import write_table
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.table import Commit, TargetTable, create_directly
+from pubsub.delta import arrow_writer
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.data_files import write_table
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable, create_directly
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 
@@ -140,4 +140,4 @@ def test_a_data_file_that_was_removed(tmp_path: Path) -> None:
     keys = pa.table({"id": pa.array([1], pa.int64())})
     staged = DirectStaged(t.table, t.log, [], keys, None, False, 1)
     with pytest.raises(DataCorrupted, match="does not exist"):
-        direct.commit(staged, Commit("app", Lsn(50), Lsn(60), before=Lsn(1)))
+        arrow_writer.commit(staged, Commit("app", Lsn(50), Lsn(60), before=Lsn(1)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apply.dispatch import Dispatcher
+from apply.pipeline.dispatch import Dispatcher
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol.copyboth import XLOG_HEADER
@@ -30,7 +30,7 @@ from pubsub.protocol.pgoutput import (
     Type,
 )
 from pubsub.reorderbuffer.buffer import ReorderBuffer
-from tests.frames import frame, insert, keepalive, relation, transaction, truncate
+from tests.support.frames import frame, insert, keepalive, relation, transaction, truncate
 
 A = relation(16384, "a")
 B = relation(16385, "b")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from apply.delta import session
-from apply.delta.engine import Engine
-from apply.delta.lanes import Lane, Places
-from tests.virtual_time import run
+from pubsub.delta import spark_session
+from pubsub.delta.engine import Engine
+from pubsub.delta.lanes import Lane, Places
+from tests.support.virtual_time import run
 
 #: More than an engine ever had threads for copies.
 COPIES = 20
@@ -92,13 +92,13 @@ def test_the_fence_does_not_wait_for_the_jvm_that_starts_behind_it(
     launching, fenced = threading.Event(), threading.Event()
     meanwhile: list[bool] = []
 
-    def launch(self: session.Spark, descriptor: int) -> None:
+    def launch(self: spark_session.Spark, descriptor: int) -> None:
         launching.set()
         meanwhile.append(fenced.wait(60))
 
-    monkeypatch.setattr(session.Spark, "_launch", launch)
-    monkeypatch.setattr(session.jars, "require_java", lambda: None)
-    spark = session.Spark(tmp_path)
+    monkeypatch.setattr(spark_session.Spark, "_launch", launch)
+    monkeypatch.setattr(spark_session.jars, "require_java", lambda: None)
+    spark = spark_session.Spark(tmp_path)
     starting = threading.Thread(target=spark.start)
     starting.start()
     launching.wait()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apply.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded, fold
+from apply.staging.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded, fold
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.rows import Changes
 

@@ -8,7 +8,7 @@ import pytest
 
 from apply.handover import Handover
 from pubsub.protocol.lsn import Lsn
-from tests.virtual_time import run
+from tests.support.virtual_time import run
 
 
 class Applying:

@@ -14,13 +14,13 @@ import pytest
 import structlog
 
 import launcher.launcher
-from apply.figures import Figures
+from apply.metrics import Figures
 from catalog.records import Command, PublisherStatus, Warned
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.settings import Settings
-from tests.virtual_time import run
+from tests.support.virtual_time import run
 
 SETTINGS = Settings(home=Path("/nonexistent"))
 Step = Callable[["FakeRunner"], Any]

@@ -179,7 +179,7 @@ class ToldSpark:
 async def test_a_client_reads_with_the_settings_of_the_node(
     tmp_path: Path, tables: Node, monkeypatch: pytest.MonkeyPatch, spark: dict[str, Any], conf: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("apply.delta.session.Spark", ToldSpark)
+    monkeypatch.setattr("pubsub.delta.spark_session.Spark", ToldSpark)
     ToldSpark.made.clear()
     settings = Settings.read({"spark": {"master": "local[3]", **spark}}, tables.home)
     async with Node(tables.home, workers=False, settings=settings) as client:

@@ -10,30 +10,22 @@ from typing import Any
 
 import pytest
 
-import apply.pipeline
-from apply.around import Limits
+import apply.pipeline.pipeline
 from apply.batch import Batch
 from apply.conflicts import Conflicts, UniqueViolation
-from apply.delta.log import OtherCommit
-from apply.delta.table import TargetTable
-from apply.figures import Figures
 from apply.isolation import Failure
-from apply.pipeline import Pipeline
-from apply.prepare import Destination
+from apply.metrics import Figures
+from apply.pipeline.interfaces import Limits
+from apply.pipeline.pipeline import Pipeline
+from apply.staging.stage_batch import Destination
+from pubsub.delta.log import OtherCommit
+from pubsub.delta.table import TargetTable
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation
-from tests.frames import delete, insert, keepalive, relation, transaction, update
-from tests.memory import (
-    MemoryDelta,
-    MemoryEngine,
-    MemoryStream,
-    commits_then_raises,
-    conflicts,
-    fails,
-    target,
-)
-from tests.virtual_time import run
+from tests.support.frames import delete, insert, keepalive, relation, transaction, update
+from tests.support.memory import MemoryDelta, MemoryEngine, MemoryStream, commits_then_raises, conflicts, fails, target
+from tests.support.virtual_time import run
 
 A = relation(16384, "a")
 B = relation(16385, "b")
@@ -146,14 +138,14 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _no_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply.pipeline, "pg_now", lambda: 1_000_000)
+    monkeypatch.setattr(apply.pipeline.pipeline, "pg_now", lambda: 1_000_000)
 
 
 def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run the test in virtual time, where a wait that nothing can end is an error."""
 
     def wrapper() -> None:
-        run(test(), apply.pipeline)
+        run(test(), apply.pipeline.pipeline)
 
     wrapper.__name__, wrapper.__doc__ = test.__name__, test.__doc__
     return wrapper

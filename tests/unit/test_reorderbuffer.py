@@ -28,8 +28,8 @@ from pubsub.reorderbuffer.buffer import ReorderBuffer, Statistics
 from pubsub.reorderbuffer.files import DiskFull, FileFailure
 from pubsub.reorderbuffer.log import BLOCK_BYTES
 from pubsub.reorderbuffer.transaction import State, Transaction
-from tests.disk import room_for
-from tests.frames import frame, relation
+from tests.support.disk import room_for
+from tests.support.frames import frame, relation
 
 WORK_MEM = 64 << 10
 

@@ -12,9 +12,9 @@ from apply.handover import Handover
 from catalog.records import SubscriptionRel, Warned
 from catalog.states import RelState
 from launcher.runner import Runner
-from launcher.workerslots import WorkerSlots
+from launcher.worker_slots import WorkerSlots
 from pubsub.settings import Settings
-from tests.virtual_time import run
+from tests.support.virtual_time import run
 
 TABLES = {relid: f"t{relid}" for relid in (1, 2, 3, 4)}
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from apply.delta.history import commits, readable_versions
-from apply.delta.table import application_id
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from pubsub import snapshot
+from pubsub.delta.history import commits, readable_versions
+from pubsub.delta.table import application_id
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.snapshot import Shown, together
@@ -212,7 +212,7 @@ def test_a_log_that_lacks_a_commit_is_told(log: HandWrittenLog) -> None:
 
 def test_a_log_elsewhere_is_listed_too(log: HandWrittenLog) -> None:
     """As in an object store: by deltalake's own access to it."""
-    from apply.delta import history
+    from pubsub.delta import history
 
     log.make()
     log.commit(1)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import launcher.runner
-from apply.again import Overtaken, StartAgain
-from apply.figures import Figures
 from apply.handover import Handover
+from apply.metrics import Figures
+from apply.start_again import Overtaken, StartAgain
 from launcher.runner import Runner
-from launcher.workerslots import WorkerSlots
-from tests.virtual_time import run
+from launcher.worker_slots import WorkerSlots
+from tests.support.virtual_time import run
 
 PAUSE = 5.0
 

@@ -15,11 +15,11 @@ from catalog.daemon import DaemonLock
 from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher import optioneffects
+from launcher import option_effects
 from launcher.altersubscription import _difference
-from launcher.session import Notice, Session
+from launcher.client_session import Notice, Session
 from launcher.subscriptioncmds import execute
-from launcher.syncslots import slot_names
+from launcher.sync_slots import slot_names
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PubsubError
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -346,12 +346,12 @@ def test_options_without_effect_are_said() -> None:
             said.append(message)
 
     session = cast(Session, Listening())
-    optioneffects.tell(session, SubscriptionOptions())
+    option_effects.tell(session, SubscriptionOptions())
     assert said == []
     given = frozenset({"schema_changes", "run_as_owner"})
-    optioneffects.tell(session, SubscriptionOptions(specified=given))
+    option_effects.tell(session, SubscriptionOptions(specified=given))
     assert said == ["run_as_owner has no effect"]
-    optioneffects.tell(session, SubscriptionOptions(on_table_error="isolate", specified=frozenset({"on_table_error"})))
+    option_effects.tell(session, SubscriptionOptions(on_table_error="isolate", specified=frozenset({"on_table_error"})))
     assert len(said) == 1
 
 

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from apply.again import StartAgain
 from apply.batch import Batch
-from apply.changes import CopyAgain
-from apply.delta.table import application_id
-from apply.follow import Columns, Looked
 from apply.handover import Handover
-from apply.prepare import Destination
+from apply.schema_changes.diff import CopyAgain
+from apply.schema_changes.follow import Columns, Looked
+from apply.staging.stage_batch import Destination
+from apply.start_again import StartAgain
 from apply.tables import ApplyTables
 from catalog.records import NewRelation, NewSubscription, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
+from pubsub.delta.table import application_id
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
-from tests.frames import relation
-from tests.memory import MemoryDelta, target
+from tests.support.frames import relation
+from tests.support.memory import MemoryDelta, target
 
 A, B = relation(16384, "a"), relation(16385, "b")
 DEFINITION = json.dumps({"columns": ["id", "v"], "key": ["id"]})

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from apply.again import Overtaken
-from apply.commit import commit_table
 from apply.conflicts import Conflicts
-from apply.decode import Destination
-from apply.delta import alter, chunks, direct, tidying
-from apply.delta import table as delta
-from apply.delta.alter import Alteration
-from apply.delta.datafiles import write_table
-from apply.delta.direct import DirectStaged
-from apply.delta.log import TableLog
-from apply.delta.table import Commit, TargetTable, application_id, is_of_later_copy
-from apply.prepared import PreparedTable
+from apply.pipeline.commit import commit_table
+from apply.staging.decode import Destination
+from apply.staging.staged_table import PreparedTable
+from apply.start_again import Overtaken
 from catalog.records import CopyPlan
+from pubsub.delta import alter, arrow_writer, copy_chunks, tidying
+from pubsub.delta import table as delta
+from pubsub.delta.alter import Alteration
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.data_files import write_table
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable, application_id, is_of_later_copy
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tablesync import copyjob
 
@@ -60,12 +60,12 @@ class Worker:
         try:
             asyncio.run(commit_table(engine, prepared, self.version))
         finally:
-            direct.discard(prepared.staged)  # type: ignore[arg-type]
+            arrow_writer.discard(prepared.staged)  # type: ignore[arg-type]
         self.version = prepared.commit.last
 
     def copy(self, lsn: int, *ids: int) -> None:
         added = write_table(self.table, pa.table({"id": pa.array(ids, pa.int64())}))
-        direct.commit_copy(self.log, self.table, added, Commit(self.app_id, Lsn(lsn), Lsn(lsn)))
+        arrow_writer.commit_copy(self.log, self.table, added, Commit(self.app_id, Lsn(lsn), Lsn(lsn)))
         self.version = Lsn(lsn)
 
 
@@ -168,7 +168,7 @@ def test_chunks_of_another_daemon_are_not_taken(table: TargetTable) -> None:
     plan = CopyPlan(1, Lsn(10), Lsn(10), log.version, (0, 5, 9), "", "f", ("ours", "ours again"))
     for chunk, attempt in enumerate(("ours", "theirs", "ours again")):
         added = write_table(table, pa.table({"id": pa.array([chunk], pa.int64())}))
-        chunks.commit(log, APP, attempt, chunk, added, Lsn(10))
+        copy_chunks.commit(log, APP, attempt, chunk, added, Lsn(10))
     assert sorted(copyjob.kept(table, plan, APP)) == [0, 2]
 
 
@@ -204,9 +204,9 @@ def test_merging_is_left_when_another_daemon_has_written(table: TargetTable, mon
 
 def test_which_copy_is_later() -> None:
     assert is_of_later_copy(COPIED_AGAIN, APP)
-    assert is_of_later_copy(chunks.application_id(application_id("node", 1, 2, 10), 3), COPIED_AGAIN)
+    assert is_of_later_copy(copy_chunks.application_id(application_id("node", 1, 2, 10), 3), COPIED_AGAIN)
     assert not is_of_later_copy(APP, APP)
-    assert not is_of_later_copy(chunks.application_id(APP, 7), APP)
+    assert not is_of_later_copy(copy_chunks.application_id(APP, 7), APP)
     assert not is_of_later_copy(APP, COPIED_AGAIN)
     assert not is_of_later_copy(application_id("node", 1, 22, 5), APP)
     assert not is_of_later_copy("others", APP)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apply.dispatch import Dispatcher
+from apply.pipeline.dispatch import Dispatcher
 from apply.twophase import Preparation, PreparedStore, TwoPhase
 from catalog.records import PreparedXact
 from pubsub.errors import DataCorrupted, UndefinedObject
@@ -16,7 +16,7 @@ from pubsub.protocol.ids import Xid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import BeginPrepare, CommitPrepared, Prepare
 from pubsub.reorderbuffer.buffer import ReorderBuffer
-from tests.frames import INT8, TEXT, frame, insert, relation, transaction
+from tests.support.frames import INT8, TEXT, frame, insert, relation, transaction
 
 A = relation(16384, "a")
 ROWS = [frame(insert(A.oid, n, "x")) for n in range(5)]

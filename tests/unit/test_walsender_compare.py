@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 
 from pubsub.protocol.wire import U32
-from tests.walsender_compare import differences, inconsistency
-from tests.walsender_decodings import Message
+from tests.support.walsender_compare import differences, inconsistency
+from tests.support.walsender_decodings import Message
 
 
 def relation(columns: int, xid: int | None = None) -> Message:

@@ -24,7 +24,6 @@ from walsender.decode.heap import HeapDecoder
 from walsender.decode.relations import Registry
 from walsender.decode.replay import Replay
 from walsender.decode.snapbuild import SnapshotBuilder
-from walsender.decode.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.tracker import CatalogTracker
 from walsender.hot.walk import Walk
 from walsender.output.plugin import OutputPlugin, SentTransaction
@@ -33,6 +32,7 @@ from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr, WalFormat
 from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
+from walsender.xlog.xact import XactEnd, parse_end, parse_prepare, parse_running_xacts
 
 _HEAP: Final = int(Rmgr.HEAP)
 _HEAP2: Final = int(Rmgr.HEAP2)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from walsender.decode.xact import RunningXacts
+from walsender.xlog.xact import RunningXacts
 
 
 class State(Enum):

@@ -23,16 +23,9 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from walsender.decode.xact import parse_end, parse_prepare, parse_running_xacts
 from walsender.historic.catalogs import DEFINITIONS, CatalogLayout, CatalogName
 from walsender.historic.encodings import python_encoding
-from walsender.historic.tuples import changes_tuples, logs_rows, places
-from walsender.historic.upstream import CatalogFile, Upstream
-from walsender.hot.catalogs import NOBODY, CatalogTable
-from walsender.hot.walk import Skim
-from walsender.xlog import formats as f
-from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
-from walsender.xlog.heappage import (
+from walsender.historic.heappage import (
     HEAP_MOVED,
     HEAP_XMAX_COMMITTED,
     HEAP_XMAX_INVALID,
@@ -44,7 +37,14 @@ from walsender.xlog.heappage import (
     PageTuple,
     tuples_of,
 )
+from walsender.historic.tuples import changes_tuples, logs_rows, places
+from walsender.historic.upstream import CatalogFile, Upstream
+from walsender.hot.catalogs import NOBODY, CatalogTable
+from walsender.hot.walk import Skim
+from walsender.xlog import formats as f
+from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
 from walsender.xlog.record import Record
+from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
 
 _FIRST_NORMAL_XID: Final = 3
 _EMPTY: Final = b""

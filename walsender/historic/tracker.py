@@ -21,13 +21,7 @@ from typing import Final
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import Lsn
 from walsender.historic.catalogs import CatalogName, Toasted
-from walsender.historic.tuples import changes_tuples, operations
-from walsender.hot.catalogs import Catalogs, CatalogTable, Row, Value
-from walsender.types.layout import toast_value
-from walsender.xlog import formats as f
-from walsender.xlog.errors import WalCorrupted
-from walsender.xlog.formats import Rmgr
-from walsender.xlog.heappage import (
+from walsender.historic.heappage import (
     HEAP_XMAX_COMMITTED,
     HEAP_XMAX_INVALID,
     HEAP_XMAX_IS_MULTI,
@@ -37,6 +31,12 @@ from walsender.xlog.heappage import (
     HEAP_XMIN_INVALID,
     tuples_of,
 )
+from walsender.historic.tuples import changes_tuples, operations
+from walsender.hot.catalogs import Catalogs, CatalogTable, Row, Value
+from walsender.types.layout import toast_value
+from walsender.xlog import formats as f
+from walsender.xlog.errors import WalCorrupted
+from walsender.xlog.formats import Rmgr
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
 
 ChangedKey = tuple[str, int]

@@ -13,11 +13,11 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pubsub.errors import PubsubError
+from walsender.historic.heappage import tuple_at
 from walsender.types.layout import ROW_HEADER_BYTES, ROW_IN_TUPLE, TUPLE_FIXED_HEADER
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr
-from walsender.xlog.heappage import tuple_at
 from walsender.xlog.record import BlockRef, Record, RelFileLocator
 
 _U16: Final = Struct("<H")

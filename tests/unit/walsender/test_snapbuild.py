@@ -6,7 +6,7 @@ import pytest
 
 from pubsub.protocol.timeline import TimelineHistory, parse_history
 from walsender.decode.snapbuild import SnapshotBuilder, State
-from walsender.decode.xact import RunningXacts
+from walsender.xlog.xact import RunningXacts
 
 
 def building(start: int = 0) -> SnapshotBuilder:

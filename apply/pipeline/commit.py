@@ -1,0 +1,120 @@
+"""Committing a prepared table, and deciding what an exception from Spark means.
+
+The table itself says what happened: its version under the application id is read again.  At or past the batch, the commit
+is there; still where it was before the batch, it is not and may be tried again; anything else is another writer's doing, and
+the worker starts again from its origin (architecture.md, Invariants).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from apply.staging.decode import WrittenByOthers
+from apply.staging.stage_batch import PreparedTable
+from apply.start_again import Overtaken
+from pubsub.delta import arrow_writer, spark_writer, table, tidying
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.engine import said
+from pubsub.delta.lanes import Lane
+from pubsub.delta.log import OthersWereFirst
+from pubsub.delta.row_count import count_rows, living_rows
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+
+_ATTEMPTS: Final = 3
+# Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
+_CONFLICTS: Final = (
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentTransaction",
+    "MetadataChanged",
+    "ConcurrentWrite",
+)
+
+# What Spark says of a table, or a file of it, that is no more.
+_GONE: Final = re.compile(
+    r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
+)
+
+log = structlog.get_logger()
+
+
+async def commit_table(engine: Lane, prepared: PreparedTable, before: Lsn) -> int | None:
+    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none), as this worker
+    has made or read it.
+
+    Returns when the commit is durable: how many rows the table then holds, where its log says so.  Raises PubsubError when it is
+    not and can not be, WrittenByOthers and Overtaken when it is not and must be worked out anew.
+    """
+    target = prepared.staged.table
+    record = replace(prepared.commit, before=before or None)
+    if before >= record.first and before > prepared.destination.after:
+        # Another worker's commit was read while the batch was staged, which has those transactions too.
+        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=prepared.destination.after)))
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            if isinstance(prepared.staged, DirectStaged):
+                await engine.run_without_spark(arrow_writer.commit, prepared.staged, record)
+            else:
+                await engine.run(spark_writer.commit, prepared.staged, record)
+            break
+        except OthersWereFirst as error:
+            raise WrittenByOthers(prepared.destination, error.commits) from error
+        except Exception as error:
+            if isinstance(error, PubsubError):
+                if isinstance(error, UndefinedTable | DataCorrupted):
+                    error.relid = prepared.destination.relid
+                raise
+            have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
+            if have >= record.last:
+                break
+            text = said(error)
+            conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
+            if have != before or not conflict or attempt == _ATTEMPTS:
+                gone = _GONE.search(text) is not None
+                failure = NotInPrerequisiteState(
+                    f'could not commit to the Delta table of "{target.relation}": {text}',
+                    sqlstate=None if gone else "58000",
+                    detail=f"The batch ends at {record.last}; the table holds everything up to {have}.",
+                    hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew." if gone else None,
+                    context=f'Delta table "{target.path}"',
+                )
+                if gone:
+                    failure.relid = prepared.destination.relid
+                raise failure from error
+            log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
+    if isinstance(prepared.staged, DirectStaged):
+        await _tidy(engine, prepared.staged)
+    try:
+        return await _rows(prepared)
+    except Exception as error:
+        # For people: what is committed is committed.
+        log.warning("the rows of a table could not be counted", relation=target.relation, reason=said(error))
+        return None
+
+
+async def _rows(prepared: PreparedTable) -> int | None:
+    staged = prepared.staged
+    if isinstance(staged, DirectStaged):
+        return await asyncio.to_thread(living_rows, staged.log)
+    return await asyncio.to_thread(count_rows, staged.table.path)
+
+
+async def _tidy(engine: Lane, staged: DirectStaged) -> None:
+    """The rows are there either way; a full disk will be met by the next batch."""
+    relation = staged.table.relation
+    try:
+        await engine.run_without_spark(tidying.merge_small, staged.log, staged.table)
+    except Exception as error:
+        log.warning("small files were not merged", relation=relation, reason=said(error))
+    try:
+        await engine.run_without_spark(tidying.checkpoint, staged.log)
+    except Exception as error:
+        log.warning(
+            "no checkpoint was written: readers replay a longer log until one is", relation=relation, reason=said(error)
+        )

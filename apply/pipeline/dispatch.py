@@ -1,0 +1,544 @@
+"""From copy-both frames to batches: worker.c's apply_dispatch, without I/O.
+
+Per frame Python looks at the type byte and nothing more; rows are kept as bytes.  Begin and Commit, which come once a
+transaction, are read with a struct here; everything rarer goes through the codec.
+
+    B … C          rows in the OpenTransaction; past a bound they move to the reorder buffer
+    S … E, c, A    the frames of a block, tagged with their (sub)transactions, in the reorder buffer until c or A
+    b … P, p, K, r feeding pauses: the owner keeps, finds or forgets the prepared transaction, on disk, and says so
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from apply.batch import Batch, OpenTransaction, Truncation
+from apply.staging.stream_ahead import PART_BYTES, Ahead
+from apply.twophase import Kept, Preparation
+from pubsub.errors import ProtocolViolation
+from pubsub.protocol import pgoutput
+from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
+
+_KEEPALIVE: Final = ord("k")
+_XLOG_DATA: Final = ord("w")
+_ROWS: Final = frozenset(b"IUD")
+_BEGIN: Final = ord("B")
+_COMMIT: Final = ord("C")
+_STREAM_COMMIT: Final = ord("c")
+_ENDS: Final = frozenset((_COMMIT, _STREAM_COMMIT))
+# After the type byte: final LSN, commit time, xid; flags, commit LSN, end LSN, commit time (proto.c).
+_BEGIN_BODY: Final = struct.Struct(">QqI")
+_COMMIT_BODY: Final = struct.Struct(">BQQq")
+_STREAM_COMMIT_XID: Final = struct.Struct(f">{XLOG_HEADER + 1}xI")
+_TYPE: Final = XLOG_HEADER
+_BODY: Final = XLOG_HEADER + 1
+# A transaction of more bytes is the reorder buffer's.
+_SMALL: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PassedSkip:
+    """The first transaction since SKIP was set, which takes it back: `wanted`, the finish LSN that was given, or another.
+
+    `end`: where the transaction ended; SKIP is taken back when that is durable.
+    """
+
+    wanted: Lsn
+    finish: Lsn
+    end: Lsn
+
+
+class Dispatcher:
+    """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
+
+    `position` is the LSN up to which everything has been received: the end of the last transaction, or a keepalive's WAL
+    end; `decided` the end of the last transaction.  A streamed transaction that has not ended holds neither back: it ends
+    past both, and is then sent again whole if need be.
+
+    While `waiting` is not None no more frames are taken: a transaction was prepared (then call `kept`), or its outcome has come
+    (`committed` or `rolled_back`).  Until then nothing says that it was received.
+
+    `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction
+    from which on rows go by another key begins a batch.  `closing` says that the open batch must be taken before any more frames
+    are.
+
+    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks and the bytes of those.
+
+    `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
+    transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
+    `skip`: the finish LSN of a transaction that is left out; `passed_skip` says when it was there, or was not.
+    Raises ProtocolViolation for what can not be in such a stream.
+    """
+
+    def __init__(
+        self,
+        start: Lsn,
+        buffer: ReorderBuffer | None = None,
+        *,
+        parallel: bool = False,
+        skip: Lsn = INVALID_LSN,
+        ahead: Ahead | None = None,
+    ) -> None:
+        self.passed_skip: PassedSkip | None = None
+        self.closing = False
+        self._ahead = ahead
+        # Bytes of a streamed transaction's frames since its last part, and what it had told before.
+        self._since_part: dict[int, int] = {}
+        self._told_before: dict[int, int] = {}
+        self._skip = skip
+        self._skip_is_new = skip != INVALID_LSN
+        self.position = start
+        self.decided = start
+        self.last_frame_lsn = start
+        self.reply_requested = False
+        self._buffer = buffer
+        self._parallel = parallel
+        self._known: dict[int, pgoutput.Relation] = {}
+        # What held before the open transaction: a batch that is started meanwhile begins with these.
+        self._settled: dict[int, pgoutput.Relation] = {}
+        self._open: OpenTransaction | None = None
+        # The transaction of the stream block that is being received, and the block's frames since the last move.
+        self._stream: int | None = None
+        self.stream_txns = self.stream_count = self.stream_bytes = 0
+        self._block: list[bytes] = []
+        # By streamed transaction: its Relation messages with their (sub)transactions.
+        self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
+        self._preparing: pgoutput.BeginPrepare | None = None
+        self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
+        self.batch = Batch(self._settled)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing received is waiting: no transaction open, none in the open batch."""
+        return self._open is None and self.waiting is None and not self.batch.transactions
+
+    def take(self) -> Batch:
+        """Close the open batch and start the next."""
+        closed, self.batch = self.batch, Batch(self._settled)
+        self.closing = False
+        return closed
+
+    def feed(
+        self, frames: Sequence[bytes], now: float, *, stop_at: Lsn | None = None, pause_at: Lsn | None = None
+    ) -> int:
+        """Take `frames` in order; returns how many were taken: all, up to the commit that reached a given LSN, or until the open
+        batch must be taken.
+
+        Nothing that ends after `stop_at` joins a batch; a batch ends at `pause_at`.  `now` is the monotonic time in seconds.
+        """
+        rows = self._collector()
+        taken = 0
+        for frame in frames:
+            taken += 1
+            if len(frame) <= _TYPE or frame[0] != _XLOG_DATA:
+                self._keepalive(frame)
+                continue
+            kind = frame[_TYPE]
+            if kind in _ROWS:
+                if rows is None:
+                    raise ProtocolViolation("row change outside a transaction")
+                rows(frame)
+                continue
+            end = None
+            if kind == _BEGIN:
+                self._begin(frame)
+            elif kind in _ENDS and self._must_close_before(kind, frame):
+                taken -= 1
+                break
+            elif kind == _COMMIT:
+                end = self._commit(frame, now, stop_at)
+            else:
+                end = self._other(frame, now, stop_at)
+            rows = self._collector()
+            if self.waiting is not None or self.closing:
+                break
+            if end is not None and (
+                (stop_at is not None and end >= stop_at) or (pause_at is not None and end >= pause_at)
+            ):
+                break
+        self._move()
+        return taken
+
+    def _collector(self) -> Callable[[bytes], None] | None:
+        """What takes a row."""
+        if self._open is not None:
+            return self._open.rows.append
+        return self._block.append if self._stream is not None else None
+
+    def _move(self) -> None:
+        """To the reorder buffer: what has come of a stream's block, and of a transaction that is not small."""
+        if self._open is not None:
+            self._open.count_bytes()
+            if self._buffer is not None and (self._open.moved or self._open.nbytes > _SMALL):
+                self._buffer.append(self._open.xid, self._open.rows)
+                self._open.clear_rows()
+        elif self._stream is not None and self._block:
+            self._streams().append_tagged(self._stream, self._block)
+            nbytes = sum(map(len, self._block))
+            self.stream_bytes += nbytes
+            if self._ahead is not None:
+                self._since_part[self._stream] += nbytes
+                self._take_part(self._stream, self._ahead)
+            self._block.clear()
+
+    def _take_part(self, xid: int, ahead: Ahead) -> None:
+        """A part of a streamed transaction, if there is enough for one."""
+        if self._since_part[xid] < PART_BYTES or not ahead.accepts(xid):
+            return
+        ahead.add(xid, self._streams().take(xid), self._known_before_part(xid))
+        self._told_before[xid] = len(self._streamed[xid])
+        self._since_part[xid] = 0
+
+    def _known_before_part(self, xid: int) -> dict[int, pgoutput.Relation]:
+        """The definitions that hold where the transaction's next part begins."""
+        told = self._streamed[xid][: self._told_before.get(xid, 0)]
+        return self._settled | {relation.oid: relation for _, relation in told}
+
+    def _streams(self) -> ReorderBuffer:
+        if self._buffer is None:
+            raise ProtocolViolation("unexpected stream: it was not asked for")
+        return self._buffer
+
+    # Whole transactions
+
+    def _begin(self, frame: bytes) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("BEGIN inside a transaction")
+        if len(frame) != _BODY + _BEGIN_BODY.size:
+            raise ProtocolViolation("malformed BEGIN message")
+        final_lsn, commit_time, xid = _BEGIN_BODY.unpack_from(frame, _BODY)
+        if final_lsn == 0:
+            raise ProtocolViolation("final_lsn not set in begin message")
+        self._open = OpenTransaction(xid, Lsn(final_lsn), commit_time)
+
+    def _commit(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn:
+        opened = self._open
+        if opened is None or self._preparing is not None:
+            raise ProtocolViolation("COMMIT outside a transaction")
+        if len(frame) != _BODY + _COMMIT_BODY.size:
+            raise ProtocolViolation("malformed COMMIT message")
+        _, commit_lsn, end_lsn, commit_time = _COMMIT_BODY.unpack_from(frame, _BODY)
+        if commit_lsn != opened.final_lsn:
+            raise ProtocolViolation(
+                f"incorrect commit LSN {Lsn(commit_lsn)} in commit message (expected {opened.final_lsn})"
+            )
+        end = self._checked_end(Lsn(commit_lsn), Lsn(end_lsn))
+        opened.commit_time = commit_time
+        moved = None
+        if opened.moved:
+            self._move()
+            moved = self._streams().commit(opened.xid)
+        self._open = None
+        self._settled.update((relation.oid, relation) for _, relation in opened.relations)
+        skipped = self._skips(Lsn(commit_lsn), end, [relation for _, relation in opened.relations])
+        wanted = not skipped and (stop_at is None or end <= stop_at)
+        if (opened.count or opened.truncations or opened.relations) and wanted:
+            self.batch.add(opened, end, now, moved)
+        elif moved is not None:
+            moved.release()
+        return self._decide(end)
+
+    def _skips(self, finish: Lsn, end: Lsn, told: Sequence[pgoutput.Relation] = ()) -> bool:
+        """Whether the transaction is the one to skip (worker.c: maybe_start_skipping_changes, clear_subskiplsn).
+
+        What it has `told` of relations is not told again: those after it in the batch need it.
+        """
+        if self._skip_is_new:
+            self._skip_is_new = False
+            self.passed_skip = PassedSkip(self._skip, finish, end)
+        if self._skip == INVALID_LSN or finish != self._skip:
+            return False
+        for relation in told:
+            self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+        return True
+
+    def _checked_end(self, commit_lsn: Lsn, end_lsn: Lsn) -> Lsn:
+        if end_lsn <= commit_lsn or end_lsn < self.decided:
+            raise ProtocolViolation(f"the stream went back: commit end {end_lsn} after {self.decided}")
+        return end_lsn
+
+    def _decide(self, end: Lsn) -> Lsn:
+        """Everything up to `end` has been received, and decided."""
+        self.decided = end
+        self.position = max(self.position, end)
+        return end
+
+    # Streamed transactions
+
+    def _stream_start(self, message: pgoutput.StreamStart) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("STREAM START message inside a transaction")
+        if message.first_segment == (message.xid in self._streamed):
+            raise ProtocolViolation(f"transaction {message.xid} streams from its middle, or from its start again")
+        self._streams().begin(message.xid)
+        self.stream_txns += message.first_segment
+        self.stream_count += 1
+        self._streamed.setdefault(message.xid, [])
+        self._since_part.setdefault(message.xid, 0)
+        self._stream = message.xid
+
+    def _stream_stop(self) -> None:
+        if self._stream is None:
+            raise ProtocolViolation("STREAM STOP message without STREAM START")
+        self._move()
+        self._stream = None
+
+    def _stream_abort(self, message: pgoutput.StreamAbort) -> None:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM ABORT message without STREAM STOP")
+        # One that had nothing to stream may be aborted all the same.
+        self._streams().abort(message.subxid, top=message.xid)
+        if message.subxid == message.xid:
+            self._end_of_stream(message.xid)
+            if self._ahead is not None:
+                self._ahead.forget(message.xid)
+        elif message.xid in self._streamed:
+            told = self._streamed[message.xid]
+            if self._ahead is not None:
+                self._ahead.abort(message.xid, message.subxid, told=any(xid == message.subxid for xid, _ in told))
+            told[:] = [(xid, relation) for xid, relation in told if xid != message.subxid]
+
+    def _end_of_stream(self, xid: int) -> list[tuple[int, pgoutput.Relation]]:
+        """It has ended: what it told of relations."""
+        self._since_part.pop(xid, None)
+        self._told_before.pop(xid, None)
+        return self._streamed.pop(xid, [])
+
+    def _must_close_before(self, kind: int, frame: bytes) -> bool:
+        """Whether this transaction, which commits, can not share a batch with the ones before it: it is a batch of its own, or
+        rows go by another key from it on."""
+        if not self.batch.transactions:
+            return False
+        if kind == _COMMIT:
+            told = self._open.relations if self._open is not None else ()
+            self.closing = moves_keys((relation for _, relation in told), self._settled)
+        elif len(frame) >= _STREAM_COMMIT_XID.size:
+            (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
+            streamed = (relation for _, relation in self._streamed.get(xid, ()))
+            ahead = self._ahead is not None and bool(self._ahead.parts(xid))
+            self.closing = ahead or moves_keys(streamed, self._settled)
+        return self.closing
+
+    def must_close_before(self, kept: Kept) -> bool:
+        """As for other transactions, for a prepared one that has committed; what a streamed one tells of is not known yet."""
+        if self.batch.transactions:
+            self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
+        return self.closing
+
+    def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM COMMIT message without STREAM STOP")
+        if message.xid not in self._streamed:
+            raise ProtocolViolation(f"STREAM COMMIT of transaction {message.xid}, which was not streamed")
+        end = self._checked_end(message.commit_lsn, message.end_lsn)
+        parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
+        rest = self._streams().commit(message.xid)
+        known = self._known_before_part(message.xid)
+        told = self._end_of_stream(message.xid)
+        self._settle(told)
+        skipped = self._skips(message.commit_lsn, end, [relation for _, relation in told])
+        wanted = not skipped and (stop_at is None or end <= stop_at)
+        if rest is not None and wanted and (parts or rest.count):
+            if self._ahead is not None and parts:
+                self._ahead.add(message.xid, rest, known)
+                self.closing = True
+            self.batch.add_streamed([*parts, rest], message.commit_lsn, end, message.commit_time, now)
+        elif rest is not None:
+            rest.release()
+            if self._ahead is not None:
+                self._ahead.forget(message.xid)
+        return self._decide(end)
+
+    def _settle(self, told: Sequence[tuple[int, pgoutput.Relation]]) -> None:
+        """A streamed transaction has committed: the publisher takes what it told for known (set_schema_sent_in_streamed_txn)."""
+        for _, relation in told:
+            self._known[relation.oid] = self._settled[relation.oid] = relation
+
+    # Prepared transactions
+
+    def _begin_prepare(self, message: pgoutput.BeginPrepare) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("BEGIN PREPARE inside a transaction")
+        self._open = OpenTransaction(message.xid, message.prepare_lsn, message.prepare_time)
+        self._preparing = message
+
+    def _prepare(self, message: pgoutput.Prepare) -> None:
+        opened, begun = self._open, self._preparing
+        if opened is None or begun is None:
+            raise ProtocolViolation("PREPARE outside a prepared transaction")
+        if (message.prepare_lsn, message.xid, message.gid) != (begun.prepare_lsn, begun.xid, begun.gid):
+            raise ProtocolViolation(
+                f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {begun.prepare_lsn})"
+            )
+        settled = dict(self._settled)
+        buffer = self._streams()
+        buffer.append(opened.xid, opened.rows)
+        opened.clear_rows()
+        self.waiting = Preparation(
+            buffer.prepare(opened.xid, message.gid),
+            message.gid,
+            message.prepare_lsn,
+            self._checked_end(message.prepare_lsn, message.end_lsn),
+            message.prepare_time,
+            streamed=False,
+            settled=settled,
+            relations=opened.relations,
+            truncations=[(t.seq, t.relations) for t in opened.truncations],
+        )
+        # It joins no batch now, but what it told first of a relation is not told again.  What it altered is, by whoever comes next.
+        for _, relation in opened.relations:
+            before = self._settled.setdefault(relation.oid, relation)
+            self._known[relation.oid] = before
+            if before is relation:
+                self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
+        self._open = self._preparing = None
+
+    def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
+        if self._stream is not None:
+            raise ProtocolViolation("STREAM PREPARE message without STREAM STOP")
+        if message.xid not in self._streamed:
+            raise ProtocolViolation(f"STREAM PREPARE of transaction {message.xid}, which was not streamed")
+        told = self._end_of_stream(message.xid)
+        self.waiting = Preparation(
+            self._streams().prepare(message.xid, message.gid),
+            message.gid,
+            message.prepare_lsn,
+            self._checked_end(message.prepare_lsn, message.end_lsn),
+            message.prepare_time,
+            streamed=True,
+            settled=dict(self._settled),
+            told=tuple({relation.oid: None for _, relation in told}),
+        )
+
+    def _outcome(self, message: pgoutput.CommitPrepared | pgoutput.RollbackPrepared) -> None:
+        if self._open is not None or self._stream is not None:
+            raise ProtocolViolation("the outcome of a prepared transaction inside a transaction")
+        self._streams()
+        self.waiting = message
+
+    def kept(self) -> None:
+        """The prepared transaction is on disk, durably: it was received.  Gives back what the buffer holds of it."""
+        preparation, self.waiting = self.waiting, None
+        assert isinstance(preparation, Preparation)
+        self._streams().rollback_prepared(preparation.gid)
+        self._decide(preparation.end_lsn)
+
+    def committed(self, kept: Kept, now: float, stop_at: Lsn | None) -> bool:
+        """The prepared transaction has committed, and was found: it joins the batch.  False if it is the one to skip."""
+        message, self.waiting = self.waiting, None
+        assert isinstance(message, pgoutput.CommitPrepared)
+        end = self._checked_end(message.commit_lsn, message.end_lsn)
+        skipped = self._skips(kept.prepare_lsn, end)
+        told: dict[int, pgoutput.Relation] = {}
+        for _, relation in kept.relations:
+            if told.setdefault(relation.oid, relation) != relation:
+                # Altered: whoever changed rows of it since waited for this.
+                self._known[relation.oid] = self._settled[relation.oid] = relation
+        if not skipped and (stop_at is None or end <= stop_at):
+            self.batch.add_kept(kept, end, message.commit_time, now, self._settled)
+        self._decide(end)
+        return not skipped
+
+    def rolled_back(self) -> None:
+        """The prepared transaction was rolled back, and is forgotten."""
+        message, self.waiting = self.waiting, None
+        assert isinstance(message, pgoutput.RollbackPrepared)
+        self._decide(self._checked_end(INVALID_LSN, message.rollback_end_lsn))
+
+    # All else
+
+    def _keepalive(self, frame: bytes) -> None:
+        message = read_server_message(frame)
+        if not isinstance(message, Keepalive):
+            raise ProtocolViolation("no data left in message")
+        self.reply_requested |= message.reply_requested
+        self.last_frame_lsn = max(self.last_frame_lsn, message.wal_end)
+        if self._open is None and self._stream is None:
+            self.position = max(self.position, message.wal_end)
+
+    def _other(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
+        """Returns the end of a transaction that this frame commits."""
+        message = pgoutput.read_message(
+            frame, streaming=self._stream is not None, parallel=self._parallel, start=XLOG_HEADER
+        )
+        match message:
+            case pgoutput.Relation() | pgoutput.Type() | pgoutput.Truncate() | pgoutput.LogicalMessage():
+                if self._stream is not None:
+                    self._block.append(frame)
+                    if isinstance(message, pgoutput.Relation):
+                        assert message.xid is not None
+                        self._streamed[self._stream].append((message.xid, _untagged(message)))
+                elif isinstance(message, pgoutput.Relation):
+                    self._relation(message)
+                elif isinstance(message, pgoutput.Truncate):
+                    if self._open is None:
+                        raise ProtocolViolation("TRUNCATE outside a transaction")
+                    self._open.truncations.append(Truncation(self._open.count, tuple(message.relations)))
+            case pgoutput.StreamStart():
+                self._stream_start(message)
+            case pgoutput.StreamStop():
+                self._stream_stop()
+            case pgoutput.StreamAbort():
+                self._stream_abort(message)
+            case pgoutput.StreamCommit():
+                return self._stream_commit(message, now, stop_at)
+            case pgoutput.Origin():
+                return None
+            case pgoutput.BeginPrepare():
+                self._begin_prepare(message)
+            case pgoutput.Prepare():
+                self._prepare(message)
+            case pgoutput.StreamPrepare():
+                self._stream_prepare(message)
+            case pgoutput.CommitPrepared() | pgoutput.RollbackPrepared():
+                self._outcome(message)
+            case pgoutput.Begin() | pgoutput.Commit() | pgoutput.Insert() | pgoutput.Update() | pgoutput.Delete():
+                raise AssertionError(f"{message} is read elsewhere")
+            case _:
+                assert_never(message)
+        return None
+
+    def _relation(self, message: pgoutput.Relation) -> None:
+        if self._known.get(message.oid) == message:
+            # Something of the table has changed that it does not show, or nothing.
+            if self._open is not None and self._preparing is not None:
+                self._open.relations.append((self._open.count, message))
+            else:
+                self.batch.retold.add(message.oid)
+            return
+        self._known[message.oid] = message
+        if self._open is not None:
+            self._open.relations.append((self._open.count, message))
+        else:
+            self._settled[message.oid] = message
+            self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
+
+
+def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
+    """Whether changes of a relation name their row in another way after one of these messages than `before` it."""
+    known = dict(before)
+    for relation in told:
+        other = known.get(relation.oid)
+        if other is not None and _identity(other) != _identity(relation):
+            return True
+        known[relation.oid] = relation
+    return False
+
+
+def _identity(relation: pgoutput.Relation) -> frozenset[str] | None:
+    """The columns that changes name a row by; None for all (REPLICA IDENTITY FULL)."""
+    if relation.replica_identity == "f":
+        return None
+    return frozenset(column.name for column in relation.columns if column.in_replica_identity)
+
+
+def _untagged(relation: pgoutput.Relation) -> pgoutput.Relation:
+    """As it is outside a stream."""
+    return pgoutput.Relation(
+        relation.oid, relation.namespace, relation.name, relation.replica_identity, relation.columns
+    )

@@ -1,0 +1,314 @@
+"""What a changed Relation message asks of the Delta table, from the numbers of its columns and the publisher's catalog.
+
+    known      1 id   2 a   3 b                message   id, x, c            catalog   1 id   2 x   4 c (missing value 5)
+    numbers    1, 2, 4                  ►      a is renamed x;  b is dropped: kept, or dropped;  c is added, with 5 in all rows
+
+What can not be told from them is copied again: CopyAgain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from apply.schema_changes.attributes import Attribute, Attributes, Numbers, shape_of, shape_of_columns
+from apply.schema_changes.table_definition import column_type
+from pubsub.delta.alter import Alteration
+from pubsub.delta.table import TargetTable
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
+from pubsub.protocol import types
+from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
+from pubsub.sql.typechoices import TypeChoices
+
+
+class CopyAgain(NotInPrerequisiteState):
+    """Only another copy of the table shows what its rows have now."""
+
+    def __init__(self, relid: int, relation: str, reason: str) -> None:
+        super().__init__(
+            f'table "{relation}" was altered, and must be copied again: {reason}',
+            hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation}",
+        )
+        self.relid = relid
+        self.relation = relation
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A table in the publisher's catalog; `names` is its column list, None for all columns that are not generated."""
+
+    definition: TableDefinition
+    names: tuple[str, ...] | None
+
+    @property
+    def published(self) -> tuple[ColumnDefinition, ...]:
+        """Its published columns."""
+        return tuple(
+            column
+            for column in self.definition.columns
+            if (column.name in self.names if self.names is not None else not column.generated)
+        )
+
+    def as_message(self, relid: int) -> Relation:
+        """What the publisher would send of it now (proto.c: logicalrep_write_rel)."""
+        one = self.definition
+        named = [column.name for column in self.published] if one.replica_identity == "f" else one.identity_key
+        columns = [
+            Column(COLUMN_IN_REPLICA_IDENTITY * (c.name in named), c.name, c.type_oid, c.type_modifier)
+            for c in self.published
+        ]
+        identity = cast(ReplicaIdentity, one.replica_identity)
+        return Relation(Oid(relid), one.schema, one.name, identity, tuple(columns))
+
+    def same_columns(self, other: Described) -> bool:
+        """Whether no ALTER TABLE of columns or keys lies between two looks."""
+        one, two = (replace(d.definition, estimated_rows=0, pages=0, bytes=0, storage="") for d in (self, other))
+        return (one, self.names) == (two, other.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The table's attributes from now on, and what is to be done to the Delta table (None: nothing)."""
+
+    attributes: Attributes
+    alteration: Alteration | None
+    moves_key: bool = False
+    """Whether rows go by other columns from now on."""
+
+
+def wanted(
+    target: TargetTable,
+    known: Attributes,
+    message: Relation,
+    numbers: Numbers,
+    described: Described | None,
+    *,
+    keep: bool,
+    choices: TypeChoices | None = None,
+) -> Change | None:
+    """What `message` asks of the table; None for nothing.  `keep`: a dropped column stays in the Delta table.  `choices`:
+    the subscription's option `types`.
+
+    Raises CopyAgain, and FeatureNotSupported for what Delta can not hold.
+    """
+    return _Wanted(target, known, message, numbers, described, keep, choices).found()
+
+
+def identity(message: Relation, numbers: Numbers) -> frozenset[int] | None:
+    """The numbers of the columns that changes under the message name a row by; None for all (REPLICA IDENTITY FULL)."""
+    if message.replica_identity == "f":
+        return None
+    return frozenset(
+        number
+        for sent, number in zip(message.columns, numbers, strict=True)
+        if sent.in_replica_identity and number is not None
+    )
+
+
+class _Wanted:
+    def __init__(
+        self,
+        target: TargetTable,
+        known: Attributes,
+        message: Relation,
+        numbers: Numbers,
+        described: Described | None,
+        keep: bool,
+        choices: TypeChoices | None,
+    ) -> None:
+        self._target, self._known, self._message, self._numbers = target, known, message, numbers
+        self._live: Mapping[int, ColumnDefinition] = (
+            {} if described is None else {column.attnum: column for column in described.published}
+        )
+        self._choices = choices
+        self._definition = None if described is None else described.definition
+        self._keep = keep
+        self._rewritten = described is not None and rewritten(known.storage, described.definition.storage)
+
+    def found(self) -> Change | None:
+        before = self._known.by_number
+        columns: list[Attribute] = []
+        renamed: dict[str, str] = {}
+        retyped: dict[str, Any] = {}
+        added: list[tuple[Attribute, Any]] = []
+        for sent, number in zip(self._message.columns, self._numbers, strict=True):
+            if number is None:
+                continue  # gone by now, and never seen: no row of the publisher has it
+            old, now = before.get(number), self._live.get(number)
+            if old is None:
+                column, kind = self._added(sent.name, number)
+                added.append((column, kind))
+                columns.append(column)
+                continue
+            if sent.name != old.name:
+                renamed[old.name] = sent.name
+            sent_type = (int(sent.type_oid), sent.type_modifier)
+            if sent_type != (old.type_oid, old.type_modifier):
+                kind = self._retyped(old, now, sent_type)
+                if kind is not None:
+                    retyped[sent.name] = kind
+            elif self._made_of_others(old, now):
+                raise self._copy_again(f'the composite type of column "{old.name}" was altered')
+            elif self._written_anew(old, now):
+                raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
+            columns.append(
+                replace(
+                    old,
+                    name=sent.name,
+                    type_oid=sent_type[0],
+                    type_modifier=sent_type[1],
+                    xmin=now.xmin if now is not None else old.xmin,
+                )
+            )
+        key = self._key(columns, renamed)
+        # Where rows are found by all their values, what is kept would hide them.
+        keep = self._keep and bool(key or self._message.replica_identity != "f")
+        numbers = {column.number for column in columns}
+        gone = [(number, column.name) for number, column in before.items() if number not in numbers]
+        taken = {name.casefold() for name in (*renamed.values(), *(column.name for column, _ in added))}
+        kept = tuple(one for one in (*self._known.kept, *gone) if keep and one[1].casefold() not in taken)
+        stays = {name for _, name in kept}
+        dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
+        self._refuse_same_names([*(column.name for column in columns), *stays])
+        count, storage = self._known.count, self._known.storage
+        if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
+            # The catalog is not newer than the message: what it says of the files is true of it too.
+            count, storage = self._definition.attributes, self._definition.storage
+        elif added:
+            count = max(count, *(column.number for column, _ in added))
+        after = replace(self._known, columns=tuple(columns), kept=kept, count=count, storage=storage)
+        alteration = None
+        if renamed or dropped or retyped or added or key != self._target.key or gone:
+            alteration = Alteration(
+                key=key,
+                relation=self._target.relation,
+                drop=tuple(dropped),
+                rename=renamed,
+                retype=retyped,
+                add=tuple((pa.field(column.name, kind), _value(column, kind)) for column, kind in added),
+            )
+        if after == self._known and alteration is None:
+            return None
+        for field in self._target.schema:
+            if renamed.get(field.name, field.name) in key and types.is_nested(field.type):
+                raise self._copy_again(f'column "{field.name}" joins its key')
+        moves_key = set(key) != {renamed.get(name, name) for name in self._target.key}
+        return Change(after, alteration, moves_key)
+
+    def _added(self, name: str, number: int) -> tuple[Attribute, Any]:
+        now = self._live.get(number)
+        assert now is not None  # a number that is not known comes from the catalog
+        if number <= self._known.count:
+            raise self._copy_again(f'column "{name}" is published from now on')
+        assert self._definition is not None
+        partitioned = self._definition.kind == "p"
+        unknown = now.missing_differs or (self._rewritten and (partitioned or now.missing is None))
+        if unknown:
+            raise self._copy_again(f'the values of column "{name}" in its rows are known to the publisher alone')
+        kind = column_type(now, self._definition, self._choices)
+        column = Attribute(number, name, now.type_oid, now.type_modifier, now.missing, now.xmin)
+        return column, kind
+
+    def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
+        """Whether its type is the same, and has other attributes.  The stream says nothing of that."""
+        have = self._target.schema.field(old.name).type
+        if now is None or self._definition is None or have == VARIANT or not types.is_nested(have):
+            return False
+        # Whatever the option says now: arrays and composites are natural here.
+        return not _same_fields(have, types.shaped_type(now.shape, lambda names: None, "natural"))
+
+    def _written_anew(self, old: Attribute, now: ColumnDefinition | None) -> bool:
+        """Whether an ALTER TYPE may have changed its values, and not its type: it writes the table, and the column's row in the
+        catalog.  So does VACUUM FULL where it makes a missing value one that is stored."""
+        return (
+            self._definition is not None
+            and now is not None
+            and self._rewritten
+            and now.xmin != old.xmin
+            and (now.missing is not None or old.missing is None)
+        )
+
+    def _retyped(self, old: Attribute, now: ColumnDefinition | None, sent: tuple[int, int]) -> Any:
+        """The type that the Delta column needs, None for the one that it has."""
+        if now is None or (now.type_oid, now.type_modifier) != sent:
+            raise self._copy_again(f'the type of column "{old.name}" was changed more than once')
+        assert self._definition is not None
+        have = self._target.schema.field(old.name).type
+        kind = column_type(now, self._definition, self._choices)
+        if self._rewritten:
+            raise self._copy_again(f'the publisher has written the values of column "{old.name}" anew')
+        if kind == have:
+            return None
+        grows = (
+            pa.types.is_decimal(have)
+            and pa.types.is_decimal(kind)
+            and kind.scale == have.scale
+            and kind.precision >= have.precision
+        )
+        if not grows:
+            raise self._copy_again(f'the type of column "{old.name}" is another')
+        return kind
+
+    def _key(self, columns: Sequence[Attribute], renamed: Mapping[str, str]) -> tuple[str, ...]:
+        """The columns that name a row from now on; none where that is not certain: then rows are found by all their values, or
+        only inserted."""
+        names = {column.number: column.name for column in columns}
+        before = tuple(renamed.get(name, name) for name in self._target.key)
+        if not set(before) <= set(names.values()):
+            before = ()
+        flagged = identity(self._message, self._numbers)
+        if flagged is not None and flagged:
+            if flagged == self._numbers_of(names, before):
+                return before
+            listed = () if self._definition is None else self._definition.identity_key
+            if not {column.name for column in self._live.values()}.issuperset(listed):
+                return ()  # a column list leaves out some of the key: there are only inserts
+            return tuple(name for number, name in names.items() if number in flagged)
+        # FULL, NOTHING, or no key: which one there is only the catalog tells, which may be newer.
+        primary = () if self._definition is None else self._definition.primary_key
+        of_name = {column.name: column.attnum for column in self._live.values()}
+        now = {of_name.get(name, 0) for name in primary}
+        certain = self._message.replica_identity in ("f", "n") and before and now == self._numbers_of(names, before)
+        return before if certain else ()
+
+    @staticmethod
+    def _numbers_of(names: Mapping[int, str], some: Sequence[str]) -> set[int]:
+        return {number for number, name in names.items() if name in some}
+
+    def _refuse_same_names(self, names: Sequence[str]) -> None:
+        seen: dict[str, str] = {}
+        for name in names:
+            other = seen.setdefault(name.casefold(), name)
+            if other != name:
+                raise FeatureNotSupported(
+                    f'columns "{other}" and "{name}" of table "{self._target.relation}" differ only in case',
+                    detail="Delta does not tell such columns apart.",
+                    hint="Rename one of them, or publish the table with a column list.",
+                )
+
+    def _copy_again(self, reason: str) -> CopyAgain:
+        return CopyAgain(int(self._message.oid), self._target.relation, reason)
+
+
+def _same_fields(have: Any, now: Any) -> bool:
+    """Whether structs within have the same fields; what one of the two keeps as text is not looked into."""
+    if pa.types.is_list(have) and pa.types.is_list(now):
+        return _same_fields(have.value_type, now.value_type)
+    if pa.types.is_struct(have) and pa.types.is_struct(now):
+        return [field.name for field in have] == [field.name for field in now] and all(
+            _same_fields(one.type, other.type) for one, other in zip(have, now, strict=True)
+        )
+    return True
+
+
+def _value(column: Attribute, kind: Any) -> Any:
+    if column.missing is None:
+        return pa.scalar(None, kind)
+    return types.from_text(pa.array([column.missing.encode()], pa.binary()), kind)[0]

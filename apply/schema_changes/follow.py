@@ -1,0 +1,432 @@
+"""schema_changes = follow: the Delta tables are altered as the publisher's tables were, before the rows that need it.
+
+    batch ─► Relation messages that were not looked at yet
+          ─► the publisher's catalog, one look for all of them           (definitions)
+          ─► the number of each message's columns                        (attributes.identify)
+          ─► what the last of them asks of the Delta table               (changes.wanted)
+          ─► batches before are committed ─► one commit alters the table ─► the catalog's definition follows
+          ─► how rows under each message become rows of the table         (decode.Reading)
+
+Rows under an older definition than the table's are brought to it as they are decoded, so a transaction may change rows, alter
+the table and change rows again.  The table says itself which of the publisher's columns it has (pubsub.attributes), so what a
+crash leaves undone is done once: the messages come again, are known, and ask for nothing.
+
+Where neither stream nor catalog can tell what rows have, CopyAgain says so, and the table is copied anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from apply.batch import Batch
+from apply.schema_changes import attributes as attrs
+from apply.schema_changes.attributes import Attributes, Numbers
+from apply.schema_changes.diff import Change, CopyAgain, Described, identity, wanted
+from apply.schema_changes.table_definition import definition_json
+from apply.staging.decode import Reading
+from apply.threads import in_thread
+from catalog.records import Subscription
+from catalog.store import Catalog
+from pubsub import faults
+from pubsub.delta import alter
+from pubsub.delta import table as delta
+from pubsub.delta.table import Commit, TargetTable
+from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject
+from pubsub.protocol import rows, types
+from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Relation
+from pubsub.publisher import definitions, publication
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.snapshots import end_of_wal
+from pubsub.sql.typechoices import TypeChoices
+
+_CHUNK: Final = 16 << 20
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A Relation message that rows were sent under which a table gets: the number of the first, and whether all are inserts."""
+
+    message: Relation
+    seq: int
+    inserts_only: bool
+
+
+Quiet = Callable[[], Awaitable[None]]
+Look = Callable[[Sequence[int]], Awaitable["Looked"]]
+Version = Callable[[int], Lsn]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The publisher's catalog at one moment: those of some tables that are there, by oid.  At `lsn` WAL ended just after."""
+
+    tables: Mapping[int, Described]
+    lsn: Lsn
+
+
+@dataclass(slots=True)
+class Columns:
+    """What is known of one table: its Delta table, which of the publisher's columns that has, and messages looked at; `follows`
+    is the one that it is as."""
+
+    relid: int
+    app_id: str
+    target: TargetTable
+    attributes: Attributes | None
+    looked_at: set[Relation] = field(default_factory=set)
+    follows: Relation | None = None
+    readings: dict[Relation, Reading] = field(default_factory=dict)
+
+
+async def load(relid: int, app_id: str, path: str, relation: str, definition: str | None) -> Columns:
+    """The table as it is: what it says itself goes before what the catalog says, unless that has come as far.
+
+    Raises UndefinedTable.
+    """
+    target = await asyncio.to_thread(delta.load, path, relation, definition)
+    properties = await asyncio.to_thread(delta.properties, path)
+    said = attrs.read(properties.get(attrs.PROPERTY))
+    stored = attrs.read(json.loads(definition or "{}").get("attributes"))
+    if said is not None and said.app_id == app_id and (stored is None or stored.since < said.since):
+        return Columns(relid, app_id, replace(target, key=tuple(json.loads(properties["pubsub.key"]))), said)
+    return Columns(relid, app_id, target, None if stored is None else replace(stored, app_id=app_id))
+
+
+class Publisher:
+    """The publisher's catalog, looked at over a connection of its own."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    async def __call__(self, relids: Sequence[int]) -> Looked:
+        """The tables that are there, as one transaction sees them.  No lock is taken: an ALTER TABLE that has not committed, or a
+        prepared one, holds nothing up."""
+        subscription = self._subscription
+        async with await Connection.connect(
+            subscription.conninfo, replication=False, application_name=subscription.name
+        ) as connection:
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            found = await definitions.table_definitions(connection, relids, sizes=False)
+            listed = await publication.published_columns(connection, subscription.publications, relids)
+            await connection.execute("COMMIT")
+            lsn = await end_of_wal(connection)
+        return Looked({int(oid): Described(one, listed.get(oid)) for oid, one in found.items()}, lsn)
+
+
+class Follower:
+    """Follows the changes of a subscription's tables.  `look` asks the publisher."""
+
+    def __init__(self, catalog: Catalog, subscription: Subscription, look: Look) -> None:
+        self._catalog = catalog
+        self._subid = subscription.oid
+        self._keep = subscription.options.dropped_columns == "keep"
+        self._choices = TypeChoices.parse(subscription.options.types)
+        self._look = look
+
+    async def follow(
+        self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None, version: Version
+    ) -> list[CopyAgain]:
+        """Bring the tables to where the batch's rows need them; `tables` with the LSN up to which each holds everything.
+
+        `quiet` returns once everything before the batch is committed; None: the batch may yet be rolled back, and nothing is
+        altered or found out for it.  `version` gives a table's version by relid, as this worker has made or read it.  Returns the
+        tables that must be copied again.  Raises NotInPrerequisiteState, Overtaken, what asking the publisher raises.
+        """
+        if quiet is None:
+            for table, _ in tables:
+                _refuse_unknown(batch, table)
+            return []
+        fresh = [
+            (table, after)
+            for table, after in tables
+            if table.relid in batch.retold or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
+        ]
+        if not fresh:
+            return []
+        in_effect = await in_thread(partial(_in_effect, batch, fresh))
+        fresh = [(table, after) for table, after in fresh if in_effect[table.relid]]
+        if not fresh:
+            return []
+        described = (await self._look([table.relid for table, _ in fresh])).tables
+        again: list[CopyAgain] = []
+        for table, _ in fresh:
+            effect = in_effect[table.relid]
+            try:
+                await self._follow(batch, table, effect, described.get(table.relid), quiet, version)
+            except PubsubError as error:
+                error.relid = table.relid
+                if error.finish_lsn is None:
+                    error.finish_lsn = batch.transaction_of(effect[-1].seq).final_lsn
+                if not isinstance(error, CopyAgain):
+                    raise
+                again.append(error)
+        return again
+
+    async def unchanged(self, tables: Sequence[Columns], told: Mapping[int, Relation]) -> bool:
+        """Whether the tables are what the publisher's are under these messages, and nothing of them was written anew since they
+        were looked at.  Raises what asking the publisher raises."""
+        described = (await self._look([table.relid for table in tables])).tables
+        for table in tables:
+            known, message = table.attributes, told[table.relid]
+            if known is None:
+                continue
+            numbers = known.known(attrs.shape_of(message))
+            if numbers is None:
+                return False
+            try:
+                change = wanted(
+                    table.target,
+                    known,
+                    message,
+                    numbers,
+                    described.get(table.relid),
+                    keep=self._keep,
+                    choices=self._choices,
+                )
+            except CopyAgain:
+                return False
+            if change is not None and change.alteration is not None:
+                return False
+        return True
+
+    async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """The schema and name that the publisher's catalog has for those of the tables that are there."""
+        found = (await self._look(relids)).tables
+        return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
+
+    async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
+        """The table has another name from now on; everything before is committed.  One that has left meanwhile is left alone."""
+        try:
+            await self._catalog.rename_relation(self._subid, relid, schema, name)
+        except UndefinedObject:
+            return
+        if table is not None:
+            table.target = await in_thread(partial(alter.rename, table.target, f"{schema}.{name}"))
+
+    async def _follow(
+        self,
+        batch: Batch,
+        table: Columns,
+        effect: Sequence[Effect],
+        described: Described | None,
+        quiet: Quiet,
+        version: Version,
+    ) -> None:
+        if table.attributes is None:
+            table.attributes = _adopted(table, effect, described)
+            if table.attributes is None:
+                return  # decoding refuses what does not fit
+        known = table.attributes
+        live = described.published if described is not None else ()
+        count = described.definition.attributes if described is not None else known.count
+        found: list[tuple[Relation, Numbers]] = []
+        for one in effect:
+            message = one.message
+            shape = attrs.shape_of(message)
+            transaction = batch.transaction_of(one.seq)
+            older = transaction.end_lsn < known.since
+            numbers = attrs.identify(shape, known, live, count, transaction.xid, older=older)
+            held = known.known(shape)
+            if numbers is None and held is None:
+                raise CopyAgain(table.relid, table.target.relation, "which column is which can not be told")
+            if held is not None and numbers is not None and not _agree(held, numbers):
+                raise CopyAgain(
+                    table.relid, table.target.relation, "a column was dropped, and another added under its name"
+                )
+            found.append((message, held if held is not None else numbers))  # type: ignore[arg-type]
+        last = effect[-1].message
+        since = batch.transaction_of(effect[-1].seq).end_lsn
+        if since >= known.since:
+            change = wanted(table.target, known, last, found[-1][1], described, keep=self._keep, choices=self._choices)
+            if not _same_key(table, effect, found, change):
+                raise CopyAgain(
+                    table.relid, table.target.relation, "its key was changed in a transaction that changed its rows"
+                )
+            if change is not None:
+                changed = [(attrs.shape_of(message), numbers) for message, numbers in found]
+                after = replace(change.attributes, since=since).with_shapes(changed)
+                if change.alteration is not None:
+                    await quiet()
+                    await self._alter(table, change.alteration, after, version(table.relid))
+                else:
+                    table.attributes = after
+                    if (after.storage, after.count) != (known.storage, known.count):
+                        await self._store(table)
+        self._read(table, found)
+
+    async def look(self, tables: Sequence[Columns]) -> Looked:
+        """The tables in the publisher's catalog.  Raises what asking the publisher raises."""
+        return await self._look([table.relid for table in tables])
+
+    async def take_over(self, table: Columns, now: Described, since: Lsn, version: Lsn) -> None:
+        """Make the table what the publisher's is, and has been since `since`; all rows of before are committed, up to `version`.
+
+        Raises CopyAgain, and as `follow`.
+        """
+        known = table.attributes
+        if known is None:
+            return  # it joined without a copy, and nobody knows which column is which
+        message = now.as_message(table.relid)
+        numbers = tuple(column.attnum for column in now.published)
+        change = wanted(table.target, known, message, numbers, now, keep=self._keep, choices=self._choices)
+        if change is None:
+            return
+        after = replace(change.attributes, since=max(since, known.since))
+        after = after.with_shapes([(attrs.shape_of(message), numbers)])
+        if change.alteration is not None:
+            await self._alter(table, change.alteration, after, version)
+        else:
+            table.attributes = after
+            await self._store(table)
+        self._read(table, [])
+
+    async def _alter(self, table: Columns, change: alter.Alteration, after: Attributes, version: Lsn) -> None:
+        record = Commit(table.app_id, after.since, after.since, before=version or None)
+        before = table.target
+        await faults.reached(f"alter {before.relation}")
+        table.target = await in_thread(partial(alter.alter, before, change, {attrs.PROPERTY: after.as_json()}, record))
+        table.attributes = after
+        await faults.reached(f"altered {before.relation}")
+        await self._store(table)
+        log.info(
+            "table was altered as the publisher's was",
+            relation=before.relation,
+            lsn=str(after.since),
+            columns=table.target.schema.names,
+        )
+
+    async def _store(self, table: Columns) -> None:
+        assert table.attributes is not None
+        definition = definition_json(table.target, table.attributes.as_json())
+        with suppress(UndefinedObject):  # it has left meanwhile
+            await self._catalog.set_relation_definition(self._subid, table.relid, definition)
+
+    def _read(self, table: Columns, found: Sequence[tuple[Relation, Numbers]]) -> None:
+        """How rows under these messages become the table's."""
+        known = table.attributes
+        assert known is not None
+        for message, _ in found:
+            table.looked_at.add(message)
+        table.follows = found[-1][0] if found else None
+        numbers_of = dict(found)
+        for message in [*table.readings, *(message for message, _ in found)]:
+            numbers = numbers_of.get(message) or known.known(attrs.shape_of(message))
+            if numbers is not None:
+                table.readings[message] = reading(table.target, known, numbers)
+
+
+def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:
+    """Whether the messages ask for a look: one is new, or the table was altered since it was as the last of them says."""
+    return bool(messages) and (messages[-1] != table.follows or any(one not in table.looked_at for one in messages))
+
+
+def _refuse_unknown(batch: Batch, table: Columns) -> None:
+    """Refuse messages whose columns are not the table's as it is."""
+    for _, message in batch.relations.get(table.relid, ()):
+        if message in table.looked_at or table.attributes is None:
+            continue
+        numbers = table.attributes.known(attrs.shape_of(message))
+        if numbers is None or set(numbers) != table.attributes.by_number.keys():
+            raise NotInPrerequisiteState(f'table "{table.target.relation}" is altered in a transaction in progress')
+        table.readings[message] = reading(table.target, table.attributes, numbers)
+
+
+def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading:
+    """How rows whose columns have these numbers become rows of the table."""
+    names = known.names
+    fields = tuple(
+        target.schema.field(names[number]) if number is not None and number in names else None for number in numbers
+    )
+    missing = {
+        column.name: value(column.missing, target.schema.field(column.name).type)
+        for column in known.columns
+        if column.number not in numbers
+    }
+    return Reading(fields, missing)
+
+
+def value(text: str | None, kind: Any) -> Any:
+    """A value from PostgreSQL's text.  Raises InvalidText."""
+    if text is None:
+        return pa.scalar(None, kind)
+    return types.from_text(pa.array([text.encode()], pa.binary()), kind)[0]
+
+
+def _agree(held: Numbers, numbers: Numbers) -> bool:
+    """Whether two answers differ in nothing but in what is known of dropped columns."""
+    return all(one == other or one is None or other is None for one, other in zip(held, numbers, strict=True))
+
+
+def _adopted(table: Columns, effect: Sequence[Effect], described: Described | None) -> Attributes | None:
+    """The attributes of a table that was copied before anybody kept them, if nothing has changed since."""
+    if described is None or len(effect) != 1:
+        return None
+    message = effect[0].message
+    names = {column.name for column in message.columns}
+    live = {(c.name, c.type_oid, c.type_modifier) for c in described.published}
+    if live != set(attrs.shape_of(message)) or not names <= set(table.target.schema.names):
+        return None
+    return attrs.of_definition(described.definition, list(names), table.app_id, Lsn(0))
+
+
+def _same_key(
+    table: Columns, effect: Sequence[Effect], found: Sequence[tuple[Relation, Numbers]], change: Change | None
+) -> bool:
+    """Whether the key that the table has after the change tells the rows of all these messages.
+
+    Rows that were only inserted it does: under a key that was made after them they are one each.
+    """
+    assert table.attributes is not None
+    alteration = None if change is None else change.alteration
+    key = table.target.key if alteration is None else alteration.key
+    names = change.attributes.names if change is not None else table.attributes.names
+    numbers = {number for number, name in names.items() if name in key}
+    moves = change is not None and change.moves_key
+    whole = identity(*found[-1]) is None
+    for one, (message, of_columns) in zip(effect, found, strict=True):
+        named_by = identity(message, of_columns)
+        fits = named_by == numbers if named_by is not None else whole or not moves
+        if not (one.inserts_only or fits):
+            return False
+    return True
+
+
+def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[Effect]]:
+    """By table, in order.  Reads the batch."""
+    oids = [table.relid for table, _ in tables]
+    seqs: dict[int, list[Any]] = {oid: [np.empty(0, np.int64)] for oid in oids}
+    inserts: dict[int, list[Any]] = {oid: [np.empty(0, np.bool_)] for oid in oids}
+    for first, blocks in batch.chunks(_CHUNK):
+        for oid, pieces in rows.split_by_relation(blocks, first).items():
+            if oid in seqs:
+                seqs[oid] += [piece.seq for piece in pieces]
+                inserts[oid] += [piece.data[piece.starts] == rows.INSERT for piece in pieces]
+    found: dict[int, list[Effect]] = {}
+    for table, after in tables:
+        of_table, is_insert = np.concatenate(seqs[table.relid]), np.concatenate(inserts[table.relid])
+        kept = batch.kept_rows(after)
+        if kept is not None:
+            of_table, is_insert = of_table[kept[of_table]], is_insert[kept[of_table]]
+        messages = batch.relations.get(table.relid, [])
+        starts = np.array([seq for seq, _ in messages] or [0], np.int64)
+        at = np.searchsorted(starts, of_table, side="right") - 1
+        effective, first_at = np.unique(at, return_index=True)
+        found[table.relid] = [
+            Effect(messages[place][1], int(of_table[index]), bool(is_insert[at == place].all()))
+            for place, index in zip(effective.tolist(), first_at.tolist(), strict=True)
+            if place >= 0
+        ]
+    return found

@@ -1,0 +1,105 @@
+"""What a publisher's table becomes: the columns of its Delta table and the key that names a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from apply.schema_changes.attributes import of_definition
+from pubsub.delta.table import TargetTable
+from pubsub.errors import FeatureNotSupported
+from pubsub.protocol import types
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.sql.typechoices import TypeChoices
+
+
+def target_table(
+    definition: TableDefinition, published: Sequence[str] | None, path: str, choices: TypeChoices | None = None
+) -> TargetTable:
+    """The Delta table for `definition`; `published` are the column list's names, None for all; `choices` the
+    subscription's option `types`.
+
+    Raises FeatureNotSupported, naming the column, for what Delta can not hold.
+    """
+    qualified = f"{definition.schema}.{definition.name}"
+    columns = [
+        column
+        for column in definition.columns
+        if (column.name in published if published is not None else not column.generated)
+    ]
+    folded: dict[str, str] = {}
+    for column in columns:
+        other = folded.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise FeatureNotSupported(
+                f'columns "{other}" and "{column.name}" of table "{qualified}" differ only in case',
+                detail="Delta does not tell such columns apart.",
+                hint="Rename one of them, or publish the table with a column list.",
+            )
+    names = {column.name for column in columns}
+    key = row_key(definition, names)
+    for column in columns:
+        if column.name in key:
+            _refuse_nondeterministic(column, qualified)
+    fields = [
+        pa.field(column.name, column_type(column, definition, choices), nullable=column.name not in key)
+        for column in columns
+    ]
+    return TargetTable(path, pa.schema(fields), key, qualified)
+
+
+def column_type(column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None) -> Any:
+    """The Arrow type of a column of the table; one of the key is text where its type's choice would make it nested.
+
+    Raises FeatureNotSupported, naming it, for what Delta can not hold, and for a column of the key with such a choice of its own.
+    """
+    choices = choices or TypeChoices()
+    own = choices.of_column(definition.schema, definition.name, column.name)
+    is_key = column.name in row_key(definition, {one.name for one in definition.columns})
+    try:
+        found = types.shaped_type(column.shape, choices.of_type, own)
+        if not (is_key and types.is_nested(found)):
+            return found
+        if own is None:
+            return types.shaped_type(column.shape, choices.of_type, "text")
+        raise FeatureNotSupported(
+            f"a column of the key can not be replicated as {own}",
+            detail="Delta keeps no least and greatest value of arrays, structs and variants, and has no order of them.",
+            hint="Leave it as text.",
+        )
+    except FeatureNotSupported as error:
+        raise FeatureNotSupported(
+            f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}',
+            detail=error.detail,
+            hint=error.hint,
+        ) from error
+
+
+def _refuse_nondeterministic(column: ColumnDefinition, relation: str) -> None:
+    if not column.collation_deterministic:
+        raise FeatureNotSupported(
+            f'column "{column.name}" of the key of table "{relation}" has a nondeterministic collation',
+            detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
+            hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
+        )
+
+
+def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
+    """The columns that name a row: those of the replica identity; under FULL and NOTHING the primary key, if it is published."""
+    key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
+    return tuple(key) if key and names.issuperset(key) else ()
+
+
+def definition_json(table: TargetTable, attributes: str) -> str:
+    """What the catalog keeps of it (apply.schema_changes.follow.load); `attributes` is Attributes.as_json's."""
+    columns = [field.name for field in table.schema]
+    return json.dumps({"columns": columns, "key": list(table.key), "attributes": attributes}, ensure_ascii=False)
+
+
+def described_json(table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN) -> str:
+    """As `definition_json`, of a table as the publisher's catalog has it at `since`."""
+    return definition_json(table, of_definition(definition, table.schema.names, "", since).as_json())

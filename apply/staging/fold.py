@@ -1,0 +1,578 @@
+"""A batch's changes of one table folded to what the table must become: at most one image for each key.
+
+With a key, an event touches the key its row stands under afterwards (I, U) or stood under before (D), and an UPDATE of the key
+also the one that the row leaves.  Sorted by key and then by arrival, the touches of a key tell its story:
+
+    first touch not an INSERT   the key may be in the table: deleted_keys
+    last touch an arrival       its event's new row is the key's final image
+    the touch before a U or D   its predecessor: the event that made the row which it changes; none: the row in the table
+
+so that   1 I k=7   2 U k=7→8   3 U k=8   4 D k=9   gives   image of 3 under 8; deleted_keys 8 and 9 (7 began with an INSERT).
+
+A value that an UPDATE left unchanged, and no old tuple holds, is its predecessor's, and so on back along the chain: pointers are
+doubled until all rest.  A chain that ends at a row of the table leaves the value to the writer, with the key under which the row
+stood (masked).  A U or D whose key was deleted earlier in the batch is skipped, as a subscriber skips it (worker.c:
+update_missing, delete_missing).
+
+In a table that others write too, `present` says which rows are there: then a U or D of a row that is not is left out as well, and
+what arrives where a row stands is a collision.  The caller decides what becomes of them (conflicts).
+
+Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and takes one copy of
+its old one, and the sums are what remains (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pubsub.delta.comparable_bytes import canonical
+from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.arrays import Mask
+from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
+from pubsub.protocol.types import is_nested, nulls
+
+# Longer than a column's name in PostgreSQL can be: no table has them.
+UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
+BASE_PREFIX: Final = "__base_".ljust(64, "_")
+COUNT_COLUMN: Final = "__count".ljust(64, "_")
+MOVED_COLUMN: Final = "__moved".ljust(64, "_")
+
+# Rows of this subscription, and rows that others are known to have written last.
+OURS: Final = 1
+THEIRS: Final = 2
+# Changes that are shown with their values.
+SHOWN: Final = 10
+
+_CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
+
+Indices = npt.NDArray[np.int64]
+
+
+class Present(Protocol):
+    """Which rows a table holds."""
+
+    def keys(self, keys: Any) -> Indices:
+        """For each of these distinct keys (a table of the key's columns) whose row stands under it: 0 for none, OURS or THEIRS."""
+
+    def copies(self, rows: Any) -> Indices:
+        """For each of these distinct rows (a table of all columns) how many are equal to it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unmet:
+    """Changes that did not find the table as they expected it, in order of arrival.
+
+    `seq` and `op` are as in Changes.  Of the first SHOWN, `keys` are the keys (without a key: the rows) that they looked for, and
+    `rows` the new rows, both as tables.
+    """
+
+    seq: Indices
+    op: npt.NDArray[np.uint8]
+    keys: Any
+    rows: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """What becomes of the table.  All tables are pyarrow's; columns are named and ordered as in the changes.
+
+    `images`: complete rows to insert.  `masked`: rows to insert of which some values must come from the table as it was before
+    the batch: bool UNCHANGED_PREFIX<i> says where column i (its place among the columns) is meant, only for columns where that
+    happens; BASE_PREFIX<j> is the j-th key column of the row in the table.  `deleted_keys`: distinct keys whose rows leave the
+    table before anything is inserted, those of images among them unless the batch began with their INSERT.  `removed`, without
+    a key: distinct rows, and in COUNT_COLUMN how many copies of each leave.
+
+    Folded as upserts, every touched key is among `deleted_keys`, and bool MOVED_COLUMN of `masked` says of a row that it left the
+    key under which it stood before the batch.
+
+    `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
+    `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
+
+    `missing`: updates and deletes that were left out, since there is no row for them; `collisions`: inserts and updates of keys
+    that came where a row stands; `differing`: updates and deletes of rows that others wrote, which are done.  None where there are
+    none, or nobody looked.
+    """
+
+    images: Any
+    masked: Any
+    deleted_keys: Any
+    removed: Any
+    insert_only: bool
+    truncated: bool
+    inserts: int
+    updates: int
+    deletes: int
+    missing: Unmet | None = None
+    collisions: Unmet | None = None
+    differing: Unmet | None = None
+
+
+def fold(
+    changes: Changes,
+    key: Sequence[str] | None,
+    *,
+    full: bool,
+    truncate_before: int | None = None,
+    present: Present | None = None,
+    upsert: bool = False,
+) -> Folded:
+    """Fold `changes`, which are in order of arrival.
+
+    `key`: names of the columns that identify a row, or None; `full`: without a key, the old rows are whole (REPLICA IDENTITY
+    FULL).  `truncate_before`: the number in the batch of the table's last TRUNCATE; changes before it are void.  `present`: what
+    the table holds; None: what the publisher's held.  `upsert`, with a key: rows may be in the table
+    already that the batch inserts.
+    Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that says not which row it changes.
+    """
+    counts = np.bincount(changes.op, minlength=DELETE + UPDATE)
+    truncated = truncate_before is not None
+    if truncate_before is not None:
+        changes = _since(changes, truncate_before)
+    missing = collisions = differing = None
+    if key:
+        (images, masked, deleted), missing, collisions, differing = _fold_keyed(
+            changes, key, truncated, present, upsert
+        )
+        removed = _no_rows(changes)
+    else:
+        if present is not None:
+            changes, missing = _without_missing(changes, truncated, present)
+        images, removed = _fold_multiset(changes, full, truncated)
+        masked, deleted = pa.table(changes.new).slice(0, 0), pa.table({})
+    return Folded(
+        images=images,
+        masked=masked,
+        deleted_keys=deleted,
+        removed=removed,
+        insert_only=not (masked.num_rows or deleted.num_rows or removed.num_rows),
+        truncated=truncated,
+        inserts=int(counts[INSERT]),
+        updates=int(counts[UPDATE]),
+        deletes=int(counts[DELETE]),
+        missing=missing,
+        collisions=collisions,
+        differing=differing,
+    )
+
+
+def _since(changes: Changes, seq: int) -> Changes:
+    """The changes numbered `seq` and later."""
+    first = int(np.searchsorted(changes.seq, seq))
+    return Changes(
+        changes.seq[first:],
+        changes.op[first:],
+        {name: column.slice(first) for name, column in changes.new.items()},
+        {name: mask[first:] for name, mask in changes.unchanged.items()},
+        changes.old_kind[first:],
+        {name: column.slice(first) for name, column in changes.old.items()},
+    )
+
+
+def _no_rows(changes: Changes) -> Any:
+    """An empty table of removed rows."""
+    counts = pa.array([], pa.int64())
+    return pa.table({name: column.slice(0, 0) for name, column in changes.new.items()} | {COUNT_COLUMN: counts})
+
+
+def _take(columns: Mapping[str, Any], rows: Indices) -> dict[str, Any]:
+    indices = pa.array(rows)
+    return {name: column.take(indices) for name, column in columns.items()}
+
+
+def _identity_missing(column: str) -> NotInPrerequisiteState:
+    """worker.c: check_relation_updatable."""
+    return NotInPrerequisiteState(
+        "publisher did not send replica identity column expected by the logical replication target relation",
+        detail=f'Column "{column}" has no value.',
+    )
+
+
+# With a key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EventKeys:
+    """The keys that events touch, as columns and as codes: equal keys have equal codes, from 0 to less than `bound`.
+
+    The first n are what each of the n events touches in any case, the rest the keys that rows leave; `left` says for each event
+    where in the rest its own is, 0 for none.
+    """
+
+    columns: dict[str, Any]
+    codes: Indices
+    bound: int
+    left: Indices
+
+    def base(self, events: Indices) -> dict[str, Any]:
+        """The keys under which the rows of these events stood before them."""
+        return _take(self.columns, self._base(events))
+
+    def moved(self, events: Indices) -> Mask:
+        """Whether a row has left, in the batch, the key under which the rows of these events stood before them."""
+        return np.isin(self.codes[self._base(events)], self.codes[self.left[np.flatnonzero(self.left)]])
+
+    def _base(self, events: Indices) -> Indices:
+        return np.where(self.left[events], self.left[events], events)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Touches:
+    """Touches ordered by key, then by arrival.
+
+    `arrives`: a row stands under the key afterwards; `leaves`: its event's row goes to another key; `from_here`: its event
+    changes or deletes the row that stood here; `stands`: before the batch a row of the table stands under the key, as far as
+    nobody knows better.
+    """
+
+    code: Indices
+    event: Indices
+    arrives: Mask
+    leaves: Mask
+    from_here: Mask
+    stands: Mask
+
+    def only(self, chosen: Mask) -> _Touches:
+        return _Touches(
+            self.code[chosen],
+            self.event[chosen],
+            self.arrives[chosen],
+            self.leaves[chosen],
+            self.from_here[chosen],
+            self.stands[chosen],
+        )
+
+    def first(self) -> Mask:
+        """Which are their key's first."""
+        return np.not_equal(np.diff(self.code, prepend=-1), 0)
+
+    def last(self) -> Mask:
+        """Which are their key's last."""
+        return np.not_equal(np.diff(self.code, append=-1), 0)
+
+    def after_arrival(self) -> Mask:
+        """Before which a row of the batch stands under the key."""
+        return np.roll(self.arrives, 1) & ~self.first()
+
+    def occupied(self) -> Mask:
+        """Before which a row stands under the key, of the batch or of the table."""
+        return self.after_arrival() | (self.first() & self.stands)
+
+
+def _fold_keyed(
+    changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
+) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None, Unmet | None]:
+    """Images, masked images and deleted keys; changes without a row, those that met one, and those of others' rows."""
+    values = changes.new
+    if not changes.count:
+        images = pa.table(values)
+        return (images, _masked(images, {}, list(values), images.select(key)), images.select(key)), None, None, None
+    missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
+    keys = _event_keys(changes, key)
+    standing = _standing(keys, truncated, present)
+    every = _touches(changes, keys, standing > 0)
+    touches = _without_skipped(every)
+    lost = met = differing = None
+    if present is not None:
+        lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
+        met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
+        theirs = standing[np.where(touches.leaves, keys.left[touches.event], touches.event)] == THEIRS
+        differing = _unmet(changes, keys, touches.event[touches.first() & touches.from_here & theirs])
+    final = np.sort(touches.event[touches.last() & touches.arrives])
+    deleted = touches.only(touches.first() & (upsert | (changes.op[touches.event] != INSERT)))
+    deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
+    deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
+    images, masked = _images(values, missing, keys, touches, final, upsert)
+    return (images, masked, deleted_keys), lost, met, differing
+
+
+def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Indices:
+    """For each key of `keys` whose row of the table stands under it, before the batch or after the TRUNCATE (Present.keys)."""
+    if truncated or present is None:
+        return np.full(len(keys.codes), 0 if truncated else OURS)
+    _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
+    there: Indices = present.keys(pa.table(_take(keys.columns, first)))[place]
+    return there
+
+
+def _unmet(changes: Changes, keys: _EventKeys, events: Indices) -> Unmet | None:
+    if not events.size:
+        return None
+    events = np.sort(events)
+    shown = events[:SHOWN]
+    looked_for = np.where((changes.op[shown] == UPDATE) & (keys.left[shown] > 0), keys.left[shown], shown)
+    return Unmet(
+        changes.seq[events],
+        changes.op[events],
+        pa.table(_take(keys.columns, looked_for)),
+        pa.table(_take(changes.new, shown)),
+    )
+
+
+def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
+    deletes = changes.op == DELETE
+    with_old = np.flatnonzero((changes.op == UPDATE) & (changes.old_kind != 0))
+    columns = {}
+    for name in key:
+        column = changes.new[name]
+        if deletes.any():
+            column = pc.if_else(pa.array(deletes), changes.old[name], column)
+        if with_old.size:
+            column = pa.concat_arrays([column, changes.old[name].take(pa.array(with_old))])
+        if column.null_count:
+            raise _identity_missing(name)
+        columns[name] = column
+    codes, bound = _codes(list(columns.values()), 1 << _CODE_BITS - _event_bits(changes.count))
+    left = np.zeros(changes.count, np.int64)
+    places = np.arange(changes.count, len(codes))
+    moved = codes[places] != codes[with_old]
+    left[with_old[moved]] = places[moved]
+    return _EventKeys(columns, codes, bound, left)
+
+
+def _event_bits(events: int) -> int:
+    """Bits of a touch's number: its event's, and whether its row leaves."""
+    return (2 * events).bit_length()
+
+
+def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
+    """Every touch, from one sort of numbers made of key and event."""
+    bits = _event_bits(changes.count)
+    moved = np.flatnonzero(keys.left)
+    events = np.arange(changes.count)
+    numbers = keys.codes[: changes.count] << bits | events << 1
+    if moved.size:
+        numbers = np.concatenate([numbers, keys.codes[keys.left[moved]] << bits | moved << 1 | 1])
+    numbers.sort()
+    event = (numbers & (1 << bits) - 1) >> 1
+    leaves = (numbers & 1).astype(np.bool_)
+    op = changes.op[event]
+    stays = (op != INSERT) & (keys.left[event] == 0)
+    stands = standing[np.where(leaves, keys.left[event], event)]
+    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, leaves | stays, stands)
+
+
+def _without_skipped(touches: _Touches) -> _Touches:
+    """Leave out events whose row is gone: deleted or moved before in the batch, or not in the table.
+
+    A skipped event may have been another's predecessor, so this is repeated until nothing changes: a publisher sends no such
+    events, and then once is enough.  What is skipped once stays so, since its key stays without a row.
+    """
+    while True:
+        gone = touches.from_here & ~touches.occupied()
+        if not gone.any():
+            return touches
+        touches = touches.only(~np.isin(touches.event, touches.event[gone], kind="table"))
+
+
+def _images(
+    values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices, upsert: bool
+) -> tuple[Any, Any]:
+    """The images of the events `final`, complete ones and masked ones."""
+    events = len(keys.left)
+    names = list(values)
+    everything = len(final) == events and not missing
+    sources: dict[str, Indices] = {}
+    still_missing: dict[str, Mask] = {}
+    if missing:
+        made_here = touches.from_here & touches.after_arrival()
+        predecessor = np.arange(events)
+        predecessor[touches.event[made_here]] = np.roll(touches.event, 1)[made_here]
+        for name, mask in missing.items():
+            sources[name] = _chase(np.where(mask, predecessor, np.arange(events)))[final]
+            if mask[sources[name]].any():
+                still_missing[name] = mask[sources[name]]
+
+    def rows(chosen: Mask | slice) -> Any:
+        return pa.table(
+            {name: column.take(pa.array(sources.get(name, final)[chosen])) for name, column in values.items()}
+        )
+
+    if not still_missing:
+        images = pa.table(values) if everything else rows(slice(None))
+        none = np.empty(0, np.int64)
+        return images, _masked(images.slice(0, 0), {}, names, pa.table(keys.base(none)))
+    masked = np.logical_or.reduce(list(still_missing.values()))
+    chain_start = np.zeros(len(final), np.int64)  # the same for all columns: each event has one predecessor
+    for name, mask in still_missing.items():
+        chain_start[mask] = sources[name][mask]
+    masks = {name: mask[masked] for name, mask in still_missing.items()}
+    starts = chain_start[masked]
+    images = _masked(rows(masked), masks, names, pa.table(keys.base(starts)))
+    if upsert:
+        images = images.append_column(MOVED_COLUMN, pa.array(keys.moved(starts)))
+    return rows(~masked), images
+
+
+def _chase(pointers: Indices) -> Indices:
+    """Where each pointer rests, following them: an element that points to itself is at rest."""
+    while True:
+        further = pointers[pointers]
+        if np.array_equal(further, pointers):
+            return pointers
+        pointers = further
+
+
+def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: Any) -> Any:
+    """`images` with the columns that say what misses, and where the row stands."""
+    for name, mask in masks.items():
+        images = images.append_column(f"{UNCHANGED_PREFIX}{names.index(name)}", pa.array(mask))
+    for place, column in enumerate(base.columns):
+        images = images.append_column(f"{BASE_PREFIX}{place}", column)
+    return images
+
+
+# Without a key
+
+
+def _without_missing(changes: Changes, truncated: bool, present: Present) -> tuple[Changes, Unmet | None]:
+    """The changes without updates and deletes of rows that are not there, which are given apart.
+
+    Only where some may be is the story told change by change: rows are counted by their codes.
+    """
+    minus = np.flatnonzero(changes.op != INSERT)
+    if not minus.size:
+        return changes, None
+    if (changes.old_kind[minus] != OLD_ROW).any():
+        raise _identity_missing(next(iter(changes.new)))
+    rows = {
+        name: pa.concat_arrays([column, _old(changes, name).take(pa.array(minus))])
+        for name, column in changes.new.items()
+    }
+    codes = _codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0]
+    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    new, old = place[: changes.count], np.full(changes.count, -1)
+    old[minus] = place[changes.count :]
+    taken = np.unique(old[minus])
+    have = np.zeros(len(first), np.int64)
+    if not truncated:
+        have[taken] = present.copies(pa.table(_take(rows, first[taken])))
+    if (have[taken] >= np.bincount(old[minus], minlength=len(first))[taken]).all():
+        return changes, None
+    counts = have.tolist()
+    found = np.ones(changes.count, np.bool_)
+    for event, (op, arriving, leaving) in enumerate(zip(changes.op.tolist(), new.tolist(), old.tolist(), strict=True)):
+        if op != INSERT:
+            if not counts[leaving]:
+                found[event] = False
+                continue
+            counts[leaving] -= 1
+        if op != DELETE:
+            counts[arriving] += 1
+    events = np.flatnonzero(~found)
+    if not events.size:
+        return changes, None
+    shown = events[:SHOWN]
+    lost = Unmet(
+        changes.seq[events],
+        changes.op[events],
+        pa.table({name: _old(changes, name).take(pa.array(shown)) for name in changes.new}),
+        pa.table(_take(changes.new, shown)),
+    )
+    return _chosen(changes, found), lost
+
+
+def _old(changes: Changes, name: str) -> Any:
+    """A column of the old rows; one that the publisher has not is NULL there."""
+    column = changes.old.get(name)
+    return nulls(changes.count, changes.new[name].type) if column is None else column
+
+
+def _chosen(changes: Changes, chosen: Mask) -> Changes:
+    mask = pa.array(chosen)
+    return Changes(
+        changes.seq[chosen],
+        changes.op[chosen],
+        {name: column.filter(mask) for name, column in changes.new.items()},
+        {name: unchanged[chosen] for name, unchanged in changes.unchanged.items()},
+        changes.old_kind[chosen],
+        {name: column.filter(mask) for name, column in changes.old.items()},
+    )
+
+
+def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, Any]:
+    """Rows to add, and rows to take with their counts."""
+    minus = np.flatnonzero(changes.op != INSERT)
+    if not minus.size:
+        return pa.table(changes.new), _no_rows(changes)
+    if not full or (changes.old_kind[minus] != OLD_ROW).any():
+        raise _identity_missing(next(iter(changes.new)))
+    plus = np.flatnonzero(changes.op != DELETE)
+    added, taken = _take(changes.new, plus), _take(changes.old, minus)
+    rows = {
+        # a column that the publisher has not is NULL in its rows
+        name: pa.concat_arrays([column, taken.get(name, nulls(len(minus), column.type))])
+        for name, column in added.items()
+    }
+    codes, bound = _dense(_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
+    sums = np.bincount(codes[: len(plus)], minlength=bound) - np.bincount(codes[len(plus) :], minlength=bound)
+    row_of = np.empty(bound, np.int64)
+    row_of[codes[::-1]] = np.arange(len(codes))[::-1]  # the first of the equal ones
+    more, less = np.flatnonzero(sums > 0), np.flatnonzero(sums < 0)
+    if truncated:
+        less = less[:0]
+    images = pa.table(_take(rows, np.sort(np.repeat(row_of[more], sums[more]))))
+    return images, pa.table(_take(rows, row_of[less])).append_column(COUNT_COLUMN, pa.array(-sums[less]))
+
+
+# Codes: equal values, equal numbers
+
+
+def _codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
+    """A number for each row, equal for equal rows, and a bound that it stays below: at most `limit`, or the number of rows.
+
+    Of floats, 0 and -0, and all NaNs, are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
+    """
+    codes, bound = _column_codes(columns[0], exact)
+    for column in columns[1:]:
+        more, more_bound = _column_codes(column, exact)
+        if bound * more_bound > 1 << 62:
+            (codes, bound), (more, more_bound) = _dense(codes), _dense(more)
+        codes, bound = codes * more_bound + more, bound * more_bound
+    return (codes, bound) if bound <= limit else _dense(codes)
+
+
+def _dense(codes: Indices) -> tuple[Indices, int]:
+    encoded = pa.array(codes).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
+    kinds = pa.types
+    if not column.null_count and len(column):
+        # numbers that are their own codes, less the smallest
+        if kinds.is_date32(column.type) or kinds.is_integer(column.type):
+            numbers = column.view(pa.int32()) if kinds.is_date32(column.type) else column
+            return _spread(numbers.to_numpy().astype(np.int64))
+        if kinds.is_timestamp(column.type):
+            return _spread(column.view(pa.int64()).to_numpy())
+    if kinds.is_floating(column.type):
+        column = comparable(column, exact)
+    elif is_nested(column.type):
+        column = canonical(column)
+    encoded = column.dictionary_encode()
+    indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+    return indices + 1, len(encoded.dictionary) + 1
+
+
+def _spread(numbers: Indices) -> tuple[Indices, int]:
+    least, greatest = int(numbers.min()), int(numbers.max())
+    if greatest - least >= 1 << 61:
+        return _dense(numbers)
+    return numbers - least, greatest - least + 1
+
+
+def comparable(column: Any, exact: bool) -> Any:
+    """Floats as integers that are equal if the floats are."""
+    valid = column.is_valid()
+    numbers = column.fill_null(0).to_numpy().astype(np.float64)
+    numbers[np.isnan(numbers)] = np.nan
+    if not exact:
+        numbers += 0.0  # -0 becomes 0
+    return pc.if_else(valid, pa.array(numbers.view(np.int64)), pa.scalar(None, pa.int64()))

@@ -1,0 +1,241 @@
+"""A batch too large to be decoded at once: read several times, and staged a part at a time.
+
+    survey          which relations there are, how many bytes each, and which only insert
+    key hashes      for tables of many bytes whose rows change: which changes belong to one key
+    passes          tables that only insert: each chunk is folded and staged as it comes
+                    the others: all changes of some of their keys, folded together
+
+A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
+changes.  Keys between which rows move (an UPDATE of the key) are all in the first pass.  Reading is the cheap part: frames
+come from memory or sequentially from disk, and only what is picked is decoded.
+
+Bounded by `part_bytes`, except: a table without a key whose rows change, rows that move, and images that wait for unchanged
+values of the table's rows are held whole.  Blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from apply.batch import Batch
+from apply.conflicts import Conflicts, judge
+from apply.staging.decode import (
+    Destination,
+    Wanted,
+    blaming,
+    decode,
+    look_for_others,
+    no_relation,
+    under_messages,
+    wanted_by,
+)
+from apply.staging.fold import fold
+from apply.staging.key_hash import key_hashes
+from apply.staging.staged_table import Parts, PreparedTable
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.present_rows import TablePresent
+from pubsub.protocol import rows
+
+_CHUNK: Final = 16 << 20
+_MAX_PASSES: Final = 1 << 15
+
+Partitions = npt.NDArray[np.uint16]
+
+
+@dataclass(slots=True)
+class _Work:
+    """One table: the bytes of the changes that it gets, and whether any of them is no INSERT."""
+
+    wanted: Wanted
+    nbytes: int = 0
+    rewrites: bool = False
+    passes: int = 1
+    parts: Parts | None = None
+    present: TablePresent | None = None
+    conflicts: Conflicts = field(default_factory=Conflicts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """What of a table a pass takes: all, or the keys with this number."""
+
+    work: _Work
+    partition: int | None = None
+
+
+def prepare(
+    batch: Batch,
+    destinations: Mapping[tuple[str, str], Destination],
+    stage: Stage,
+    origin: str,
+    *,
+    part_bytes: int,
+) -> list[PreparedTable]:
+    """As prepare.prepare; frames of about `part_bytes` are decoded at a time."""
+    chunk_bytes = min(_CHUNK, part_bytes)
+    works = _survey(batch, destinations, chunk_bytes)
+    for work in works:
+        if work.rewrites and work.wanted.destination.table.key:
+            work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
+    partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
+    prepared: list[PreparedTable] = []
+    with ExitStack() as undo:
+        for work in works:
+            truncated = work.wanted.truncate_before is not None
+            rewrites = work.rewrites or work.wanted.destination.window is not None
+            with blaming(work.wanted.destination):
+                look_for_others(stage, work.wanted.destination)
+                if work.wanted.destination.may_conflict:
+                    work.present = stage.present(work.wanted.destination.table, work.wanted.destination.app_id)
+                sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
+            undo.callback(sink.abort)
+            work.parts = Parts(sink)
+        for picks in _passes(works, part_bytes):
+            _run(batch, picks, partitions, origin, chunk_bytes)
+        for work in works:
+            assert work.parts is not None
+            one = work.parts.finish(work.wanted.destination, batch, work.conflicts)
+            undo.callback(discard, one.staged)
+            if work.present is not None and isinstance(one.staged, DirectStaged):
+                one.staged.still_holds = work.present.still_holds
+            prepared.append(one)
+        undo.pop_all()
+    return prepared
+
+
+def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], chunk_bytes: int) -> list[_Work]:
+    """The tables that the batch changes."""
+    works: dict[int, _Work] = {}
+    for wanted in wanted_by(batch, list(batch.relations), destinations):
+        works.update(dict.fromkeys(wanted.oids, _Work(wanted)))
+    changed: dict[int, _Work] = {}
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            for oid, pieces in rows.split_by_relation(blocks, first).items():
+                if oid not in batch.relations:
+                    raise no_relation(oid)
+                if oid not in works:
+                    continue
+                work = works[oid]
+                for piece in work.wanted.select(pieces):
+                    changed[id(work)] = work
+                    work.nbytes += int((piece.ends - piece.starts).sum())
+                    work.rewrites |= bool((piece.data[piece.starts] != rows.INSERT).any())
+    found = {id(work): work for work in works.values()}
+    return [work for key, work in found.items() if key in changed or work.wanted.truncate_before is not None]
+
+
+def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Partitions:
+    """For each change of these tables, by seq, the number of the pass that takes it."""
+    if not works:
+        return np.empty(0, np.uint16)
+    hashes = np.zeros(batch.rows, np.uint32)
+    seqs: list[list[npt.NDArray[np.int64]]] = [[] for _ in works]
+    moved: list[list[npt.NDArray[np.uint32]]] = [[] for _ in works]
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            frames = rows.split_by_relation(blocks, first)
+            for index, work in enumerate(works):
+                table = work.wanted.destination.table
+                for relation, chosen in under_messages(batch, work.wanted, frames):
+                    with blaming(work.wanted.destination):
+                        only_key = [
+                            field if field is not None and field.name in table.key else None
+                            for field in work.wanted.destination.reading(relation).fields
+                        ]
+                        changes = rows.decode_changes(
+                            chosen, relation, only_key, key=table.key, types=work.wanted.destination.types
+                        )
+                        own, left = key_hashes(changes, table.key)
+                    hashes[changes.seq] = own
+                    seqs[index].append(changes.seq)
+                    leaving = left != own
+                    moved[index] += [own[leaving], left[leaving]]
+    result = np.zeros(batch.rows, np.uint16)
+    for work, of_work, keys in zip(works, seqs, moved, strict=True):
+        together = np.unique(np.concatenate(keys))
+        for some in of_work:
+            own = hashes[some]
+            number = own % np.uint32(work.passes)
+            if len(together):
+                number[np.isin(own, together)] = 0
+            result[some] = number
+    return result
+
+
+def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
+    """What only inserts is all in the first pass; what rewrites shares one up to `part_bytes`, or has several."""
+    found = [[_Pick(work) for work in works if not work.rewrites]]
+    load = 0
+    for work in works:
+        if work.rewrites and work.passes == 1:
+            if load and load + work.nbytes > part_bytes:
+                found.append([])
+                load = 0
+            found[-1].append(_Pick(work))
+            load += work.nbytes
+    for work in works:
+        if work.passes > 1:
+            found += [[_Pick(work, number)] for number in range(work.passes)]
+    return [picks for picks in found if picks]
+
+
+def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, chunk_bytes: int) -> None:
+    """One pass."""
+    held: list[list[rows.Changes]] = [[] for _ in picks]
+    whole = [False] * len(picks)
+    with closing(batch.chunks(chunk_bytes)) as chunks:
+        for first, blocks in chunks:
+            frames = rows.split_by_relation(blocks, first)
+            for index, pick in enumerate(picks):
+                with blaming(pick.work.wanted.destination):
+                    parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
+                whole[index] |= full
+                if pick.work.rewrites:
+                    held[index] += parts
+                elif parts:
+                    _fold(batch, pick.work, parts, origin, full=full)
+    for index, pick in enumerate(picks):
+        if held[index]:
+            _fold(batch, pick.work, held[index], origin, full=whole[index])
+            held[index].clear()
+
+
+def _picked(
+    pick: _Pick, frames: dict[int, list[rows.RowFrames]], partitions: Partitions
+) -> dict[int, list[rows.RowFrames]]:
+    mine = {oid: frames[oid] for oid in pick.work.wanted.oids if oid in frames}
+    if pick.partition is None:
+        return mine
+    found: dict[int, list[rows.RowFrames]] = {}
+    for oid, pieces in mine.items():
+        for piece in pieces:
+            chosen = partitions[piece.seq] == pick.partition
+            if chosen.any():
+                found.setdefault(oid, []).append(
+                    rows.RowFrames(piece.data, piece.starts[chosen], piece.ends[chosen], piece.seq[chosen])
+                )
+    return found
+
+
+def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, full: bool) -> None:
+    assert work.parts is not None
+    destination = work.wanted.destination
+    with blaming(destination):
+        folded = fold(
+            rows.concat_changes(parts),
+            destination.table.key or None,
+            full=full,
+            truncate_before=work.wanted.truncate_before,
+            present=work.present,
+            upsert=destination.window is not None,
+        )
+        work.conflicts.add(judge(folded, batch, destination.table.relation, origin))
+    work.parts.add(folded)

@@ -1,0 +1,92 @@
+"""A closed batch becomes staged files: decoded per relation, filtered by what each table already has, folded by key.
+
+All tables of a batch are prepared before the first is committed, so that a value that can not be stored stops the batch
+while nothing of it is in Delta.  A batch of many bytes is prepared in parts (inparts).  Blocks; runs in a thread; numpy and
+Arrow let the interpreter go while they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from apply.batch import Batch
+from apply.conflicts import judge
+from apply.staging import large_batches
+from apply.staging.decode import Destination, Wanted, blaming, decode, look_for_others, no_changes, wanted_by
+from apply.staging.fold import fold
+from apply.staging.staged_table import PreparedTable
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage, discard
+from pubsub.protocol import rows
+
+__all__ = ["Destination", "PreparedTable", "prepare"]
+
+# A batch of more bytes is not decoded at once.
+_WHOLE: Final = 48 << 20
+
+
+def prepare(
+    batch: Batch,
+    destinations: Mapping[tuple[str, str], Destination],
+    stage: Stage,
+    origin: str,
+    *,
+    whole: int | None = None,
+) -> list[PreparedTable]:
+    """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
+
+    `origin` names the replication origin in errors; a batch of more than `whole` bytes (48 MB) is not decoded at once.  Raises
+    InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context, and what reading from disk raises;
+    nothing stays staged then.
+    """
+    whole = _WHOLE if whole is None else whole
+    if batch.nbytes > whole:
+        return large_batches.prepare(batch, destinations, stage, origin, part_bytes=whole // 2)
+    prepared: list[PreparedTable] = []
+    try:
+        frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
+        truncated = {oid for truncation in batch.truncations for oid in truncation.relations}
+        for wanted in wanted_by(batch, [*(set(frames) | truncated)], destinations):
+            with blaming(wanted.destination):
+                one = _prepare_table(batch, wanted, frames, stage, origin)
+            if one is not None:
+                prepared.append(one)
+        return prepared
+    except BaseException:
+        for one in prepared:
+            discard(one.staged)
+        raise
+
+
+def _prepare_table(
+    batch: Batch, wanted: Wanted, frames: dict[int, list[rows.RowFrames]], stage: Stage, origin: str
+) -> PreparedTable | None:
+    table, truncate_before = wanted.destination.table, wanted.truncate_before
+    parts, full = decode(batch, wanted, frames, origin)
+    if not parts and truncate_before is None:
+        return None
+    look_for_others(stage, wanted.destination)
+    changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
+    present = stage.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
+    folded = fold(
+        changes,
+        table.key or None,
+        full=full,
+        truncate_before=truncate_before,
+        present=present,
+        upsert=wanted.destination.window is not None,
+    )
+    conflicts = judge(folded, batch, table.relation, origin)
+    staged = stage.write(table, folded, replace_all=truncate_before is not None)
+    if present is not None and isinstance(staged, DirectStaged):
+        staged.still_holds = present.still_holds
+    return PreparedTable(
+        wanted.destination,
+        staged,
+        wanted.destination.commit(batch),
+        folded.inserts,
+        folded.updates,
+        folded.deletes,
+        conflicts,
+    )

@@ -1,0 +1,55 @@
+"""What preparing a batch leaves for one table: staged, and ready to be committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from apply.batch import Batch
+from apply.conflicts import Conflicts
+from apply.staging.decode import Destination
+from apply.staging.fold import Folded
+from pubsub.delta.choose_writer import AnyStaged
+from pubsub.delta.staged_parts import StagedParts
+from pubsub.delta.table import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTable:
+    """One table's part of a batch, staged; the counts are of row changes."""
+
+    destination: Destination
+    staged: AnyStaged
+    commit: Commit
+    inserts: int
+    updates: int
+    deletes: int
+    conflicts: Conflicts = field(default_factory=Conflicts)
+
+
+@dataclass(slots=True)
+class Parts:
+    """One table's part of a batch while it is staged a part at a time in `sink`; the counts are of row changes."""
+
+    sink: StagedParts
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+    def add(self, folded: Folded) -> None:
+        """The next part.  Blocks."""
+        self.sink.add(folded)
+        self.inserts += folded.inserts
+        self.updates += folded.updates
+        self.deletes += folded.deletes
+
+    def finish(self, destination: Destination, batch: Batch, conflicts: Conflicts | None = None) -> PreparedTable:
+        """No more parts come.  Blocks."""
+        return PreparedTable(
+            destination,
+            self.sink.finish(),
+            destination.commit(batch),
+            self.inserts,
+            self.updates,
+            self.deletes,
+            conflicts or Conflicts(),
+        )

@@ -1,0 +1,281 @@
+"""Plans the Delta tables of published tables, and checks them, before anything is created.
+
+Tables that cannot be replicated are refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing
+behind.  Functions import the modules that need pyarrow, so that commands without a table to plan answer sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from catalog.records import NewRelation
+from catalog.states import RelState
+from catalog.store import Catalog
+from launcher.client_session import Session
+from pubsub.errors import (
+    DuplicateObject,
+    FeatureNotSupported,
+    InsufficientPrivilege,
+    NotInPrerequisiteState,
+    PublisherError,
+    UndefinedObject,
+    UndefinedTable,
+)
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions, publication
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
+from pubsub.sql.identifiers import quote_identifier, quote_qualified, table_path
+from pubsub.sql.typechoices import TypeChoices
+
+if TYPE_CHECKING:
+    from pubsub.delta.table import TargetTable
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One published table and the Delta table planned for it."""
+
+    published: PublishedTable
+    definition: TableDefinition
+    target: TargetTable
+    exists: bool = False
+    """Whether the Delta table exists."""
+
+    def relation(self, *, copy_data: bool, lsn: Lsn | None) -> NewRelation:
+        """Return the row that joins the subscription: in state `i`, or without a copy in `r` from `lsn` on.
+
+        A row without a definition makes the sync worker create the Delta table first, which takes Spark.
+        """
+        from apply.schema_changes.table_definition import described_json
+
+        return NewRelation(
+            relid=self.definition.oid,
+            schema=self.definition.schema,
+            name=self.definition.name,
+            path=self.target.path,
+            state=RelState.INIT if copy_data else RelState.READY,
+            lsn=None if copy_data else lsn,
+            definition=described_json(self.target, self.definition) if copy_data or self.exists else None,
+            estimated_rows=self.definition.estimated_rows,
+        )
+
+
+async def check_publications(connection: Connection, publications: Sequence[str]) -> None:
+    """Refuse publications that do not exist (subscriptioncmds.c: check_publications, which only warns).
+
+    PostgreSQL creates the subscription and its worker then fails forever; here nothing is created that cannot work.
+    """
+    missing = await publication.missing_publications(connection, publications)
+    if not missing:
+        return
+    names = ", ".join(f'"{name}"' for name in missing)
+    what = f"publication {names} does" if len(missing) == 1 else f"publications {names} do"
+    raise UndefinedObject(
+        f"{what} not exist on the publisher",
+        hint=f'Create it in database "{connection.dbname}" with CREATE PUBLICATION, or correct the name.',
+    )
+
+
+async def warn_of_foreign_rows(
+    session: Session,
+    connection: Connection,
+    subscription: str,
+    publications: Sequence[str],
+    besides: Collection[str] = (),
+) -> None:
+    """Warn that a copy takes rows of every origin, despite origin = none.
+
+    Follows subscriptioncmds.c: check_publications_origin.
+    """
+    found = await publication.publications_with_foreign_rows(connection, publications, list(besides))
+    if not found:
+        return
+    names = ", ".join(f'"{name}"' for name in found)
+    what = f"a publication ({names}) that contains" if len(found) == 1 else f"publications ({names}) that contain"
+    session.notice(
+        f'subscription "{subscription}" requested copy_data with origin = NONE but might copy data that had a different origin',
+        "WARNING",
+        detail=f"The subscription being created subscribes to {what} tables that are written to by other subscriptions.",
+        hint="Verify that initial data copied from the publisher tables did not come from other origins.",
+    )
+
+
+async def published_tables(connection: Connection, publications: Sequence[str]) -> dict[Oid, PublishedTable]:
+    """Return the published tables by oid (subscriptioncmds.c: fetch_table_list).  Raises FeatureNotSupported."""
+    try:
+        tables = await publication.published_tables(connection, publications)
+    except PublisherError as error:
+        raise PublisherError(
+            f"could not receive list of replicated tables from the publisher: {error.message}",
+            sqlstate=error.sqlstate,
+            detail=error.detail,
+            hint=error.hint,
+        ) from error
+    return {table.oid: table for table in tables}
+
+
+async def plan(
+    connection: Connection,
+    tables: Mapping[Oid, PublishedTable],
+    warehouse: str,
+    target: str,
+    *,
+    copy_data: bool,
+    create_tables: bool,
+    choices: TypeChoices | None = None,
+) -> list[Plan]:
+    """Plan `tables`.  Raises for the first that cannot be replicated or read, or whose Delta table may not be used."""
+    from apply.schema_changes.table_definition import target_table
+
+    plans = []
+    found = await definitions.table_definitions(connection, tables)
+    for table in tables.values():
+        definition = found.get(table.oid)
+        if definition is None:
+            continue  # dropped since it was listed
+        path = table_path(warehouse, target, definition.schema, definition.name)
+        plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices)))
+    if copy_data:
+        for one in plans:
+            await _refuse_unreadable(connection, one)
+    return [
+        replace(one, exists=await asyncio.to_thread(_refuse_taken, one.target, copy_data, create_tables))
+        for one in plans
+    ]
+
+
+async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTable]) -> None:
+    """Refuse a table with a column that cannot be read from binary transfer.  Raises FeatureNotSupported naming it."""
+    types = await definitions.binary_types(connection)
+    found = await definitions.table_definitions(connection, tables)
+    for relid, definition in found.items():
+        published = tables[relid].attnames
+        for column in definition.columns:
+            if column.name not in published if published is not None else column.generated:
+                continue
+            try:
+                types.check(column.type_oid)
+            except FeatureNotSupported as error:
+                raise FeatureNotSupported(
+                    f'column "{column.name}" of table "{definition.schema}.{definition.name}": {error.message}',
+                    hint=error.hint,
+                ) from error
+
+
+def refuse_unknown_types(choices: TypeChoices) -> None:
+    """Refuse an entry of the option `types` for a type that does not exist or does not have that choice."""
+    from pubsub.protocol import contract
+
+    for name, choice in choices.types.items():
+        is_array = name == contract.ARRAYS or name.endswith("[]")
+        rule = contract.BY_NAME.get(name.removesuffix("[]"))
+        if is_array or name == contract.COMPOSITES or "." in name:
+            if choice == "variant":
+                raise FeatureNotSupported(f"type {name} can not be replicated as variant", detail="Only jsonb can.")
+            if rule is not None or name in (contract.ARRAYS, contract.COMPOSITES) or "." in name:
+                continue  # only the publisher knows users' types: refuse_unknown_columns
+        if rule is None:
+            raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
+        if choice not in rule.choices:
+            raise FeatureNotSupported(
+                f"type {rule.sql_name} can not be replicated as {choice}", detail=f"It is kept as text: {rule.why}."
+            )
+
+
+def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> None:
+    """Refuse an entry of the option `types` for an unpublished column, or for a user's type of no published column."""
+    from pubsub.protocol.types import type_names
+
+    held = {
+        name
+        for one in plans
+        for column in one.definition.columns
+        for shape in column.shape.all()
+        for name in type_names(shape)
+    }
+    for name in choices.types:
+        if "." in name and name not in held:
+            raise UndefinedObject(f'type "{name}" of subscription option types is no published column\'s')
+    columns = {(one.definition.schema, one.definition.name, name) for one in plans for name in one.target.schema.names}
+    for schema, table, column in choices.columns:
+        if (schema, table, column) not in columns:
+            raise UndefinedObject(
+                f'column "{column}" of table "{schema}.{table}" in subscription option types is not published',
+                sqlstate="42703",
+            )
+
+
+async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
+    """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
+
+    Some file systems take such names as the same, and so do engines that read tables by name.  `leaving` are the
+    paths that the same command frees.
+    """
+    state = await catalog.state()
+    names = {s.oid: s.name for s in state.subscriptions}
+    taken = {
+        r.path.casefold(): (r.path, r.qualified_name, names.get(r.subid, ""))
+        for r in state.relations
+        if r.path not in leaving
+    }
+    for one in plans:
+        path, relation = one.target.path, one.target.relation
+        other = taken.get(path.casefold())
+        if other is None:
+            taken[path.casefold()] = (path, relation, "")
+            continue
+        other_path, other_relation, owner = other
+        if other_path == path:
+            raise DuplicateObject(
+                f'the Delta table for relation "{relation}" belongs to subscription "{owner}"',
+                detail=f"Both would write {path}.",
+                hint="Give the subscription a folder of its own: WITH (target = '…').",
+            )
+        raise FeatureNotSupported(
+            f'tables "{other_relation}" and "{relation}" differ only in case',
+            detail=f"Their Delta tables would lie at {other_path} and {path}.",
+            hint="Rename one of them, or give them to subscriptions with targets of their own."
+            if not owner
+            else "Give the subscription a folder of its own: WITH (target = '…').",
+        )
+
+
+async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
+    definition = one.definition
+    if await definitions.can_select(connection, definition.oid, one.published.attnames):
+        return
+    name = quote_qualified(definition.schema, definition.name)
+    role = quote_identifier(connection.user)
+    raise InsufficientPrivilege(
+        f"permission denied for table {definition.name}",
+        detail=f'Role {role} may not read table "{one.target.relation}" on the publisher, and its rows are to be copied.',
+        hint=f"GRANT SELECT ON {name} TO {role}; or use WITH (copy_data = false).",
+    )
+
+
+def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
+    """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
+    from pubsub.delta import table as delta
+
+    if not delta.exists(target.path):
+        if not create_tables:
+            raise UndefinedTable(
+                f'Delta table for "{target.relation}" does not exist',
+                detail=f'It should lie at "{target.path}".',
+                hint="Create it, or use WITH (create_tables = true).",
+            )
+        return False
+    delta.check_columns(target)
+    if copy_data and delta.row_count(target.path) > 0:
+        raise NotInPrerequisiteState(
+            f'the Delta table for "{target.relation}" holds rows already',
+            detail=f'It lies at "{target.path}".',
+            hint="Move it away, use WITH (copy_data = false), or choose another target.",
+        )
+    return True

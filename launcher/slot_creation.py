@@ -1,0 +1,69 @@
+"""Creates a subscription's slot for a command, with notices about what it waits for and hints for its errors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from launcher.client_session import Session
+from launcher.slot_warnings import about_wait
+from pubsub.errors import PubsubError
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import slots
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import create_slot, drop_slot
+
+#: A part of a server's error text and the hint for it: no logical decoding, or no slot left.
+_HINTS: Final = (
+    ("wal_level", "Set wal_level = logical in the publisher's postgresql.conf, and restart it."),
+    ("all replication slots are in use", "Free one or increase max_replication_slots on the publisher."),
+)
+#: How long a slot may take before the command checks what it waits for, and the interval of these checks, in seconds.
+_PATIENCE: Final = 2.0
+
+
+async def make_slot(
+    session: Session,
+    connection: Connection,
+    subscription: str,
+    conninfo: str,
+    slot: str,
+    *,
+    two_phase: bool,
+    failover: bool,
+) -> Lsn:
+    """Create the slot and return its consistent point.  Cancelling leaves no slot behind.  Raises PublisherError."""
+    there = await slots.slot_info(connection, slot) is not None
+    telling = asyncio.create_task(_tell_what_it_waits_for(session, subscription, conninfo, slot))
+    try:
+        made = await create_slot(connection, slot, snapshot="nothing", two_phase=two_phase, failover=failover)
+    except PubsubError as error:
+        if error.hint is None:
+            error.hint = next((hint for part, hint in _HINTS if part in error.message), None)
+        raise
+    except asyncio.CancelledError:
+        if not there:  # the slot may have been finished at that moment, and the connection is closed
+            async with await session.connect(subscription, conninfo) as another:
+                await drop_slot(another, slot, missing_ok=True, wait=True)
+        raise
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+    return made.consistent_point
+
+
+async def _tell_what_it_waits_for(session: Session, subscription: str, conninfo: str, slot: str) -> None:
+    """Emit a NOTICE for each transaction on the publisher that the slot's creation, and so the command, waits for."""
+    told: set[tuple[int | None, int | None]] = set()
+    try:
+        await asyncio.sleep(_PATIENCE)
+        async with await session.connect(subscription, conninfo) as connection:
+            while True:
+                for wait in await slots.slot_waits(connection, slot.replace("_", "\\_")):
+                    if (wait.xid, wait.pid) not in told:
+                        told.add((wait.xid, wait.pid))
+                        warned = about_wait(wait)
+                        session.notice(warned.message, detail=warned.detail, hint=warned.hint)
+                await asyncio.sleep(_PATIENCE)
+    except PubsubError as error:
+        session.notice(f"what the slot waits for is not known: {error.message}", "LOG")

@@ -1,0 +1,98 @@
+"""Stages batches until their commit, and decides whether a batch is committed directly or by Spark."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+from apply.staging.fold import Folded
+from pubsub.delta import arrow_writer, key_set, spark_writer
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.log import OtherCommit, TableLog, is_local
+from pubsub.delta.present_rows import TablePresent
+from pubsub.delta.spark_writer import Staged
+from pubsub.delta.staged_parts import DirectParts, SparkParts, StagedParts
+from pubsub.delta.table import TargetTable
+
+AnyStaged = Staged | DirectStaged
+
+
+class Stage:
+    """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
+
+    With `direct` false Spark commits every batch.  A table has one writer at a time; tables are staged concurrently.
+    """
+
+    def __init__(self, directory: Path, *, direct: bool = True) -> None:
+        self._directory = directory
+        self._direct = direct
+        self._logs: dict[str, TableLog] = {}
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True, mode=0o700)
+
+    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> StagedParts:
+        """Begin to stage a batch a part at a time; `rewrites`: the batch deletes or changes rows of the table."""
+        if self._direct and is_local(table.path):
+            log = self._log(table)
+            if arrow_writer.accepts(log, table, rewrites=rewrites and not replace_all):
+                return DirectParts(log, table, replace_all=replace_all)
+        return SparkParts(self._directory / uuid.uuid4().hex, table, replace_all=replace_all)
+
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> AnyStaged:
+        """Stage one table's folded batch.  A failure leaves nothing behind."""
+        if self._direct and is_local(table.path):
+            log = self._log(table)
+            if arrow_writer.suits(log, table, folded):
+                return arrow_writer.stage(log, table, folded, replace_all=replace_all)
+        return spark_writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
+
+    def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
+        """Return TableLog.written_by_others; [] for a table that is not in a local directory.
+
+        Also [] while the previous batch is being committed, since that commit looks itself.
+        """
+        if not is_local(table.path):
+            return []
+        log = self._log(table)
+        return log.written_by_others(app_id) if not log.writing.locked() else []
+
+    def present(self, table: TargetTable, app_id: str) -> TablePresent | None:
+        """Return which rows the table holds now, or None if its rows cannot be compared.
+
+        No commit to the table may be under way.
+        """
+        if not table.key and not key_set.can_match_whole(table.schema):
+            return None
+        if is_local(table.path):
+            log = self._log(table)
+            if log.unsupported() is None:
+                return TablePresent(table, app_id, log)
+        return TablePresent(table, app_id, None)
+
+    def forget_others(self, path: str) -> None:
+        """Forget the commits that `written_by_others` returned: they have been recorded durably."""
+        if path in self._logs:
+            self._logs[path].forget_others()
+
+    def forget(self, path: str) -> None:
+        """Drop the table's log: the table is being created anew."""
+        self._logs.pop(path, None)
+
+    def _log(self, table: TargetTable) -> TableLog:
+        """Return the table's log, refreshed unless the previous batch is being committed, which refreshes it itself."""
+        log = self._logs.setdefault(table.path, TableLog(table.path))
+        if log.writing.acquire(blocking=False):
+            try:
+                log.refresh()
+            finally:
+                log.writing.release()
+        return log
+
+
+def discard(staged: AnyStaged) -> None:
+    """Remove what was staged, after the commit or when the batch is abandoned."""
+    if isinstance(staged, DirectStaged):
+        arrow_writer.discard(staged)
+    else:
+        spark_writer.discard(staged)

@@ -1,0 +1,85 @@
+"""Which rows a Delta table holds, asked by keys or by whole rows: what conflicts are found by (fold.Present).
+
+Files that are written directly are read by the columns that are asked for; other tables by the deltalake package.  Blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from apply.staging.fold import OURS, THEIRS
+from pubsub.delta import arrow_writer
+from pubsub.delta.key_set import KeySet
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import TargetTable, opened
+
+Indices = npt.NDArray[np.int64]
+
+
+class TablePresent:
+    """The rows of a table as its log has them now; `log` is None where the deltalake package must read it."""
+
+    def __init__(self, table: TargetTable, app_id: str, log: TableLog | None) -> None:
+        self._table = table
+        self._app_id = app_id
+        self._log = log
+        self._asked: list[tuple[Any, Any, bool]] = []
+
+    def still_holds(self) -> bool:
+        """Whether all that was asked has the same answers now.  The log is fresh."""
+        return all(np.array_equal(self._look(asked, whole=whole), answer) for asked, answer, whole in self._asked)
+
+    def keys(self, keys: Any) -> Indices:
+        """See fold.Present."""
+        return self._ask(keys, whole=False)
+
+    def copies(self, rows: Any) -> Indices:
+        """See fold.Present."""
+        return self._ask(rows, whole=True)
+
+    def _ask(self, asked: Any, *, whole: bool) -> Indices:
+        answer = self._look(asked, whole=whole)
+        self._asked.append((asked, answer, whole))
+        return answer
+
+    def _look(self, asked: Any, *, whole: bool) -> Indices:
+        wanted = KeySet(asked if whole else _zeros_alike(asked), whole=whole)
+        found = np.zeros(len(wanted), np.int64)
+        for batch, theirs in self._read(asked.column_names, None if whole else wanted):
+            rows = wanted.rows(batch if whole else _zeros_alike(batch))
+            rows = rows[rows >= 0]
+            if whole:
+                found += np.bincount(rows, minlength=len(wanted))
+            else:
+                found[rows] = THEIRS if theirs else OURS
+        return found
+
+    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[Any, bool]]:
+        """The living rows' columns, and whether others are known to have written them."""
+        if self._log is not None:
+            for batch, file in arrow_writer.living(self._log, self._table, names, wanted):
+                yield batch, file.writers is not None and self._app_id not in file.writers
+            return
+        from deltalake import QueryBuilder
+
+        listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        result: Any = QueryBuilder().register("t", opened(self._table.path)).execute(f"SELECT {listed} FROM t")
+        schema = pa.schema([self._table.schema.field(name) for name in names])
+        for batch in pa.RecordBatchReader.from_stream(result):
+            columns = [batch.column(index).cast(field.type) for index, field in enumerate(schema)]
+            yield pa.table(columns, names=list(names)), False
+
+
+def _zeros_alike(columns: Any) -> Any:
+    """As a table; of floats 0 and -0 are one key, as in PostgreSQL."""
+    table = columns if isinstance(columns, pa.Table) else pa.Table.from_batches([columns])
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            table = table.set_column(index, field.name, pc.add(table.column(index), pa.scalar(0.0, field.type)))
+    return table

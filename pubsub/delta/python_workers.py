@@ -1,0 +1,21 @@
+"""The process that Spark's Python workers are forked from (spark.python.daemon.module), with what they need imported once.
+
+Spark ends idle workers after a minute: each new one would otherwise spend a second on the same imports before its first row.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: F401
+import numpy
+import psycopg
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+from pyspark.daemon import manager
+
+import pubsub.delta.arrow_writer
+import pubsub.protocol.copytext
+import pubsub.publisher.connection
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,256 @@
+"""Spark's JVM beside the daemon: started once, warmed up, fenced.
+
+A killed daemon's JVM may still finish a commit it was told to make.  So the JVM holds a lock of the node: the file
+`jvm.lock` is opened and locked here and its descriptor is inherited by the JVM, which lets it go only by ending.  Whoever
+starts the next JVM waits for that lock first, and reads table versions only afterwards (architecture.md, Invariants).
+
+`start` and `stop` block for seconds: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from py4j.protocol import Py4JError
+
+from pubsub import jars
+from pubsub.errors import ObjectInUse, PubsubError
+
+_DELTA: Final = "spark.databricks.delta."
+
+log = structlog.get_logger()
+
+# Measured on two cores (see `make bench`); a user's [spark] conf goes over it.
+BASE_CONF: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
+    "spark.sql.caseSensitive": "false",
+    "spark.scheduler.mode": "FAIR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    _DELTA + "snapshotPartitions": "2",
+    _DELTA + "properties.defaults.enableDeletionVectors": "true",
+    _DELTA + "insertReplaceOnOrUsing.materializeSource": "none",
+    _DELTA + "merge.materializeSource": "none",
+    _DELTA + "optimizeWrite.enabled": "false",
+    _DELTA + "autoCompact.enabled": "false",
+    # -0.0 and 0.0 are one key to Spark; keeping what was written is the only exact answer.
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+}
+
+_JAVA_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseParallelGC -Xshare:auto"
+
+_LOG4J: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c: %m%n%ex
+"""
+
+
+class Spark:
+    """The one Spark session of a node, and the JVM it lives in.
+
+    `home` is the node's directory: the lock and Spark's own log lie there.  `conf` goes over BASE_CONF.
+    """
+
+    def __init__(
+        self, home: Path, *, master: str = "local[*]", memory: str = "2g", conf: Mapping[str, str] | None = None
+    ) -> None:
+        self._home = home
+        self._master = master
+        self._memory = memory
+        self._conf = dict(conf or {})
+        self._session: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # The fence has a lock of its own: who asks for it must not wait for the JVM that is being started behind it.
+        self._lock = threading.Lock()
+        self._fencing = threading.Lock()
+        self._fence: int | None = None
+
+    @property
+    def session(self) -> Any:
+        """The SparkSession.  Raises PubsubError (57P03) when the JVM is not running."""
+        if self._session is None:
+            raise PubsubError("Spark is not running", sqlstate="57P03")
+        return self._session
+
+    @property
+    def jvm_pid(self) -> int | None:
+        """The JVM's process id, for figures of its memory."""
+        return self._process.pid if self._process is not None else None
+
+    def alive(self) -> bool:
+        """Whether the JVM runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def cancel(self, group: str) -> None:
+        """Cancel the jobs of a job group, if Spark runs."""
+        session = self._session
+        if session is not None and self.alive():
+            session.sparkContext.cancelJobGroup(group)
+
+    def fence(self, *, timeout: float = 60.0) -> None:
+        """Wait until no earlier JVM of this node lives, `timeout` seconds at most: from then on versions may be read.
+
+        Raises ObjectInUse when an earlier JVM does not end.
+        """
+        with self._fencing:
+            if self._fence is None and not self.alive():
+                self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
+
+    def start(self) -> None:
+        """Start the JVM behind the fence, if it does not run.
+
+        Raises what `fence` raises, and PubsubError when Java is missing or Spark does not start.
+        """
+        jars.require_java()
+        self.fence()
+        with self._lock:
+            if self._fence is None:
+                return
+            # The JVM has its own copy of the descriptor: with ours closed, the lock is held as long as the JVM lives.
+            descriptor = self._fence
+            try:
+                self._launch(descriptor)
+            finally:
+                self._fence = None
+                os.close(descriptor)
+
+    def stop(self, *, timeout: float = 20.0) -> None:
+        """End the session and the JVM; kills it when it takes longer than `timeout` seconds."""
+        with self._lock:
+            session, process = self._session, self._process
+            self._session = self._process = None
+            if self._fence is not None:
+                os.close(self._fence)
+                self._fence = None
+            if process is None:
+                return
+            try:
+                if session is not None and process.poll() is None:
+                    gateway = session._sc._gateway
+                    session.stop()
+                    gateway.shutdown()
+            except (OSError, Py4JError) as error:
+                # The JVM may be gone in the middle of this: its end is what was wanted.
+                log.debug("Spark was gone before it was stopped", reason=str(error))
+            finally:
+                _forget_gateway()
+                if process.stdin is not None:
+                    process.stdin.close()
+                try:
+                    process.wait(timeout)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _launch(self, descriptor: int) -> None:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+        from pyspark.sql import SparkSession
+
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        log4j = self._home / "spark-log4j2.properties"
+        log4j.write_text(_LOG4J)
+        conf = SparkConf(loadDefaults=False)
+        for name, value in self._settings(log4j).items():
+            conf.set(name, value)
+        with open(self._home / "spark.log", "ab") as log:
+            gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+        try:
+            context = SparkContext(conf=conf, gateway=gateway)
+            context.setLogLevel("ERROR")
+            self._session = SparkSession(context)
+        except BaseException:
+            # A JVM without a session would be taken for a running Spark for ever.
+            gateway.proc.kill()
+            gateway.proc.wait()
+            _forget_gateway()
+            raise
+        self._process = gateway.proc
+
+    def _settings(self, log4j: Path) -> dict[str, str]:
+        java = f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
+        archive = jars.cds_archive()
+        if archive is not None:
+            java += f" -XX:SharedArchiveFile={archive}"
+        paths = [str(path) for path in jars.class_path()]
+        settings = {
+            "spark.app.name": "pubsub",
+            "spark.master": self._master,
+            "spark.driver.memory": self._memory,
+            "spark.driver.extraClassPath": os.pathsep.join(paths),
+            "spark.driver.extraJavaOptions": java,
+            "spark.local.dir": str(self._home / "spill" / "spark"),
+            "spark.sql.warehouse.dir": (self._home / "warehouse").as_uri(),
+            **BASE_CONF,
+        }
+        if self._master.startswith("local"):
+            settings["spark.python.daemon.module"] = "pubsub.delta.python_workers"
+        else:
+            settings["spark.jars"] = ",".join(paths)
+        settings |= self._conf
+        if "spark.driver.extraJavaOptions" in self._conf:
+            settings["spark.driver.extraJavaOptions"] = f"{java} {self._conf['spark.driver.extraJavaOptions']}"
+        return settings
+
+
+def _acquire_fence(path: Path, timeout: float) -> int:
+    """Lock the node's JVM fence; waits at most `timeout` seconds for an earlier JVM to end.  Returns the descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + timeout
+    waiting = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not waiting:
+                waiting = True
+                log.info("waiting for an earlier daemon's JVM to end")
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise ObjectInUse(
+                "another Spark of this node is still running",
+                detail=f'It has held "{path}" for more than {timeout:.0f} s.',
+                hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
+            ) from error
+        return descriptor
+
+
+def _forget_gateway() -> None:
+    """Let pyspark start a new JVM in this process: it keeps the gateway of the first in class attributes."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None

@@ -1,0 +1,294 @@
+"""One Delta commit per table per batch, by Spark: for tables and batches that are not written directly (direct).
+
+A folded batch is staged as immutable Parquet first (what can fail, fails there), then committed by the cheapest statement
+that does it (delta.md): append where rows only come, one overwrite with replaceOn where keys change or go, an overwrite of
+the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so that Delta itself refuses to hold it twice,
+and in its userMetadata the end LSNs of the first and the last transaction in it.
+
+Everything here blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from apply.staging.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from apply.start_again import Overtaken
+from pubsub.delta.table import Commit, TargetTable, committed_lsn, moved_on, quote, spark_ddl
+from pubsub.protocol.contract import VARIANT
+
+ROW_GROUP: Final = 128 * 1024
+# Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
+_TARGET: Final = "__pubsub_target".ljust(64, "_")
+_SOURCE: Final = "__pubsub_source".ljust(64, "_")
+_ROW: Final = "__row".ljust(64, "_")
+_IMAGE: Final = "__image".ljust(64, "_")
+_HAVE: Final = "__have".ljust(64, "_")
+_view_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One table's part of a batch, on disk as Parquet: `directory` holds the files that are not None here."""
+
+    table: TargetTable
+    directory: Path
+    images: Path | None
+    masked: Path | None
+    deleted_keys: Path | None
+    removed: Path | None
+    replace_all: bool
+    key_range: tuple[str, str, str] | None
+    rows: int
+
+
+def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+    """Write one table's folded batch as Parquet in a new `directory`.  On failure nothing of it stays."""
+    directory.mkdir(mode=0o700)
+    try:
+        images = _write(directory / "images.parquet", folded.images)
+        return stage_beside(directory, table, folded, images, replace_all=replace_all)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def stage_beside(
+    directory: Path, table: TargetTable, folded: Folded, images: Path | None, *, replace_all: bool
+) -> Staged:
+    """Stage all of a batch but its images, which `images` in `directory` holds already (None: there are none)."""
+    return Staged(
+        table=table,
+        directory=directory,
+        images=images,
+        masked=_write(directory / "masked.parquet", folded.masked),
+        deleted_keys=_write(directory / "keys.parquet", folded.deleted_keys),
+        removed=_write(directory / "removed.parquet", folded.removed),
+        replace_all=replace_all,
+        key_range=_key_range(folded.deleted_keys),
+        rows=folded.inserts + folded.updates + folded.deletes,
+    )
+
+
+def discard(staged: Staged) -> None:
+    """Remove the staged files, after the commit or when the batch is given up."""
+    shutil.rmtree(staged.directory, ignore_errors=True)
+
+
+def commit(spark: Any, staged: Staged, record: Commit) -> None:
+    """Commit one staged table.  Raises what Spark raises; the caller decides by the table's version (apply.pipeline.commit).
+
+    Raises Overtaken when the table holds another version than `record.before`.  A commit of another worker that comes after this
+    look is found by Delta once its own transaction has begun; before that, while Spark plans, it would not be noticed.
+    """
+    table = staged.table
+    held = committed_lsn(table.path, record.app_id)
+    if held == record.last:
+        return
+    if (held or 0) != (record.before or 0):
+        raise Overtaken(table.relation, moved_on(held, record))
+    views: list[str] = []
+
+    def view(frame: Any) -> str:
+        name = f"pubsub_{next(_view_numbers)}"
+        frame.createOrReplaceTempView(name)
+        views.append(name)
+        return name
+
+    try:
+        images = _read(spark, staged.images, table.schema)
+        if staged.replace_all:
+            _save(images, "overwrite", table, record)
+        elif staged.removed is not None:
+            _commit_without_key(spark, staged, images, record, view)
+        elif staged.deleted_keys is None:
+            _save(images, "append", table, record)
+        elif staged.images is None and staged.masked is None:
+            _delete_keys(spark, staged, record)
+        else:
+            if staged.masked is not None:
+                images = images.unionByName(_complete(spark, staged, view))
+            keys = view(_read(spark, staged.deleted_keys, _key_schema(table)))
+            _save(images, "overwrite", table, record, replace_on=_matches(table.key, keys, staged.key_range))
+    finally:
+        for name in views:
+            spark.catalog.dropTempView(name)
+
+
+def _save(frame: Any, mode: str, table: TargetTable, record: Commit, *, replace_on: str | None = None) -> None:
+    options = {
+        "txnAppId": record.app_id,
+        "txnVersion": str(int(record.last)),
+        "userMetadata": record.user_metadata,
+    }
+    if replace_on is not None:
+        options |= {"replaceOn": replace_on, "targetAlias": _TARGET}
+    frame.alias(_SOURCE).write.format("delta").mode(mode).options(**options).save(table.path)
+
+
+def _matches(key: tuple[str, ...], keys: str, key_range: tuple[str, str, str] | None) -> str:
+    """The replaceOn condition; a range on the key beside it lets Delta leave files alone that can not match."""
+    columns = ", ".join(quote(name) for name in key)
+    target = ", ".join(f"{_TARGET}.{quote(name)}" for name in key)
+    left = target if len(key) == 1 else f"({target})"
+    condition = f"{left} IN (SELECT {columns} FROM {keys})"
+    if key_range is not None:
+        name, low, high = key_range
+        condition = f"{_TARGET}.{quote(name)} BETWEEN {low} AND {high} AND {condition}"
+    return condition
+
+
+def _complete(spark: Any, staged: Staged, view: Any) -> Any:
+    """Images whose unchanged TOAST values are taken from the row that stands in the target before the batch."""
+    table = staged.table
+    names = [field.name for field in table.schema]
+    assert staged.masked is not None
+    masked_schema = pq.read_schema(staged.masked)
+    source = view(_read(spark, staged.masked, masked_schema))
+    on = " AND ".join(f"{_SOURCE}.{BASE_PREFIX}{i} = {_TARGET}.{quote(name)}" for i, name in enumerate(table.key))
+    columns = []
+    for index, name in enumerate(names):
+        flag = f"{UNCHANGED_PREFIX}{index}"
+        if flag in masked_schema.names:
+            columns.append(
+                f"IF({_SOURCE}.{quote(flag)}, {_TARGET}.{quote(name)}, {_SOURCE}.{quote(name)}) AS {quote(name)}"
+            )
+        else:
+            columns.append(f"{_SOURCE}.{quote(name)}")
+    # An update of a row that the target lacks is skipped, as PostgreSQL skips it (update_missing): an inner join.
+    target = f"delta.{quote(table.path)} {_TARGET}"
+    return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
+
+
+def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
+    """A batch of deletes alone."""
+    own = spark.newSession()
+    table = staged.table
+    keys = _read(own, staged.deleted_keys, _key_schema(table))
+    on = " AND ".join(f"{_TARGET}.{quote(name)} = {_SOURCE}.{quote(name)}" for name in table.key)
+    if staged.key_range is not None:
+        name, low, high = staged.key_range
+        on += f" AND {_TARGET}.{quote(name)} BETWEEN {low} AND {high}"
+    _delete(own, table, record, keys, on)
+
+
+def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) -> None:
+    """Delete the rows that a row of `source` (a DataFrame of session `own`) meets: a MERGE records its transaction even when it
+    matches nothing; DELETE would not, and an overwrite with no rows would delete nothing.
+
+    The transaction's id comes from session settings here: a session of its own keeps them apart from other tables.
+    """
+    source.createOrReplaceTempView("deleted")
+    own.conf.set("spark.databricks.delta.write.txnAppId", record.app_id)
+    own.conf.set("spark.databricks.delta.write.txnVersion", str(int(record.last)))
+    own.conf.set(
+        "spark.databricks.delta.commitInfo.userMetadata",
+        record.user_metadata,
+    )
+    own.sql(
+        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
+    ).collect()
+
+
+def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit, view: Any) -> None:
+    """REPLICA IDENTITY FULL without a key: of equal rows exactly as many go as were deleted.
+
+    All rows equal to a changed one are replaced by the copies that remain (delta.md).  Rows are compared by one text that
+    tells every value and NULL apart; to_json alone would cut timestamps to milliseconds.
+    """
+    table = staged.table
+    names = [field.name for field in table.schema]
+    assert staged.removed is not None
+    removed_schema = pq.read_schema(staged.removed)
+    removed = _read(spark, staged.removed, removed_schema)
+    changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS {_ROW}", COUNT_COLUMN))
+    values = ", ".join(quote(name) for name in names)
+    remaining = spark.sql(
+        f"SELECT inline(array_repeat(h.{_IMAGE}, CAST(greatest(h.{_HAVE} - c.{COUNT_COLUMN}, 0) AS INT))) FROM "
+        f"(SELECT {_row_text('', table.schema)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
+        f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.{_ROW} = c.{_ROW}"
+    )
+    if staged.images is None and remaining.isEmpty():
+        own = spark.newSession()
+        gone = _read(own, staged.removed, removed_schema).selectExpr(f"{_row_text('', table.schema)} AS {_ROW}")
+        _delete(own, table, record, gone, f"{_row_text(_TARGET + '.', table.schema)} = {_SOURCE}.{_ROW}")
+        return
+    condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT {_ROW} FROM {changed})"
+    _save(images.unionByName(remaining), "overwrite", table, record, replace_on=condition)
+
+
+def _row_text(prefix: str, schema: pa.Schema) -> str:
+    """A Spark expression: the row as one text, equal for equal rows alone."""
+    parts = []
+    for index, field in enumerate(schema):
+        parts.append(f"{_value_text(prefix + quote(field.name), field.type)} AS c{index}")
+    return f"to_json(struct({', '.join(parts)}))"
+
+
+def _value_text(value: str, kind: Any, depth: int = 0) -> str:
+    """A Spark expression: the value as a text, or an array or struct of such texts."""
+    if kind == VARIANT:
+        return f"to_json({value})"
+    if pa.types.is_list(kind):
+        one = f"v{depth}"
+        return f"transform({value}, {one} -> {_value_text(one, kind.value_type, depth + 1)})"
+    if pa.types.is_struct(kind):
+        fields = (
+            f"'f{place}', {_value_text(f'{value}.{quote(field.name)}', field.type, depth)}"
+            for place, field in enumerate(kind)
+        )
+        return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
+    return f"hex({value})" if pa.types.is_binary(kind) else f"CAST({value} AS STRING)"
+
+
+def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
+    """The staged file as a DataFrame with exactly `schema`; without a file, no rows of it."""
+    if path is None:
+        columns = ", ".join(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
+        return spark.sql(f"SELECT {columns} WHERE false")
+    ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
+    return spark.read.schema(ddl).parquet(_hadoop_path(path))
+
+
+def _hadoop_path(path: Path) -> str:
+    """A file's path as Spark reads one: not a URI, so nothing is decoded; but a pattern, so its marks are escaped."""
+    return "file://" + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
+
+
+def _write(path: Path, table: pa.Table | None) -> Path | None:
+    """Stage `table`; None when there are no rows.  At least two row groups, so that two cores read it side by side."""
+    if table is None or table.num_rows == 0:
+        return None
+    group = max(1, min(ROW_GROUP, -(-table.num_rows // 2)))
+    pq.write_table(
+        table,
+        path,
+        row_group_size=group,
+        compression="lz4",
+        use_dictionary=False,
+        write_statistics=False,
+        store_decimal_as_integer=True,
+    )
+    return path
+
+
+def _key_schema(table: TargetTable) -> pa.Schema:
+    return pa.schema([table.schema.field(name) for name in table.key])
+
+
+def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
+    """(column, least, greatest) of an integer key's first column, as literals: prunes files."""
+    if keys is None or keys.num_rows == 0 or not pa.types.is_integer(keys.schema.field(0).type):
+        return None
+    import pyarrow.compute as pc
+
+    bounds = pc.min_max(keys.column(0)).as_py()
+    return keys.schema.field(0).name, str(bounds["min"]), str(bounds["max"])

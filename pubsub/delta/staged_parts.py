@@ -1,0 +1,201 @@
+"""Stages one table's batch a part at a time, in bounded memory.
+
+No key is in two parts, so the batch's images, deleted keys and masked images are those of its parts, concatenated.
+Images are written to disk at once; deleted keys and masked images, which need values of the table's rows, stay in
+memory until the commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from apply.staging.fold import Folded
+from pubsub.delta import data_files, spark_writer
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.data_files import Action
+from pubsub.delta.log import TableLog
+from pubsub.delta.spark_writer import Staged
+from pubsub.delta.table import TargetTable
+
+# A data file is closed at this many rows or bytes: large enough not to be merged with others later.
+_FILE_ROWS: Final = 1 << 19
+_FILE_BYTES: Final = 64 << 20
+# How many files may still be written while the next part is prepared.
+_WRITING: Final = 1
+
+
+class StagedParts(Protocol):
+    """One table's batch while it is staged.  Every method blocks."""
+
+    def add(self, folded: Folded) -> None:
+        """Stage the next part."""
+
+    def finish(self) -> Staged | DirectStaged:
+        """Finish the batch; no part may follow."""
+
+    def abort(self) -> None:
+        """Remove what was staged.  Does nothing after `finish`, whose result `stage.discard` removes."""
+
+
+class DirectParts:
+    """Writes images to data files in the table's directory, which the log does not name yet."""
+
+    def __init__(self, log: TableLog, table: TargetTable, *, replace_all: bool) -> None:
+        self._log = log
+        self._table = table
+        self._replace_all = replace_all
+        self._images: list[Any] = []
+        self._image_rows = self._image_bytes = 0
+        self._writing: deque[Future[list[Action]]] = deque()
+        self._added: list[Action] = []
+        self._rest = Rest()
+
+    def add(self, folded: Folded) -> None:
+        self._rest.add(folded)
+        if not folded.images.num_rows:
+            return
+        self._images.append(folded.images)
+        self._image_rows += folded.images.num_rows
+        self._image_bytes += folded.images.nbytes
+        if self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
+            self._write()
+
+    def finish(self) -> DirectStaged:
+        self._write()
+        self._wait(0)
+        folded = self._rest.joined(self._table)
+        added, self._added = self._added, []
+        return DirectStaged(
+            table=self._table,
+            log=self._log,
+            added=added,
+            deleted_keys=folded.deleted_keys if folded.deleted_keys.num_rows else None,
+            masked=folded.masked if folded.masked.num_rows else None,
+            replace_all=self._replace_all,
+            rows=folded.inserts + folded.updates + folded.deletes,
+        )
+
+    def abort(self) -> None:
+        self._images.clear()
+        while self._writing:
+            written = self._writing.popleft()
+            if written.exception() is None:
+                self._added += written.result()
+        data_files.remove(data_files.directory(self._table.path) / action["add"]["path"] for action in self._added)
+        self._added = []
+
+    def _write(self) -> None:
+        if self._images:
+            self._wait(_WRITING)
+            self._writing.append(data_files.write_later(self._table, self._images))
+            self._images = []
+            self._image_rows = self._image_bytes = 0
+
+    def _wait(self, writing: int) -> None:
+        """Wait until at most `writing` files are being written."""
+        while len(self._writing) > writing:
+            self._added += self._writing.popleft().result()
+
+
+class SparkParts:
+    """Writes images to one staged Parquet file in a new `directory`."""
+
+    def __init__(self, directory: Path, table: TargetTable, *, replace_all: bool) -> None:
+        self._directory = directory
+        self._table = table
+        self._replace_all = replace_all
+        self._path = directory / "images.parquet"
+        self._images: pq.ParquetWriter | None = None
+        self._rest = Rest()
+        self._finished = False
+        directory.mkdir(mode=0o700)
+
+    def add(self, folded: Folded) -> None:
+        self._rest.add(folded)
+        if not folded.images.num_rows:
+            return
+        if self._images is None:
+            self._images = pq.ParquetWriter(
+                self._path,
+                folded.images.schema,
+                compression="lz4",
+                use_dictionary=False,
+                write_statistics=False,
+                store_decimal_as_integer=True,
+            )
+        self._images.write_table(folded.images, row_group_size=spark_writer.ROW_GROUP)
+
+    def finish(self) -> Staged:
+        images = None
+        if self._images is not None:
+            self._images.close()
+            images = self._path
+        staged = spark_writer.stage_beside(
+            self._directory, self._table, self._rest.joined(self._table), images, replace_all=self._replace_all
+        )
+        self._finished = True
+        return staged
+
+    def abort(self) -> None:
+        if not self._finished:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Rest:
+    """Everything of the parts except their images."""
+
+    def __init__(self) -> None:
+        self._masked: list[Any] = []
+        self._deleted: list[Any] = []
+        self._removed: list[Any] = []
+        self._counts = [0, 0, 0]
+        self._insert_only = True
+        self._truncated = False
+
+    def add(self, folded: Folded) -> None:
+        for kept, part in (
+            (self._masked, folded.masked),
+            (self._deleted, folded.deleted_keys),
+            (self._removed, folded.removed),
+        ):
+            if part.num_rows:
+                kept.append(part)
+        self._counts = [
+            self._counts[0] + folded.inserts,
+            self._counts[1] + folded.updates,
+            self._counts[2] + folded.deletes,
+        ]
+        self._insert_only &= folded.insert_only
+        self._truncated |= folded.truncated
+
+    def joined(self, table: TargetTable) -> Folded:
+        """Return the parts joined into one, with empty `images`."""
+        none = table.schema.empty_table()
+        return Folded(
+            images=none,
+            masked=_joined_masked(self._masked, table) if self._masked else none,
+            deleted_keys=pa.concat_tables(self._deleted) if self._deleted else none.select(list(table.key)),
+            removed=pa.concat_tables(self._removed) if self._removed else none,
+            insert_only=self._insert_only,
+            truncated=self._truncated,
+            inserts=self._counts[0],
+            updates=self._counts[1],
+            deletes=self._counts[2],
+        )
+
+
+def _joined_masked(parts: list[Any], table: TargetTable) -> Any:
+    """Join masked images; an UNCHANGED_PREFIX column that a part lacks is filled with false: no unchanged values."""
+    joined = pa.concat_tables(parts, promote_options="default")
+    for index, name in enumerate(joined.column_names):
+        if name not in table.schema.names and pa.types.is_boolean(joined.schema.field(index).type):
+            joined = joined.set_column(index, name, pc.fill_null(joined.column(index), False))
+    return joined

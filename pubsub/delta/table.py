@@ -1,0 +1,306 @@
+"""A Delta table of the warehouse: where it lies, how it is made, which version of the stream it holds.
+
+The table is its own replication origin (delta.md): each commit records (application id, end LSN) as a SetTransaction.
+Reading that needs no JVM: the deltalake package reads the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as of_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pubsub.delta import log
+from pubsub.delta import schema as delta_schema
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
+from pubsub.protocol import types
+from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.lsn import Lsn
+
+STATISTICS: Final = "delta.dataSkippingStatsColumns"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """One replicated table: `schema` in column order with NOT NULL as non-nullable, `key` the names that identify a row."""
+
+    path: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    relation: str
+    """The qualified name in the publisher, for messages and the table's properties."""
+    mapped: delta_schema.Mapped = of_dataclass(default_factory=dict)
+    """The columns that have other names in data files."""
+
+    def stored_name(self, name: str) -> str:
+        """What data files call a column."""
+        return self.mapped[name][0] if name in self.mapped else name
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The schema of data files."""
+        if not self.mapped:
+            return self.schema
+        return pa.schema([self._stored(field) for field in self.schema])
+
+    def _stored(self, field: pa.Field) -> pa.Field:
+        name, number = self.mapped[field.name]
+        return field.with_name(name).with_metadata({"PARQUET:field_id": str(number)})
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction.
+
+    Before `until` the table is none of the publisher's states: it was copied under several snapshots (tablesync.window).
+    `before` is the version under `app_id` of the table that the commit was worked out for (None: it holds none); a table that
+    holds another one refuses it (Overtaken).
+    """
+
+    app_id: str
+    first: Lsn
+    last: Lsn
+    until: Lsn | None = None
+    before: Lsn | None = None
+
+    @property
+    def user_metadata(self) -> str:
+        """What the commit's userMetadata says (pubsub.snapshot reads it)."""
+        until = {} if self.until is None else {"until": str(self.until)}
+        return json.dumps({"first": str(self.first), "last": str(self.last), **until})
+
+
+def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
+    """The id under which a table records how far it is: the same for the copy, the catch-up and apply."""
+    return f"pubsub/{node_id}/{subid}/{relid}/{generation}"
+
+
+def moved_on(held: int | None, record: Commit) -> str:
+    """What a table that refuses a commit holds, for the error's detail."""
+    return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
+
+
+def is_of_later_copy(other: str, app_id: str) -> bool:
+    """Whether the application id `other`, of a copy or of one of its chunks, is of a later copy of the table than `app_id`."""
+    table, _, generation = app_id.rpartition("/")
+    if not generation.isdecimal() or not other.startswith(f"{table}/"):
+        return False
+    return int(other.removeprefix(f"{table}/").split("/", 1)[0]) > int(generation)
+
+
+def exists(path: str) -> bool:
+    """Whether a Delta table lies at `path`."""
+    from deltalake import DeltaTable
+
+    return bool(DeltaTable.is_deltatable(path))
+
+
+def opened(path: str) -> Any:
+    """The newest version of the table at `path`, as a deltalake.DeltaTable.
+
+    A table that deltalake cannot read is read by ourselves, which mends what an earlier release wrote, or raises DataCorrupted with
+    what to do.  Raises UndefinedTable without a table, and what deltalake raises.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return DeltaTable(path)
+    except DeltaError:
+        if not log.is_local(path):
+            raise
+        log.TableLog(path).refresh()
+        return DeltaTable(path)
+
+
+def committed_lsn(path: str, app_id: str) -> Lsn | None:
+    """The end LSN of the last transaction that the table holds under `app_id`; None when it has none."""
+    if not exists(path):
+        return None
+    version = opened(path).transaction_version(app_id)
+    return None if version is None else Lsn(version)
+
+
+def properties(path: str) -> Mapping[str, str]:
+    """The table's properties.  Raises UndefinedTable when there is none at `path`."""
+    if not exists(path):
+        raise UndefinedTable(f'Delta table "{path}" does not exist')
+    return {k: v or "" for k, v in opened(path).metadata().configuration.items()}
+
+
+def has_files(path: str) -> bool:
+    """Whether the table's newest version has any data file: whether it may hold rows."""
+    return bool(opened(path).file_uris())
+
+
+def row_count(path: str) -> int:
+    """The number of rows, from the log and the deletion vectors."""
+    from deltalake import QueryBuilder
+
+    table = opened(path)
+    result = QueryBuilder().register("t", table).execute("SELECT count(*) AS n FROM t").read_all()
+    return int(pa.table(result).column("n")[0].as_py())
+
+
+def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
+    """Make the Delta table of `table` if there is none, without a JVM; False when it takes Spark to make it.
+
+    `identity` are the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState
+    when a table that is there lacks a column or has another type for it.
+    """
+    if not log.is_local(table.path) or _needs_mapping(table):
+        return False
+    if not exists(table.path):
+        features = ["deletionVectors", *delta_schema.features(table.schema)]
+        columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
+        try:
+            log.create(table.path, columns, features, _settings(table, identity))
+            return True
+        except FileExistsError:
+            pass
+        except FeatureNotSupported:
+            return False
+    check_columns(table)
+    return True
+
+
+def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
+    """As `create_directly`, by Spark."""
+    if exists(table.path):
+        check_columns(table)
+        return
+    from delta.tables import DeltaTable
+
+    builder = DeltaTable.createIfNotExists(spark).location(table.path)
+    for field in table.schema:
+        builder = builder.addColumn(field.name, types.spark_ddl(field.type), nullable=field.nullable)
+    for name, value in _settings(table, identity).items():
+        builder = builder.property(name, value)
+    builder.execute()
+
+
+def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]:
+    """The table's properties."""
+    settings = dict(identity) | described(table)
+    settings["delta.enableDeletionVectors"] = "true"
+    if _needs_mapping(table):
+        settings[delta_schema.MODE] = "name"
+    return settings
+
+
+def described(table: TargetTable) -> dict[str, str]:
+    """The properties that follow from the table's name, columns and key."""
+    settings = {
+        "pubsub.relation": table.relation,
+        "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
+    }
+    ordered = [name for name in table.key if _has_statistics(table.schema.field(name).type)]
+    if ordered:
+        settings[STATISTICS] = ",".join(map(quote, ordered))
+    return settings
+
+
+def _needs_mapping(table: TargetTable) -> bool:
+    return any(needs_mapping(field.name) for field in table.schema)
+
+
+def needs_mapping(name: str) -> bool:
+    """Whether no data file can have a column of that name."""
+    return bool(types.UNSAFE_NAME & set(name))
+
+
+def _has_statistics(data_type: Any) -> bool:
+    """Whether Delta keeps a least and a greatest value of such a column (SkippingEligibleDataType); others it refuses."""
+    return not (pa.types.is_boolean(data_type) or pa.types.is_binary(data_type))
+
+
+def read_schema(path: str) -> pa.Schema:
+    """The schema of the Delta table at `path` in Arrow's types, as `types.delta_type` gives them."""
+    return _read_columns(path)[0]
+
+
+def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
+    found = opened(path).schema()
+    arrow = pa.schema(found.to_arrow())
+    schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
+    return schema, delta_schema.mapping(json.loads(found.to_json())["fields"])
+
+
+def spark_ddl(data_type: Any) -> str:
+    """A column's type in Spark's DDL: a replicated one's, or that of a column which only the target has.
+
+    Raises FeatureNotSupported for a type that neither can be.
+    """
+    kinds = pa.types
+    if kinds.is_list(data_type):
+        return f"ARRAY<{spark_ddl(data_type.value_type)}>"
+    if kinds.is_map(data_type):
+        return f"MAP<{spark_ddl(data_type.key_type)}, {spark_ddl(data_type.item_type)}>"
+    if kinds.is_struct(data_type) and data_type != VARIANT:
+        return f"STRUCT<{', '.join(f'{quote(field.name)}: {spark_ddl(field.type)}' for field in data_type)}>"
+    if kinds.is_int8(data_type):
+        return "TINYINT"
+    try:
+        return types.spark_ddl(data_type)
+    except KeyError:
+        raise FeatureNotSupported(f"a Delta table with a column of type {data_type} can not be replicated to") from None
+
+
+def quote(name: str) -> str:
+    """An identifier as Spark SQL reads it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def load(path: str, relation: str, definition: str | None) -> TargetTable:
+    """The table as the catalog and its own log describe it: `definition` says which columns are the key.
+
+    Raises UndefinedTable when it is gone.
+    """
+    if not exists(path):
+        raise UndefinedTable(
+            f'the Delta table of "{relation}" does not exist',
+            detail=f'There is none at "{path}".',
+            hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation} makes it anew.",
+        )
+    key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])
+    schema, mapped = _read_columns(path)
+    return TargetTable(path, schema, tuple(key), relation, mapped)
+
+
+def fits(table: TargetTable) -> bool:
+    """Whether the Delta table that is there has all the columns, with their types."""
+    have = {field.name: field.type for field in read_schema(table.path)}
+    return all(have.get(field.name) == field.type for field in table.schema)
+
+
+def check_columns(table: TargetTable) -> None:
+    """Refuse a table that is there and can not take the publisher's columns (relation.c: logicalrep_rel_open).
+
+    Columns go by name; a column that the publisher lacks stays, and gets NULL.
+    """
+    have = {field.name: field for field in read_schema(table.path)}
+    missing = [field.name for field in table.schema if field.name not in have]
+    if missing:
+        listed = ", ".join(f'"{name}"' for name in missing)
+        raise NotInPrerequisiteState(
+            f'logical replication target relation "{table.relation}" is missing replicated columns: {listed}',
+            detail=f'The Delta table lies at "{table.path}".',
+            hint="Add the columns to the Delta table, or give the subscription another target.",
+        )
+    for field in table.schema:
+        if have[field.name].type != field.type:
+            raise NotInPrerequisiteState(
+                f'column "{field.name}" of the Delta table for "{table.relation}" has type {have[field.name].type}, '
+                f"the publisher's values need {field.type}",
+                detail=f'The Delta table lies at "{table.path}".',
+            )
+
+
+def file_path(uri: str) -> Path:
+    """The local path of a file: URI or plain path."""
+    return Path(uri.removeprefix("file://"))

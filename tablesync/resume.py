@@ -1,0 +1,72 @@
+"""Decides whether an interrupted copy can resume under another snapshot (tablesync.window has the reasons)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from catalog.records import CopyPlan, Subscription
+from pubsub.delta.table import TargetTable
+from pubsub.protocol.lsn import INVALID_LSN
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
+from pubsub.publisher.snapshots import Publishing
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The conditions for resuming a copy.
+
+    `fingerprint` changes whenever anything does that must stay the same; None: the copy cannot resume, for `reason`.
+    """
+
+    fingerprint: str | None
+    reason: str | None
+
+    def obstacle(self, plan: CopyPlan, kept: int) -> str | None:
+        """Return why the copy of `plan`, with `kept` finished chunks, must start over; None if it can resume."""
+        if self.reason is not None:
+            return self.reason
+        if plan.fingerprint is None:
+            return "its Delta table is written by Spark"
+        if plan.fingerprint != self.fingerprint:
+            return "the table, or how it is published, has changed meanwhile"
+        return None if kept else "no chunk of it was finished"
+
+
+def conditions(
+    subscription: Subscription,
+    published: PublishedTable,
+    definition: TableDefinition,
+    target: TargetTable,
+    publishing: Publishing,
+    filenode: int,
+) -> Conditions:
+    """Return the current conditions, for the table as one snapshot sees it."""
+    reason = None
+    if not target.key:
+        reason = "it has no key"
+    elif definition.kind != "r":
+        reason = "it is no plain table"
+    elif not publishing.everything:
+        reason = "its publications do not publish all of its changes"
+    elif subscription.options.origin == "none":
+        reason = "changes of other origins are left out (origin = none)"
+    elif subscription.skip_lsn != INVALID_LSN:
+        reason = "a transaction is to be skipped"
+    if reason is not None:
+        return Conditions(None, reason)
+    facts = {
+        "columns": [
+            [column.name, column.attnum, int(column.type_oid), column.type_modifier, column.generated]
+            for column in definition.columns
+        ],
+        "schema": str(target.schema),
+        "key": target.key,
+        "identity": definition.replica_identity,
+        "published": published.attnames,
+        "filter": published.row_filter,
+        "publications": [*subscription.publications, publishing.marks],
+        "file": filenode,
+    }
+    return Conditions(json.dumps(facts, ensure_ascii=False), None)

@@ -1,0 +1,188 @@
+"""Random histories, batch by batch, into a real Delta table that no JVM has touched; read by deltalake's own engine.
+
+Files are split, merged and checkpointed after a few rows, and a second writer takes every chance to be first.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pubsub.delta import arrow_writer, data_files, log, tidying
+from pubsub.delta import table as delta
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable
+from pubsub.protocol.lsn import Lsn
+from tests.property.test_fold import KEYS, VALUES, History, Row, folded_of, play, steps
+
+# Enough rows that a file loses some in one batch, more in the next, and keeps a few.
+MANY: dict[str, tuple[list[pa.Field], list[Row]]] = KEYS | {
+    "int": ([pa.field("k", pa.int64())], [(key,) for key in range(24)]),
+    "text": ([pa.field("k", pa.string())], [(f"key {key}",) for key in range(24)]),
+    "composite": (
+        [pa.field("k", pa.int64()), pa.field("l", pa.string())],
+        [(a, b) for a in range(-3, 3) for b in ("", "a", "b", "ä")],
+    ),
+}
+
+
+def rows_of(path: str) -> list[Row]:
+    found = QueryBuilder().register("x", DeltaTable(path)).execute("SELECT * FROM x").read_all()
+    return sorted((tuple(row.values()) for row in pa.table(found).to_pylist()), key=repr)
+
+
+def no_orphans(path: Path) -> None:
+    """Every data file and vector is named by some commit of the log; nothing lies beside."""
+    named = "".join(each.read_text("utf-8") for each in (path / "_delta_log").glob("*.json"))
+    for file in path.glob("*.parquet"):
+        assert file.name in named, file.name
+    assert not list((path / "_delta_log").glob(".*"))
+
+
+class Rival:
+    """Another writer: commits a version of its own in front of every other commit."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._put = TableLog._put
+        self.turn = 0
+        patch.setattr(TableLog, "_put", lambda log, version, data: self.put(log, version, data))
+
+    def put(self, log: TableLog, version: int, data: bytes) -> None:
+        self.turn += 1
+        if self.turn % 2:
+            line = {"commitInfo": {"timestamp": 0, "operation": "SET TBLPROPERTIES"}}
+            self._put(log, version, (json.dumps(line) + "\n").encode())
+        self._put(log, version, data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(MANY)), st.booleans(), st.booleans())
+def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> None:
+    key_fields, keys = MANY[kind]
+    fields = [pa.field(f.name, f.type, False) for f in key_fields] + VALUES
+    names = tuple(f.name for f in key_fields)
+    home = Path(tempfile.mkdtemp(prefix="pubsub-direct-"))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tidying, "_MERGE", data.draw(st.sampled_from([3, 8])))
+            patch.setattr(data_files, "_SPLIT_ROWS", 9)
+            patch.setattr(data_files, "_ROW_GROUP_ROWS", 2)
+            patch.setattr(log, "_CHECKPOINT_INTERVAL", 4)
+            table = TargetTable(str(home / "t"), pa.schema(fields), names, "public.t")
+            assert delta.create_directly(table, {"pubsub.node": "1"})
+            stage = Stage(home / "stage")
+            if rival:
+                Rival(patch)
+            held: Lsn | None = None
+            rows: dict[Row, Row] = {}
+            first = History(key_fields + VALUES, len(key_fields), full, {})
+            for key in keys:
+                first.insert((*key, "first", 0))
+            for number in range(data.draw(st.integers(2, 7))):
+                if number == 0:
+                    history = first
+                else:
+                    history = History(key_fields + VALUES, len(key_fields), full, dict(rows))
+                    play(history, keys, data.draw(steps), truncates=number == 3)
+                rows = history.table
+                folded = folded_of(history, list(names))
+                record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50), before=held)
+                for _ in range(2):  # the second time it is there already
+                    staged = stage.write(table, folded, replace_all=folded.truncated)
+                    assert isinstance(staged, DirectStaged)
+                    arrow_writer.commit(staged, record)
+                    discard(staged)
+                held = record.last
+                tidying.merge_small(staged.log, table)
+                tidying.checkpoint(staged.log)
+                assert rows_of(table.path) == sorted(rows.values(), key=repr)
+                assert delta.committed_lsn(table.path, "app") == record.last
+                no_orphans(home / "t")
+                if data.draw(st.booleans()):
+                    # A new process knows nothing but what the log says.
+                    stage = Stage(home / "stage")
+            assert len(DeltaTable(table.path).file_uris()) < 12
+    finally:
+        shutil.rmtree(home)
+
+
+def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+    files: Any = data_files.write_table(table, pa.table({"id": pa.array([1, 2], pa.int64())}))
+    log_of = arrow_writer.log_of(table.path)
+    assert log_of is not None
+    discard(DirectStaged(table, log_of, files, None, None, False, 2))
+    assert list((tmp_path / "t").glob("*.parquet")) == []
+
+
+def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst moment: staging has read the new version, and takes it for known only after the commit did."""
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+    stage = Stage(tmp_path / "stage")
+    following: list[DirectStaged] = []
+    put, read = TableLog._put, TableLog._read
+    has_read, committed = threading.Event(), threading.Event()
+
+    def write(number: int) -> None:
+        history = History(list(table.schema), 1, False, {})
+        history.insert((number,))
+        staged = stage.write(table, folded_of(history, ["id"]), replace_all=False)
+        assert isinstance(staged, DirectStaged)
+        following.append(staged)
+
+    staging = threading.Thread(target=write, args=(2,))
+
+    def read_slowly(log: TableLog, version: int) -> Any:
+        actions = read(log, version)
+        if threading.current_thread() is staging and actions is not None:
+            has_read.set()
+            assert committed.wait(60)
+        return actions
+
+    def put_while_staging(log: TableLog, version: int, data: bytes) -> None:
+        put(log, version, data)
+        staging.start()
+        while staging.is_alive() and not has_read.wait(0.01):
+            pass
+
+    write(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(TableLog, "_put", put_while_staging)
+        patch.setattr(TableLog, "_read", read_slowly)
+        arrow_writer.commit(following[0], Commit("app", Lsn(1), Lsn(1)))
+        committed.set()
+        staging.join()
+    arrow_writer.commit(following[1], Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
+    assert DeltaTable(table.path).version() == 2
+    assert rows_of(table.path) == [(1,), (2,)]
+
+
+def test_a_file_system_without_hard_links_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
+    assert delta.create_directly(table, {})
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(log.os, "link", refused)
+    assert arrow_writer.log_of(table.path) is None
+    other = TargetTable(str(tmp_path / "u"), table.schema, ("id",), "public.u")
+    assert not delta.create_directly(other, {})
+    assert not list((tmp_path / "u" / "_delta_log").iterdir())

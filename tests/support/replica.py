@@ -1,0 +1,342 @@
+"""A node with workers in the test's process, and a database that it subscribes to, for the scenarios."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from catalog.records import SubscriptionRel
+from pubsub.delta import spark_session
+from pubsub.node import CatchupTimeoutError, Node
+from pubsub.settings import Settings
+from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
+from pubsub.testing.compare import compare_tables
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.readers import assert_read_alike
+
+T = TypeVar("T")
+
+#: When a test gives up waiting, in seconds; waits end as soon as their condition holds.
+PATIENCE = 180.0
+
+#: Short intervals for polling and retries; everything else has its default.
+SETTINGS: dict[str, Any] = {
+    "wal_retrieve_retry_interval": "300ms",
+    "catalog_poll_interval": "50ms",
+    "max_logical_replication_workers": 10,
+    "max_sync_workers_per_subscription": 3,
+}
+
+
+def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE) -> T:
+    """Wait until `condition` returns something true, and return that."""
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
+        time.sleep(0.01)
+    return found
+
+
+class BorrowedSpark:
+    """Lends the test process's Spark to a node, since a process can have only one."""
+
+    def __init__(self, spark: spark_session.Spark) -> None:
+        self._spark = spark
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        return self
+
+    @property
+    def session(self) -> Any:
+        return self._spark.session
+
+    @property
+    def jvm_pid(self) -> int | None:
+        return self._spark.jvm_pid
+
+    def alive(self) -> bool:
+        return self._spark.alive()
+
+    def cancel(self, group: str) -> None:
+        self._spark.cancel(group)
+
+    def fence(self) -> None:
+        """Do nothing: no JVM of an earlier process knows the node's tables."""
+
+    def start(self) -> None:
+        """Do nothing: Spark is running."""
+
+    def stop(self) -> None:
+        """Do nothing: later nodes use it again."""
+
+
+class RunningNode:
+    """A Node with workers, on an event loop in a thread of its own, so that the test may block."""
+
+    def __init__(self, home: Path, spark: spark_session.Spark, **settings: Any) -> None:
+        self.home = home
+        self.spark = spark
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
+        self._node = Node(home, workers=True, settings=Settings.read({**SETTINGS, **settings}, home))
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(spark_session, "Spark", BorrowedSpark(spark))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self.run(self._node.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.run(self._node.__aexit__(kind, error, trace))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._patch.undo()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T], patience: float = PATIENCE + 30) -> T:
+        """Run a coroutine in the node's event loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience)
+
+    def execute(self, sql: str) -> list[Any]:
+        return self.run(self._node.execute(sql))
+
+    def fetch(self, sql: str) -> list[dict[str, Any]]:
+        return self.run(self._node.fetch(sql))
+
+    def wait_for_catchup(self, name: str, timeout: float = PATIENCE) -> None:
+        try:
+            self.run(self._node.wait_for_catchup(name, timeout=timeout))
+        except CatchupTimeoutError as error:
+            pytest.fail(error.report())
+
+    def relations(self, name: str) -> list[SubscriptionRel]:
+        async def read() -> list[SubscriptionRel]:
+            subscription = await self._node.catalog.subscription(name)
+            return await self._node.catalog.relations(subscription.oid)
+
+        return self.run(read())
+
+    def statistics(self, name: str) -> dict[str, Any]:
+        (row,) = self.fetch(f"SELECT * FROM pg_stat_subscription_stats WHERE subname = {quote_literal(name)}")
+        return row
+
+    def status_json(self, name: str) -> dict[str, Any]:
+        """Return what `pubsub status --json` shows of a subscription."""
+        found = self.run(self._node.status()).as_json()["subscriptions"]
+        return next(one for one in found if one["name"] == name)
+
+
+_numbers = itertools.count(1)
+
+
+class Replica:
+    """A database to which the node subscribes, by default to its publication `p`."""
+
+    def __init__(self, node: RunningNode, database: Database) -> None:
+        self.node = node
+        self.database = database
+        self.name = f"s{next(_numbers)}"
+        self.created = False
+
+    @property
+    def conninfo(self) -> str:
+        return self.database.conninfo
+
+    def execute(self, *statements: str) -> None:
+        """Run statements on the publisher, each in a transaction of its own."""
+        for statement in statements:
+            self.database.execute(statement)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.database.query(statement)
+
+    def subscribe(self, publication: str = "p", **options: object) -> None:
+        """Run CREATE SUBSCRIPTION, with a low batch_age."""
+        given = {"batch_age": "'20ms'", **options}
+        listed = ", ".join(f"{name} = {value}" for name, value in given.items())
+        self.node.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.conninfo)} "
+            f"PUBLICATION {publication} WITH ({listed})"
+        )
+        self.created = True
+
+    def alter(self, action: str) -> None:
+        self.node.execute(f"ALTER SUBSCRIPTION {self.name} {action}")
+
+    def drop(self) -> None:
+        self.node.execute(f"DROP SUBSCRIPTION {self.name}")
+        self.created = False
+
+    def caught_up(self) -> None:
+        self.node.wait_for_catchup(self.name)
+
+    def relation(self, table: str) -> SubscriptionRel:
+        """Return the catalog's row of a table, which is named as in SQL."""
+        wanted = parse_qualified_name(table)
+        (found,) = [
+            r for r in self.node.relations(self.name) if (r.schema, r.name) == (wanted.schema or "public", wanted.name)
+        ]
+        return found
+
+    def states(self) -> dict[str, str]:
+        return {r.qualified_name: r.state.value for r in self.node.relations(self.name)}
+
+    def path(self, table: str) -> str:
+        return self.relation(table).path
+
+    def version(self, table: str) -> int:
+        """Return the newest version of the Delta table."""
+        from deltalake import DeltaTable
+
+        return int(DeltaTable(self.path(table)).version())
+
+    def rows(self, table: str, what: str = "*") -> list[dict[str, Any]]:
+        """Return what DataFusion reads from the Delta table, `delta_t`; `what` may contain FROM, WHERE and ORDER BY."""
+        from deltalake import DeltaTable, QueryBuilder
+
+        what = what if " FROM " in what else f"{what} FROM delta_t"
+        return read(QueryBuilder().register("delta_t", DeltaTable(self.path(table))).execute(f"SELECT {what}"))
+
+    def assert_equal(
+        self, *tables: str, columns: Sequence[str] | None = None, where: str | None = None, caught_up: bool = True
+    ) -> None:
+        """Compare all rows of these tables, and all columns by default, once the node has caught up."""
+        if caught_up:
+            self.caught_up()
+        for table in tables:
+            name = parse_qualified_name(table)
+            qualified = quote_qualified(name.schema or "public", name.name)
+            difference = compare_tables(self.conninfo, qualified, self.path(table), columns=columns, where=where)
+            assert difference is None, str(difference)
+
+    def assert_read_alike(self, *tables: str) -> None:
+        """Every reader finds the same in the Delta tables."""
+        for table in tables:
+            assert_read_alike(self.path(table), self.node.spark)
+
+    def slots(self) -> list[str]:
+        """Return the replication slots of this database."""
+        return [
+            name
+            for (name,) in self.query(
+                "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+            )
+        ]
+
+    def error(self) -> str:
+        """Wait until a worker of the subscription has failed; return the text of the last failure."""
+        return str(wait_until(lambda: self.node.statistics(self.name)["error"], "a worker's failure"))
+
+
+def read(result: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    return list(pa.table(result.read_all()).to_pylist())
+
+
+class Stock:
+    """The same tables in a PostgreSQL subscriber on another server."""
+
+    def __init__(self, replica: Replica, server: EmbeddedPostgres, ddl: str) -> None:
+        self.replica = replica
+        self.server = server
+        self.name = replica.database.name
+        server.create_database(self.name)
+        server.execute(ddl, self.name)
+
+    def subscribe(self, publication: str = "p", **options: object) -> None:
+        listed = "".join(f", {name} = {value}" for name, value in options.items())
+        self.server.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION {quote_literal(self.replica.conninfo)} "
+            f"PUBLICATION {publication} WITH (slot_name = stock_{self.name}{listed})",
+            self.name,
+        )
+
+    def caught_up(self) -> None:
+        (lsn,) = self.replica.query("SELECT pg_current_wal_lsn()")[0]
+        wait_until(
+            lambda: (
+                self.server.query("SELECT 1 FROM pg_subscription_rel HAVING bool_and(srsubstate = 'r')", self.name)
+                and self.replica.query(
+                    f"SELECT 1 FROM pg_replication_slots WHERE slot_name = 'stock_{self.name}' "
+                    f"AND confirmed_flush_lsn >= '{lsn}'"
+                )
+            ),
+            "the stock subscriber's catch-up",
+        )
+
+    def assert_equal(self, *tables: str) -> None:
+        """Compare the Delta tables with the PostgreSQL subscriber's."""
+        self.caught_up()
+        self.replica.caught_up()
+        for table in tables:
+            difference = compare_tables(self.server.conninfo(self.name), f"public.{table}", self.replica.path(table))
+            assert difference is None, f"beside a stock subscriber: {difference}"
+
+    def close(self) -> None:
+        self.server.execute(f"ALTER SUBSCRIPTION {self.name} DISABLE", self.name)
+        self.server.execute(f"ALTER SUBSCRIPTION {self.name} SET (slot_name = NONE)", self.name)
+        self.server.execute(f"DROP SUBSCRIPTION {self.name}", self.name)
+        self.server.drop_database(self.name)
+
+
+@contextmanager
+def faults(directory: Path) -> Iterator[Faults]:
+    """Enable pubsub.faults in this process."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PUBSUB_FAULT", str(directory))
+    found = Faults(directory)
+    try:
+        yield found
+    finally:
+        found.clear()
+        patch.undo()
+
+
+class Faults:
+    """The directory of pubsub.faults, from the test's side."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+
+    def arm(self, point: str, what: str = "hold") -> None:
+        (self.directory / f"{point}.reached").unlink(missing_ok=True)
+        new = self.directory / f"{point}.new"
+        new.write_text(what)
+        new.replace(self.directory / point)
+
+    def release(self, point: str) -> None:
+        (self.directory / point).unlink(missing_ok=True)
+
+    def is_reached(self, point: str) -> bool:
+        return (self.directory / f"{point}.reached").exists()
+
+    def wait(self, point: str) -> None:
+        wait_until(lambda: self.is_reached(point), f'the point "{point}"')
+
+    def clear(self) -> None:
+        for path in self.directory.iterdir():
+            path.unlink()

@@ -1,0 +1,96 @@
+"""What a changed Relation message requires of the Delta table: its key, and values that only partitions have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from apply.schema_changes.attributes import Attributes, of_definition
+from apply.schema_changes.diff import Change, CopyAgain, Described, wanted
+from pubsub.delta.table import TargetTable
+from pubsub.protocol.ids import Oid
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
+
+INT, TEXT = 23, 25
+TARGET = TargetTable("/w/t", pa.schema([pa.field("id", pa.int32(), False), pa.field("t", pa.string())]), ("id",), "s.t")
+
+
+def column(number: int, name: str, oid: int = TEXT, **more: Any) -> ColumnDefinition:
+    return ColumnDefinition(
+        name, number, Oid(oid), -1, "t", "b", Oid(oid), -1, "b", False, "", True, **{"xmin": 5, **more}
+    )
+
+
+ID, T = column(1, "id", INT), column(2, "t")
+TABLE = TableDefinition(Oid(1), "s", "t", "r", "d", (ID, T), ("id",), ("id",), 0, 0, False, 2, "1:1")
+
+
+def change(now: TableDefinition, target: TargetTable = TARGET, *, keep: bool = True) -> Change | None:
+    """Return what the change from TABLE to `now` requires."""
+    described = Described(now, None)
+    known: Attributes = of_definition(TABLE, ["id", "t"], "app", Lsn(0))
+    numbers = tuple(one.attnum for one in now.columns)
+    return wanted(target, known, described.as_message(1), numbers, described, keep=keep)
+
+
+def key(now: TableDefinition, target: TargetTable = TARGET) -> tuple[str, ...]:
+    found = change(now, target)
+    return target.key if found is None or found.alteration is None else found.alteration.key
+
+
+def test_a_replica_identity_alone_moves_the_key() -> None:
+    assert change(TABLE) is None
+    assert key(replace(TABLE, replica_identity="i", identity_key=("t",))) == ("t",)
+    assert key(replace(TABLE, replica_identity="f", identity_key=())) == ("id",)
+    assert key(replace(TABLE, replica_identity="n", identity_key=())) == ("id",)
+
+
+@pytest.mark.parametrize("identity", ["d", "f", "n"])
+def test_rows_that_may_repeat_the_key_have_none(identity: str) -> None:
+    """The key was once kept after the primary key was dropped, and rows inserted twice became one."""
+    assert key(replace(TABLE, replica_identity=identity, primary_key=(), identity_key=())) == ()
+
+
+def test_under_full_the_primary_key_of_the_catalog_may_be_newer_than_the_stream() -> None:
+    full = replace(TABLE, replica_identity="f", identity_key=())
+    assert key(replace(full, primary_key=("t",))) == ()
+    keyless = replace(TARGET, key=())
+    assert key(full, keyless) == ()
+    assert key(TABLE, keyless) == ("id",)
+
+
+def test_what_is_kept_would_hide_rows_that_are_found_by_all_their_values() -> None:
+    full = replace(TABLE, replica_identity="f", primary_key=(), identity_key=(), columns=(ID,))
+    found = change(full)
+    assert found is not None
+    assert found.alteration is not None
+    assert found.alteration.drop == ("t",)
+    found = change(replace(TABLE, columns=(ID,)))
+    assert found is not None
+    assert found.attributes.kept == ((2, "t"),)
+
+
+def test_values_of_an_added_column_in_partitions() -> None:
+    """A partitioned table's own catalog rows have no missing values: old rows once got NULL instead of the default."""
+    root = replace(TABLE, kind="p", attributes=3)
+    found = change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7"))))
+    assert found is not None
+    assert found.alteration is not None
+    ((_, value),) = found.alteration.add
+    assert value.as_py() == 7
+    for odd in (column(3, "c", INT, missing="7", missing_differs=True), column(3, "c", INT, missing_differs=True)):
+        with pytest.raises(CopyAgain):
+            change(replace(root, columns=(ID, T, odd)))
+    with pytest.raises(CopyAgain):
+        change(replace(root, columns=(ID, T, column(3, "c", INT, missing="7")), storage="1:9"))
+
+
+def test_storage_says_whether_rows_were_written_anew() -> None:
+    assert not rewritten("16385:16385", "16385:16385")
+    assert rewritten("16385:16385", "16385:16400")
+    assert not rewritten("1:1 2:7", "2:7 3:3"), "one was detached, one is new"
+    assert rewritten("1:1", "1:1 3:4"), "the new one was rewritten"
