@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from apply.batch import Batch
-from apply.staging.fold import Folded, Unmet
+from pubsub.delta.changeset import Folded, Unmet
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
 

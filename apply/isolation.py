@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from apply.batch import Batch, Transaction
-from apply.staging.decode import Destination
+from apply.staging.destination import Destination
 from apply.staging.stage_batch import prepare
 from apply.staging.staged_table import PreparedTable
 from pubsub.delta.choose_writer import Stage

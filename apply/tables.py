@@ -22,7 +22,7 @@ from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Follower, Looked, load
-from apply.staging.stage_batch import Destination
+from apply.staging.destination import Destination
 from apply.start_again import StartAgain
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState

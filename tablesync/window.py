@@ -45,15 +45,15 @@ import pyarrow as pa
 import structlog
 
 from apply.schema_changes.diff import CopyAgain
-from apply.staging.staged_table import PreparedTable
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta import arrow_writer
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import AnyStaged
 from pubsub.delta.engine import Engine
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.table import TargetTable
+from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.types import nulls
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 
 class Window:
-    """Implements apply.staging.decode.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
+    """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
 
     Without a `source` no row can be read again: the publisher's table is not any more what was copied.
     """
@@ -97,14 +97,13 @@ class Window:
         # The keys of rows that were read again, each with the LSN up to which they are in doubt.
         self._read: list[tuple[Lsn, KeySet]] = []
 
-    async def complete(self, prepared: PreparedTable) -> PreparedTable:
-        """See apply.staging.decode.Window.  Raises CopyAgain, and what reading from the publisher raises."""
-        staged = prepared.staged
+    async def complete(self, staged: AnyStaged, commit: Commit) -> Commit:
+        """See apply.staging.destination.Window.  Raises CopyAgain, and what reading from the publisher raises."""
         if not isinstance(staged, DirectStaged):
             raise self._again("its Delta table is Spark's to write now")
         if staged.masked is not None:
-            await self._complete(staged, prepared.commit.first)
-        return replace(prepared, commit=replace(prepared.commit, until=self.until))
+            await self._complete(staged, commit.first)
+        return replace(commit, until=self.until)
 
     def _again(self, reason: str) -> CopyAgain:
         return CopyAgain(self._relation.relid, self._relation.qualified_name, reason)

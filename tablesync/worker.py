@@ -33,7 +33,7 @@ from apply.publisher_identity import check_system, is_followed
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Follower, load
 from apply.schema_changes.table_definition import described_json, target_table
-from apply.staging.stage_batch import Destination
+from apply.staging.destination import Destination
 from apply.tables import count_conflicts, note_others
 from apply.worker import binary_types, follower, limits, open_buffer, stream_options
 from catalog.records import CopyPlan, Subscription, SubscriptionRel

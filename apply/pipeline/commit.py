@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from apply.staging.decode import WrittenByOthers
+from apply.staging.destination import WrittenByOthers
 from apply.staging.stage_batch import PreparedTable
 from apply.start_again import Overtaken
 from pubsub.delta import arrow_writer, spark_writer, table, tidying

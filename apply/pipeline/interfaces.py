@@ -10,7 +10,7 @@ from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
-from apply.staging.stage_batch import Destination
+from apply.staging.destination import Destination
 from pubsub.delta.log import OtherCommit
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation

@@ -21,7 +21,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -33,8 +33,8 @@ from apply.metrics import Figures
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.interfaces import Limits, Tables
-from apply.staging.decode import WrittenByOthers
-from apply.staging.stage_batch import Destination, PreparedTable, prepare
+from apply.staging.destination import Destination, WrittenByOthers
+from apply.staging.stage_batch import PreparedTable, prepare
 from apply.staging.stream_ahead import Ahead
 from apply.start_again import StartAgain
 from apply.threads import in_thread
@@ -493,7 +493,8 @@ class Pipeline:
         if not await self._tables.may_write(destination):
             return
         if destination.window is not None:
-            prepared = await destination.window.complete(prepared)
+            commit = await destination.window.complete(prepared.staged, prepared.commit)
+            prepared = replace(prepared, commit=commit)
         await faults.reached(f"commit {destination.table.relation}")
         try:
             rows = await commit_table(self._engine, prepared, self._tables.version(destination.relid))

@@ -5,7 +5,7 @@
           ─► the number of each message's columns                        (attributes.identify)
           ─► what the last of them asks of the Delta table               (changes.wanted)
           ─► batches before are committed ─► one commit alters the table ─► the catalog's definition follows
-          ─► how rows under each message become rows of the table         (decode.Reading)
+          ─► how rows under each message become rows of the table         (destination.Reading)
 
 Rows under an older definition than the table's are brought to it as they are decoded, so a transaction may change rows, alter
 the table and change rows again.  The table says itself which of the publisher's columns it has (pubsub.attributes), so what a
@@ -33,7 +33,7 @@ from apply.schema_changes import attributes as attrs
 from apply.schema_changes.attributes import Attributes, Numbers
 from apply.schema_changes.diff import Change, CopyAgain, Described, identity, wanted
 from apply.schema_changes.table_definition import definition_json
-from apply.staging.decode import Reading
+from apply.staging.destination import Reading
 from apply.threads import in_thread
 from catalog.records import Subscription
 from catalog.store import Catalog

@@ -25,93 +25,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta.comparable_bytes import canonical
+from apply.staging.row_codes import dense, row_codes
+from pubsub.delta.changeset import (
+    BASE_PREFIX,
+    COUNT_COLUMN,
+    MOVED_COLUMN,
+    OURS,
+    THEIRS,
+    UNCHANGED_PREFIX,
+    Folded,
+    Present,
+    Unmet,
+)
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.arrays import Mask
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
-from pubsub.protocol.types import is_nested, nulls
+from pubsub.protocol.types import nulls
 
-# Longer than a column's name in PostgreSQL can be: no table has them.
-UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
-BASE_PREFIX: Final = "__base_".ljust(64, "_")
-COUNT_COLUMN: Final = "__count".ljust(64, "_")
-MOVED_COLUMN: Final = "__moved".ljust(64, "_")
-
-# Rows of this subscription, and rows that others are known to have written last.
-OURS: Final = 1
-THEIRS: Final = 2
 # Changes that are shown with their values.
 SHOWN: Final = 10
 
 _CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
 
 Indices = npt.NDArray[np.int64]
-
-
-class Present(Protocol):
-    """Which rows a table holds."""
-
-    def keys(self, keys: Any) -> Indices:
-        """For each of these distinct keys (a table of the key's columns) whose row stands under it: 0 for none, OURS or THEIRS."""
-
-    def copies(self, rows: Any) -> Indices:
-        """For each of these distinct rows (a table of all columns) how many are equal to it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Unmet:
-    """Changes that did not find the table as they expected it, in order of arrival.
-
-    `seq` and `op` are as in Changes.  Of the first SHOWN, `keys` are the keys (without a key: the rows) that they looked for, and
-    `rows` the new rows, both as tables.
-    """
-
-    seq: Indices
-    op: npt.NDArray[np.uint8]
-    keys: Any
-    rows: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Folded:
-    """What becomes of the table.  All tables are pyarrow's; columns are named and ordered as in the changes.
-
-    `images`: complete rows to insert.  `masked`: rows to insert of which some values must come from the table as it was before
-    the batch: bool UNCHANGED_PREFIX<i> says where column i (its place among the columns) is meant, only for columns where that
-    happens; BASE_PREFIX<j> is the j-th key column of the row in the table.  `deleted_keys`: distinct keys whose rows leave the
-    table before anything is inserted, those of images among them unless the batch began with their INSERT.  `removed`, without
-    a key: distinct rows, and in COUNT_COLUMN how many copies of each leave.
-
-    Folded as upserts, every touched key is among `deleted_keys`, and bool MOVED_COLUMN of `masked` says of a row that it left the
-    key under which it stood before the batch.
-
-    `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
-    `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
-
-    `missing`: updates and deletes that were left out, since there is no row for them; `collisions`: inserts and updates of keys
-    that came where a row stands; `differing`: updates and deletes of rows that others wrote, which are done.  None where there are
-    none, or nobody looked.
-    """
-
-    images: Any
-    masked: Any
-    deleted_keys: Any
-    removed: Any
-    insert_only: bool
-    truncated: bool
-    inserts: int
-    updates: int
-    deletes: int
-    missing: Unmet | None = None
-    collisions: Unmet | None = None
-    differing: Unmet | None = None
 
 
 def fold(
@@ -328,7 +271,7 @@ def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
         if column.null_count:
             raise _identity_missing(name)
         columns[name] = column
-    codes, bound = _codes(list(columns.values()), 1 << _CODE_BITS - _event_bits(changes.count))
+    codes, bound = row_codes(list(columns.values()), 1 << _CODE_BITS - _event_bits(changes.count))
     left = np.zeros(changes.count, np.int64)
     places = np.arange(changes.count, len(codes))
     moved = codes[places] != codes[with_old]
@@ -445,7 +388,7 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
         name: pa.concat_arrays([column, _old(changes, name).take(pa.array(minus))])
         for name, column in changes.new.items()
     }
-    codes = _codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0]
+    codes = row_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0]
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)
     new, old = place[: changes.count], np.full(changes.count, -1)
     old[minus] = place[changes.count :]
@@ -510,7 +453,7 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, 
         name: pa.concat_arrays([column, taken.get(name, nulls(len(minus), column.type))])
         for name, column in added.items()
     }
-    codes, bound = _dense(_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
+    codes, bound = dense(row_codes(list(rows.values()), 1 << _CODE_BITS, exact=True)[0])
     sums = np.bincount(codes[: len(plus)], minlength=bound) - np.bincount(codes[len(plus) :], minlength=bound)
     row_of = np.empty(bound, np.int64)
     row_of[codes[::-1]] = np.arange(len(codes))[::-1]  # the first of the equal ones
@@ -519,60 +462,3 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, 
         less = less[:0]
     images = pa.table(_take(rows, np.sort(np.repeat(row_of[more], sums[more]))))
     return images, pa.table(_take(rows, row_of[less])).append_column(COUNT_COLUMN, pa.array(-sums[less]))
-
-
-# Codes: equal values, equal numbers
-
-
-def _codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
-    """A number for each row, equal for equal rows, and a bound that it stays below: at most `limit`, or the number of rows.
-
-    Of floats, 0 and -0, and all NaNs, are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
-    """
-    codes, bound = _column_codes(columns[0], exact)
-    for column in columns[1:]:
-        more, more_bound = _column_codes(column, exact)
-        if bound * more_bound > 1 << 62:
-            (codes, bound), (more, more_bound) = _dense(codes), _dense(more)
-        codes, bound = codes * more_bound + more, bound * more_bound
-    return (codes, bound) if bound <= limit else _dense(codes)
-
-
-def _dense(codes: Indices) -> tuple[Indices, int]:
-    encoded = pa.array(codes).dictionary_encode()
-    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
-
-
-def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
-    kinds = pa.types
-    if not column.null_count and len(column):
-        # numbers that are their own codes, less the smallest
-        if kinds.is_date32(column.type) or kinds.is_integer(column.type):
-            numbers = column.view(pa.int32()) if kinds.is_date32(column.type) else column
-            return _spread(numbers.to_numpy().astype(np.int64))
-        if kinds.is_timestamp(column.type):
-            return _spread(column.view(pa.int64()).to_numpy())
-    if kinds.is_floating(column.type):
-        column = comparable(column, exact)
-    elif is_nested(column.type):
-        column = canonical(column)
-    encoded = column.dictionary_encode()
-    indices = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-    return indices + 1, len(encoded.dictionary) + 1
-
-
-def _spread(numbers: Indices) -> tuple[Indices, int]:
-    least, greatest = int(numbers.min()), int(numbers.max())
-    if greatest - least >= 1 << 61:
-        return _dense(numbers)
-    return numbers - least, greatest - least + 1
-
-
-def comparable(column: Any, exact: bool) -> Any:
-    """Floats as integers that are equal if the floats are."""
-    valid = column.is_valid()
-    numbers = column.fill_null(0).to_numpy().astype(np.float64)
-    numbers[np.isnan(numbers)] = np.nan
-    if not exact:
-        numbers += 0.0  # -0 becomes 0
-    return pc.if_else(valid, pa.array(numbers.view(np.int64)), pa.scalar(None, pa.int64()))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apply.staging.fold import comparable
+from apply.staging.row_codes import comparable
 from pubsub.protocol.arrays import contents
 from pubsub.protocol.rows import DELETE, UPDATE, Changes
 

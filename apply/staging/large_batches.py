@@ -25,16 +25,8 @@ import numpy.typing as npt
 
 from apply.batch import Batch
 from apply.conflicts import Conflicts, judge
-from apply.staging.decode import (
-    Destination,
-    Wanted,
-    blaming,
-    decode,
-    look_for_others,
-    no_relation,
-    under_messages,
-    wanted_by,
-)
+from apply.staging.decode import Wanted, decode, no_relation, under_messages, wanted_by
+from apply.staging.destination import Destination, blaming, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, PreparedTable

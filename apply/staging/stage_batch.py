@@ -13,7 +13,8 @@ from typing import Final
 from apply.batch import Batch
 from apply.conflicts import judge
 from apply.staging import large_batches
-from apply.staging.decode import Destination, Wanted, blaming, decode, look_for_others, no_changes, wanted_by
+from apply.staging.decode import Wanted, decode, no_changes, wanted_by
+from apply.staging.destination import Destination, blaming, look_for_others
 from apply.staging.fold import fold
 from apply.staging.staged_table import PreparedTable
 from pubsub.delta.arrow_writer import DirectStaged

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from apply.batch import Batch
 from apply.conflicts import Conflicts
-from apply.staging.decode import Destination
-from apply.staging.fold import Folded
+from apply.staging.destination import Destination
+from pubsub.delta.changeset import Folded
 from pubsub.delta.choose_writer import AnyStaged
 from pubsub.delta.staged_parts import StagedParts
 from pubsub.delta.table import Commit

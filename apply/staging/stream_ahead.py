@@ -31,7 +31,8 @@ import numpy as np
 import structlog
 
 from apply.batch import Batch
-from apply.staging.decode import Destination, WrittenByOthers, decode, look_for_others, wanted_by
+from apply.staging.decode import decode, wanted_by
+from apply.staging.destination import Destination, WrittenByOthers, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
 from apply.staging.staged_table import Parts, PreparedTable

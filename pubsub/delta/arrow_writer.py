@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from apply.staging.fold import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from apply.start_again import Overtaken
 from pubsub.delta import data_files, deletion_vectors, key_set
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.commit_files import UnknownOutcome
 from pubsub.delta.data_files import Action
 from pubsub.delta.key_set import KeySet

@@ -6,9 +6,9 @@ import shutil
 import uuid
 from pathlib import Path
 
-from apply.staging.fold import Folded
 from pubsub.delta import arrow_writer, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.changeset import Folded
 from pubsub.delta.log import OtherCommit, TableLog, is_local
 from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged

@@ -1,4 +1,4 @@
-"""Which rows a Delta table holds, asked by keys or by whole rows: what conflicts are found by (fold.Present).
+"""Which rows a Delta table holds, asked by keys or by whole rows: what conflicts are found by (changeset.Present).
 
 Files that are written directly are read by the columns that are asked for; other tables by the deltalake package.  Blocks.
 """
@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from apply.staging.fold import OURS, THEIRS
 from pubsub.delta import arrow_writer
+from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import TargetTable, opened
@@ -36,11 +36,11 @@ class TablePresent:
         return all(np.array_equal(self._look(asked, whole=whole), answer) for asked, answer, whole in self._asked)
 
     def keys(self, keys: Any) -> Indices:
-        """See fold.Present."""
+        """See changeset.Present."""
         return self._ask(keys, whole=False)
 
     def copies(self, rows: Any) -> Indices:
-        """See fold.Present."""
+        """See changeset.Present."""
         return self._ask(rows, whole=True)
 
     def _ask(self, asked: Any, *, whole: bool) -> Indices:

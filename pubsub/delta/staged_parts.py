@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from apply.staging.fold import Folded
 from pubsub.delta import data_files, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.changeset import Folded
 from pubsub.delta.data_files import Action
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_writer import Staged

@@ -11,7 +11,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apply.staging.fold import Unmet, fold
+from apply.staging.fold import fold
+from pubsub.delta.changeset import Unmet
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.support.memory import Holding, apply_folded

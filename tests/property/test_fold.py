@@ -12,7 +12,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apply.staging.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, fold
+from apply.staging.fold import fold
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
 from pubsub.protocol.rows import decode_changes, split_by_relation

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.stage_batch import Destination, prepare
+from apply.staging.destination import Destination
+from apply.staging.stage_batch import prepare
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from pubsub.delta import arrow_writer, data_files
@@ -203,9 +204,9 @@ class World:
         batch.read_messages()
         whole = self.chance.choice([60, 200, 1 << 20])
         for prepared in prepare(batch, destinations, self.stage, "pg_1", whole=whole):
-            complete = await one.complete(prepared)
-            record = replace(complete.commit, before=delta.committed_lsn(self.table.path, "app"))
-            arrow_writer.commit(complete.staged, record)  # type: ignore[arg-type]
+            record = await one.complete(prepared.staged, prepared.commit)
+            record = replace(record, before=delta.committed_lsn(self.table.path, "app"))
+            arrow_writer.commit(prepared.staged, record)  # type: ignore[arg-type]
 
     def rows(self) -> list[Row]:
         found = QueryBuilder().register("x", DeltaTable(self.table.path)).execute("SELECT * FROM x").read_all()

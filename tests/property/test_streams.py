@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import apply.pipeline.dispatch
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.decode import Destination
+from apply.staging.destination import Destination
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, PreparedStore
 from pubsub.protocol.copyboth import XLOG_HEADER

@@ -19,8 +19,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.decode import WrittenByOthers
-from apply.staging.stage_batch import Destination, PreparedTable, prepare
+from apply.staging.destination import Destination, WrittenByOthers
+from apply.staging.stage_batch import PreparedTable, prepare
 from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.decode import Destination
+from apply.staging.destination import Destination
 from apply.staging.stage_batch import prepare
 from apply.staging.staged_table import PreparedTable
 from apply.start_again import Overtaken

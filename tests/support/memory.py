@@ -23,8 +23,8 @@ import apply.pipeline.pipeline
 import apply.staging.large_batches
 import apply.staging.stage_batch
 import pubsub.delta.table
-from apply.staging.fold import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta import spark_writer
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.log import OtherCommit
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import Rest
@@ -122,7 +122,7 @@ class MemoryDelta:
 
 
 class Holding:
-    """fold.Present of rows in memory; `key` has the positions of the key's columns."""
+    """changeset.Present of rows in memory; `key` has the positions of the key's columns."""
 
     def __init__(self, rows: Counter[Any], key: Sequence[int]) -> None:
         self._rows = rows

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
-from apply.staging.decode import Destination
+from apply.staging.destination import Destination
 from apply.staging.staged_table import PreparedTable
 from pubsub.delta import alter, arrow_writer, copy_chunks, data_files, deletion_vectors, log, tidying
 from pubsub.delta import table as delta

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from apply.batch import Batch, OpenTransaction
 from apply.conflicts import Conflicts, ConflictType, UniqueViolation, judge
-from apply.staging.fold import OURS, SHOWN, THEIRS, fold
+from apply.staging.fold import SHOWN, fold
+from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.support.memory import Holding

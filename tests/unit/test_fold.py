@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from apply.staging.fold import BASE_PREFIX, UNCHANGED_PREFIX, Folded, fold
+from apply.staging.fold import fold
+from pubsub.delta.changeset import BASE_PREFIX, UNCHANGED_PREFIX, Folded
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.rows import Changes
 

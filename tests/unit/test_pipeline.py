@@ -17,7 +17,7 @@ from apply.isolation import Failure
 from apply.metrics import Figures
 from apply.pipeline.interfaces import Limits
 from apply.pipeline.pipeline import Pipeline
-from apply.staging.stage_batch import Destination
+from apply.staging.destination import Destination
 from pubsub.delta.log import OtherCommit
 from pubsub.delta.table import TargetTable
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState, ProgramLimitExceeded, PubsubError

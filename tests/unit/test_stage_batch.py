@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from apply.pipeline.dispatch import Dispatcher
-from apply.staging.fold import Folded
-from apply.staging.stage_batch import Destination, PreparedTable, prepare
+from apply.staging.destination import Destination
+from apply.staging.stage_batch import PreparedTable, prepare
+from pubsub.delta.changeset import Folded
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

@@ -13,7 +13,7 @@ from apply.batch import Batch
 from apply.handover import Handover
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Looked
-from apply.staging.stage_batch import Destination
+from apply.staging.destination import Destination
 from apply.start_again import StartAgain
 from apply.tables import ApplyTables
 from catalog.records import NewRelation, NewSubscription, Subscription

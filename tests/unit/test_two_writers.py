@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
-from apply.staging.decode import Destination
+from apply.staging.destination import Destination
 from apply.staging.staged_table import PreparedTable
 from apply.start_again import Overtaken
 from catalog.records import CopyPlan
