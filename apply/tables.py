@@ -23,14 +23,13 @@ from apply.promotion import Promotion
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Follower, Looked, load
 from apply.staging.destination import Destination
-from apply.start_again import StartAgain
 from catalog.records import Counters, ForeignCommit, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta.log import OtherCommit
-from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject, UndefinedTable
+from pubsub.errors import NotInPrerequisiteState, PubsubError, StartAgain, UndefinedObject, UndefinedTable
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation

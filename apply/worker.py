@@ -22,14 +22,13 @@ from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.publisher_identity import Standing
 from apply.schema_changes.follow import Follower, Publisher
-from apply.start_again import StartAgain
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
-from pubsub.errors import NotInPrerequisiteState, PublisherError
+from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
 from pubsub.protocol.binary.values import BinaryTypes
 from pubsub.protocol.lsn import Lsn

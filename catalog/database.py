@@ -30,7 +30,7 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from catalog import schema
-from catalog.whole import whole
+from pubsub.concurrency import uncancelled
 from pubsub.errors import DataCorrupted, FeatureNotSupported, ObjectInUse, PubsubError
 
 #: How long a write waits for another process's transaction, in seconds.
@@ -78,7 +78,7 @@ class Database:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
             if name[0] != "_" and inspect.iscoroutinefunction(method) and not hasattr(method, "interruptible"):
-                setattr(cls, name, whole(method))
+                setattr(cls, name, uncancelled(method))
 
     timeout: float = TIMEOUT
 
@@ -107,7 +107,7 @@ class Database:
     async def _answering(self) -> AsyncIterator[None]:
         """A server that does not answer is given up; not so a file of SQLite, whose waits have a bound of their own.
 
-        A statement that is cancelled in a thread would leave its transaction open there (catalog.whole).
+        A statement that is cancelled in a thread would leave its transaction open there (pubsub.concurrency).
         """
         async with _limited(self._engine, self.timeout):
             yield
@@ -188,7 +188,7 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
         elif not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             parsed = _read_only(parsed, path)
         # A connection is a thread, and to make one costs more than most transactions.  None comes back half done:
-        # transactions run to their end (catalog.whole).
+        # transactions run to their end (pubsub.concurrency).
         engine = create_async_engine(parsed, hide_parameters=True, pool_size=4, connect_args={"timeout": BUSY_TIMEOUT})
         if make:
             event.listen(engine.sync_engine, "connect", _keep_a_log)

@@ -15,7 +15,7 @@ from sqlalchemy import delete, insert, select, update
 from catalog import schema
 from catalog.database import Database, now
 from catalog.records import Request
-from catalog.whole import whole
+from pubsub.concurrency import uncancelled
 from pubsub.errors import PubsubError
 
 _POLL: Final = 0.05
@@ -63,7 +63,7 @@ class Requests(Database):
 
     request.interruptible = True  # type: ignore[attr-defined]
 
-    @whole
+    @uncancelled
     async def _ask(self, kind: str, subid: int | None, payload: dict[str, Any]) -> int:
         async with self._write(bump=True) as connection:
             done = await connection.execute(
@@ -89,7 +89,7 @@ class Requests(Database):
             )
             return done.rowcount == 1
 
-    @whole
+    @uncancelled
     async def _take_answer(self, request_id: int) -> bool:
         query = select(_T.c.answered, _T.c.error).where(_T.c.id == request_id)
         async with self._read() as connection:
@@ -104,7 +104,7 @@ class Requests(Database):
             raise PubsubError(fields.pop("message"), **fields)
         return True
 
-    @whole
+    @uncancelled
     async def _withdraw(self, request_id: int) -> None:
         async with self._write(bump=False) as connection:
             await connection.execute(delete(_T).where(_T.c.id == request_id))

@@ -19,7 +19,6 @@ import structlog
 from apply.handover import Handover
 from apply.isolation import will_last
 from apply.metrics import Figures
-from apply.start_again import Overtaken, StartAgain
 from apply.tables import bring_back, count_conflict_of
 from apply.worker import ApplyWorker
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
@@ -29,7 +28,7 @@ from launcher.failures import cause_of, foreseen, traced, typed
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
-from pubsub.errors import UndefinedObject
+from pubsub.errors import Overtaken, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
 from pubsub.settings import Settings

@@ -18,7 +18,8 @@ from pubsub.delta.table import opened
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.select import outputs, types, views
 from pubsub.select.engine import spelled
-from pubsub.select.queries import Queries, Relation
+from pubsub.select.queries import Queries
+from pubsub.select.translated import Relation
 from pubsub.sql.dialect import parse_query
 
 _RESET = "pg_stat_reset_subscription_stats"

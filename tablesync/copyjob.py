@@ -8,9 +8,10 @@ A small table is read right here instead: a job takes longer than its rows.
     the chunk is kept ◄───── its `add`, as each task ends
     one commit of all
 
-So where Spark is local and the table is plain (pubsub.delta.arrow_writer).  A chunk that was kept (pubsub.delta.copy_chunks) is not read again
-by the copy's next attempt.  Elsewhere the record batches go back to Spark, which writes the table; what runs on a cluster's
-executors, this module and pubsub.protocol, is shipped with the job.  Blocks; runs in one of Spark's threads.
+This is the way where Spark is local and the table is plain (pubsub.delta.arrow_writer).  The copy's next attempt does not
+read a kept chunk again (pubsub.delta.copy_chunks).  Elsewhere the record batches go back to Spark, which writes the table.
+The code that a cluster's executors run, this module and pubsub.protocol, is shipped with the job.  Blocks; runs in one of
+Spark's threads.
 """
 
 from __future__ import annotations
@@ -475,9 +476,7 @@ def _ship(context: Any) -> None:
     import shutil
     import tempfile
 
-    import pubsub
-
-    root = Path(pubsub.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parent.parent
     with tempfile.TemporaryDirectory() as directory:
         for package in ("pubsub", "apply", "tablesync"):
             shutil.copytree(root / package, Path(directory) / "code" / package)

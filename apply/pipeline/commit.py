@@ -16,14 +16,13 @@ import structlog
 
 from apply.staging.destination import WrittenByOthers
 from apply.staging.stage_batch import PreparedTable
-from apply.start_again import Overtaken
 from pubsub.delta import arrow_writer, spark_writer, table, tidying
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.engine import said
 from pubsub.delta.lanes import Lane
 from pubsub.delta.log import OthersWereFirst
 from pubsub.delta.row_count import count_rows, living_rows
-from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError, UndefinedTable
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 _ATTEMPTS: Final = 3

@@ -36,13 +36,12 @@ from apply.pipeline.interfaces import Limits, Tables
 from apply.staging.destination import Destination, WrittenByOthers
 from apply.staging.stage_batch import PreparedTable, prepare
 from apply.staging.stream_ahead import Ahead
-from apply.start_again import StartAgain
-from apply.threads import in_thread
 from apply.twophase import Preparation, TwoPhase
 from pubsub import allocators, faults
+from pubsub.concurrency import in_thread
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.delta.lanes import Lane
-from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation, PubsubError
+from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation, PubsubError, StartAgain
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared

@@ -34,10 +34,10 @@ from apply.schema_changes.attributes import Attributes, Numbers
 from apply.schema_changes.diff import Change, CopyAgain, Described, identity, wanted
 from apply.schema_changes.table_definition import definition_json
 from apply.staging.destination import Reading
-from apply.threads import in_thread
 from catalog.records import Subscription
 from catalog.store import Catalog
 from pubsub import faults
+from pubsub.concurrency import in_thread
 from pubsub.delta import alter
 from pubsub.delta import table as delta
 from pubsub.delta.table import Commit, TargetTable

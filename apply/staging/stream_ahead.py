@@ -36,7 +36,7 @@ from apply.staging.destination import Destination, WrittenByOthers, look_for_oth
 from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
 from apply.staging.staged_table import Parts, PreparedTable
-from apply.threads import in_thread
+from pubsub.concurrency import in_thread
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.errors import PubsubError
 from pubsub.protocol import pgoutput, rows

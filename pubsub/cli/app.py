@@ -10,12 +10,12 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from pubsub.cli.common import Common
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
@@ -32,14 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """The options before the command."""
-
-    home: Path
-    verbose: bool
 
 
 def run() -> None:

@@ -24,7 +24,7 @@ from pubsub.node import make_home
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
-    from pubsub.cli.app import Common
+    from pubsub.cli.common import Common
 
 _AT_ONCE: Final = 130
 _FAILED: Final = 1

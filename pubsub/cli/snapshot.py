@@ -9,7 +9,7 @@ from pubsub.cli.output import Format, render
 from pubsub.node import Node
 
 if TYPE_CHECKING:
-    from pubsub.cli.app import Common
+    from pubsub.cli.common import Common
 
 
 async def show(common: Common, subscription: str, at: str | None, *, as_json: bool) -> None:

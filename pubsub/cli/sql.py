@@ -16,7 +16,7 @@ from pubsub.errors import PubsubError
 from pubsub.node import Node, Result
 
 if TYPE_CHECKING:
-    from pubsub.cli.app import Common
+    from pubsub.cli.common import Common
 
 _HISTORY: Final = Path("~/.pubsub_history")
 

@@ -13,7 +13,7 @@ from pubsub.node import Node
 from pubsub.status import NodeStatus, SubscriptionStatus, TableStatus
 
 if TYPE_CHECKING:
-    from pubsub.cli.app import Common
+    from pubsub.cli.common import Common
 
 _INTERVAL: Final = 1.0
 _WIDE: Final = 250

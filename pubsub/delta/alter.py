@@ -18,13 +18,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from apply.start_again import Overtaken
 from pubsub.delta import data_files, schema
 from pubsub.delta.arrow_writer import living_rows, remove_action, require_version
 from pubsub.delta.data_files import Action
 from pubsub.delta.log import DataFile, TableLog, is_local
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
-from pubsub.errors import NotInPrerequisiteState
+from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.types import repeated
 
 _ATTEMPTS: Final = 10

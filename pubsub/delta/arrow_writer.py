@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from apply.start_again import Overtaken
 from pubsub.delta import data_files, deletion_vectors, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.commit_files import UnknownOutcome
@@ -33,7 +32,7 @@ from pubsub.delta.data_files import Action
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local_path
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
-from pubsub.errors import DataCorrupted, NotInPrerequisiteState
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken
 from pubsub.protocol.types import nulls
 
 _BATCH_ROWS: Final = 1 << 18

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
+from pubsub import concurrency
 from pubsub.delta.lanes import Lane, Places
 from pubsub.delta.spark_session import Spark
 
@@ -107,18 +108,7 @@ class Engine:
 
     async def _finish(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            cancel()
-            while not future.done():
-                try:
-                    await asyncio.wait({future})
-                except asyncio.CancelledError:
-                    continue
-            if not future.cancelled():
-                future.exception()  # that it was cancelled is no news
-            raise
+        return await concurrency.finish(future, cancelled=cancel)
 
     async def stop(self) -> None:
         """Wait for the work under way, then end the JVM."""

@@ -20,9 +20,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from apply.start_again import Overtaken
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, moved_on, quote, spark_ddl
+from pubsub.errors import Overtaken
 from pubsub.protocol.contract import VARIANT
 
 ROW_GROUP: Final = 128 * 1024

@@ -37,7 +37,7 @@ from pubsub.select.types import (
 from pubsub.select.values import NULL, Value, quoted
 
 if TYPE_CHECKING:
-    from pubsub.select.queries import Translated
+    from pubsub.select.translated import Translated
 
 _TYPES: Final = {
     "BOOLEAN": BOOL, "SMALLINT": INT2, "INT": INT4, "BIGINT": INT8, "FLOAT": FLOAT4, "DOUBLE": FLOAT8, "TEXT": TEXT,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.select.queries import Output, Translated
+from pubsub.select.translated import Output, Translated
 
 #: What can still go wrong while DataFusion runs, and PostgreSQL's words for it.
 _COMPLAINTS: Final = (

@@ -7,7 +7,6 @@ for besides, so that Python can finish a column (values.Exact).  DataFusion neve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,39 +17,9 @@ from pubsub.select import functions, operators
 from pubsub.select.casts import coerced, interval_shown
 from pubsub.select.expressions import Expressions, direction, figure_name
 from pubsub.select.scope import Column, Scope, folded, value_of
+from pubsub.select.translated import Finder, Output, Relation, Translated
 from pubsub.select.types import INTERVAL, TEXT, UNKNOWN, Type, common
-from pubsub.select.values import Exact, Value, composed, name
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A query's column: its name to the user, its name in the SQL, and how Python finishes it, from which columns."""
-
-    name: str
-    engine: str
-    type: Type
-    exact: Exact | None = None
-    leaves: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """A query as DataFusion's SQL."""
-
-    sql: str
-    columns: tuple[Output, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """What a name in FROM stands for: DataFusion's SQL, and columns by name, DataFusion's name and type."""
-
-    sql: str
-    columns: tuple[tuple[str, str, Type], ...]
-
-
-#: Finds a relation by schema and name, or by target, schema and name.  Raises UndefinedTable.
-Finder = Callable[[str | None, str | None, str], Relation]
+from pubsub.select.values import Value, composed, name
 
 _NULL: Final = re.compile(r"(?<!IS )(?<!IS NOT )\bNULL\b")
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}

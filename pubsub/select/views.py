@@ -9,7 +9,7 @@ from catalog.records import State
 from catalog.system_views import VIEWS, Value, View
 from catalog.system_views import Type as Declared
 from pubsub.protocol.lsn import Lsn
-from pubsub.select.queries import Relation
+from pubsub.select.translated import Relation
 from pubsub.select.types import BOOL, FLOAT8, INT8, LSN, OID, TEXT, TIMESTAMPTZ, Type, array_of
 from pubsub.select.values import quoted
 

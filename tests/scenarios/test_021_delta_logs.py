@@ -17,7 +17,6 @@ from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import prepare
 from apply.staging.staged_table import PreparedTable
-from apply.start_again import Overtaken
 from pubsub.delta import log
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
@@ -25,6 +24,7 @@ from pubsub.delta.choose_writer import Stage
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_session import Spark
 from pubsub.delta.table import TargetTable
+from pubsub.errors import Overtaken
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Message
 from tests.support.frames import INT8, delete, insert, relation, transaction, update

@@ -11,9 +11,9 @@ import pytest
 import launcher.runner
 from apply.handover import Handover
 from apply.metrics import Figures
-from apply.start_again import Overtaken, StartAgain
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots
+from pubsub.errors import Overtaken, StartAgain
 from tests.support.virtual_time import run
 
 PAUSE = 5.0

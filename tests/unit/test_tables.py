@@ -14,13 +14,12 @@ from apply.handover import Handover
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.follow import Columns, Looked
 from apply.staging.destination import Destination
-from apply.start_again import StartAgain
 from apply.tables import ApplyTables
 from catalog.records import NewRelation, NewSubscription, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta.table import application_id
-from pubsub.errors import NotInPrerequisiteState
+from pubsub.errors import NotInPrerequisiteState, StartAgain
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
 from tests.support.frames import relation

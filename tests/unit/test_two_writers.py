@@ -16,7 +16,6 @@ from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
 from apply.staging.destination import Destination
 from apply.staging.staged_table import PreparedTable
-from apply.start_again import Overtaken
 from catalog.records import CopyPlan
 from pubsub.delta import alter, arrow_writer, copy_chunks, tidying
 from pubsub.delta import table as delta
@@ -25,6 +24,7 @@ from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.data_files import write_table
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, application_id, is_of_later_copy
+from pubsub.errors import Overtaken
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tablesync import copyjob
 

@@ -1,0 +1,14 @@
+"""The options that stand before every command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options before the command."""
+
+    home: Path
+    verbose: bool
