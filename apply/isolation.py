@@ -17,8 +17,8 @@ from typing import Final
 
 from apply.batch import Batch, Transaction
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import prepare
-from apply.staging.staged_table import PreparedTable
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from pubsub.delta.choose_writer import Stage
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
@@ -60,14 +60,14 @@ def failure(error: PubsubError, batch: Batch) -> Failure:
     return Failure(error.relid, error, transaction.final_lsn)
 
 
-def prepare_isolating(
+def stage_isolating(
     batch: Batch, destinations: _Destinations, stage: Stage, origin: str
-) -> tuple[list[PreparedTable], list[Failure]]:
-    """As prepare.prepare, without the tables that fail or what they can not take; an error that is no table's is raised."""
+) -> tuple[list[StagedTable], list[Failure]]:
+    """As stage_batch, without the tables that fail or what they can not take; an error that is no table's is raised."""
     failures: dict[int, Failure] = {}
     while True:
         try:
-            return prepare(batch, destinations, stage, origin), list(failures.values())
+            return stage_batch(batch, destinations, stage, origin), list(failures.values())
         except PubsubError as error:
             if error.relid is None or not will_last(error):
                 raise

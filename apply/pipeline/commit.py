@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from apply.staging.destination import WrittenByOthers
-from apply.staging.stage_batch import PreparedTable
+from apply.staging.stage_batch import StagedTable
 from pubsub.delta import arrow_writer, spark_writer, table, tidying
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.engine import said
@@ -43,7 +43,7 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Lane, prepared: PreparedTable, before: Lsn) -> int | None:
+async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int | None:
     """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none), as this worker
     has made or read it.
 
@@ -97,7 +97,7 @@ async def commit_table(engine: Lane, prepared: PreparedTable, before: Lsn) -> in
         return None
 
 
-async def _rows(prepared: PreparedTable) -> int | None:
+async def _rows(prepared: StagedTable) -> int | None:
     staged = prepared.staged
     if isinstance(staged, DirectStaged):
         return await asyncio.to_thread(living_rows, staged.log)

@@ -28,13 +28,13 @@ from typing import Final, assert_never
 import structlog
 
 from apply.batch import Batch
-from apply.isolation import Failure, failure, is_own, prepare_isolating
+from apply.isolation import Failure, failure, is_own, stage_isolating
 from apply.metrics import Figures
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.interfaces import Limits, Tables
 from apply.staging.destination import Destination, WrittenByOthers
-from apply.staging.stage_batch import PreparedTable, prepare
+from apply.staging.stage_batch import StagedTable, stage_batch
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, TwoPhase
 from pubsub import allocators, faults
@@ -72,7 +72,7 @@ class _Ready:
     """A batch that is staged, and the tables that stop in it."""
 
     batch: Batch
-    prepared: list[PreparedTable]
+    prepared: list[StagedTable]
     failures: list[Failure]
 
 
@@ -374,11 +374,11 @@ class Pipeline:
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
                 if tables.isolates:
-                    prepared, failures = prepare_isolating(batch, destinations, self._stage, tables.origin)
+                    prepared, failures = stage_isolating(batch, destinations, self._stage, tables.origin)
                     ready.prepared.extend(prepared)
                     ready.failures.extend(failures)
                 else:
-                    ready.prepared.extend(prepare(batch, destinations, self._stage, tables.origin))
+                    ready.prepared.extend(stage_batch(batch, destinations, self._stage, tables.origin))
 
             try:
                 await in_thread(stage)
@@ -487,7 +487,7 @@ class Pipeline:
             self._not_committing.set()
             self._changed.set()
 
-    async def _commit(self, prepared: PreparedTable) -> None:
+    async def _commit(self, prepared: StagedTable) -> None:
         destination = prepared.destination
         if not await self._tables.may_write(destination):
             return
@@ -507,7 +507,7 @@ class Pipeline:
         if prepared.conflicts.counts:
             await self._tables.met(destination.table.relation, prepared.conflicts)
 
-    def _count(self, batch: Batch, prepared: Sequence[PreparedTable]) -> None:
+    def _count(self, batch: Batch, prepared: Sequence[StagedTable]) -> None:
         figures = self.figures
         if figures.behind_since is not None:
             figures.behind_since = time.monotonic()

@@ -29,7 +29,7 @@ from apply.staging.decode import Wanted, decode, no_relation, under_messages, wa
 from apply.staging.destination import Destination, blaming, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import key_hashes
-from apply.staging.staged_table import Parts, PreparedTable
+from apply.staging.staged_table import Parts, StagedTable
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.delta.present_rows import TablePresent
@@ -62,14 +62,14 @@ class _Pick:
     partition: int | None = None
 
 
-def prepare(
+def stage_in_parts(
     batch: Batch,
     destinations: Mapping[tuple[str, str], Destination],
     stage: Stage,
     origin: str,
     *,
     part_bytes: int,
-) -> list[PreparedTable]:
+) -> list[StagedTable]:
     """As prepare.prepare; frames of about `part_bytes` are decoded at a time."""
     chunk_bytes = min(_CHUNK, part_bytes)
     works = _survey(batch, destinations, chunk_bytes)
@@ -77,7 +77,7 @@ def prepare(
         if work.rewrites and work.wanted.destination.table.key:
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
     partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
-    prepared: list[PreparedTable] = []
+    prepared: list[StagedTable] = []
     with ExitStack() as undo:
         for work in works:
             truncated = work.wanted.truncate_before is not None

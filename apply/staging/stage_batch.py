@@ -16,25 +16,25 @@ from apply.staging import large_batches
 from apply.staging.decode import Wanted, decode, no_changes, wanted_by
 from apply.staging.destination import Destination, blaming, look_for_others
 from apply.staging.fold import fold
-from apply.staging.staged_table import PreparedTable
+from apply.staging.staged_table import StagedTable
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.protocol import rows
 
-__all__ = ["Destination", "PreparedTable", "prepare"]
+__all__ = ["Destination", "StagedTable", "stage_batch"]
 
 # A batch of more bytes is not decoded at once.
 _WHOLE: Final = 48 << 20
 
 
-def prepare(
+def stage_batch(
     batch: Batch,
     destinations: Mapping[tuple[str, str], Destination],
     stage: Stage,
     origin: str,
     *,
     whole: int | None = None,
-) -> list[PreparedTable]:
+) -> list[StagedTable]:
     """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
 
     `origin` names the replication origin in errors; a batch of more than `whole` bytes (48 MB) is not decoded at once.  Raises
@@ -43,26 +43,26 @@ def prepare(
     """
     whole = _WHOLE if whole is None else whole
     if batch.nbytes > whole:
-        return large_batches.prepare(batch, destinations, stage, origin, part_bytes=whole // 2)
-    prepared: list[PreparedTable] = []
+        return large_batches.stage_in_parts(batch, destinations, stage, origin, part_bytes=whole // 2)
+    staged: list[StagedTable] = []
     try:
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         truncated = {oid for truncation in batch.truncations for oid in truncation.relations}
         for wanted in wanted_by(batch, [*(set(frames) | truncated)], destinations):
             with blaming(wanted.destination):
-                one = _prepare_table(batch, wanted, frames, stage, origin)
+                one = _stage_table(batch, wanted, frames, stage, origin)
             if one is not None:
-                prepared.append(one)
-        return prepared
+                staged.append(one)
+        return staged
     except BaseException:
-        for one in prepared:
+        for one in staged:
             discard(one.staged)
         raise
 
 
-def _prepare_table(
+def _stage_table(
     batch: Batch, wanted: Wanted, frames: dict[int, list[rows.RowFrames]], stage: Stage, origin: str
-) -> PreparedTable | None:
+) -> StagedTable | None:
     table, truncate_before = wanted.destination.table, wanted.truncate_before
     parts, full = decode(batch, wanted, frames, origin)
     if not parts and truncate_before is None:
@@ -82,7 +82,7 @@ def _prepare_table(
     staged = stage.write(table, folded, replace_all=truncate_before is not None)
     if present is not None and isinstance(staged, DirectStaged):
         staged.still_holds = present.still_holds
-    return PreparedTable(
+    return StagedTable(
         wanted.destination,
         staged,
         wanted.destination.commit(batch),

@@ -14,7 +14,7 @@ from pubsub.delta.table import Commit
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedTable:
+class StagedTable:
     """One table's part of a batch, staged; the counts are of row changes."""
 
     destination: Destination
@@ -42,9 +42,9 @@ class Parts:
         self.updates += folded.updates
         self.deletes += folded.deletes
 
-    def finish(self, destination: Destination, batch: Batch, conflicts: Conflicts | None = None) -> PreparedTable:
+    def finish(self, destination: Destination, batch: Batch, conflicts: Conflicts | None = None) -> StagedTable:
         """No more parts come.  Blocks."""
-        return PreparedTable(
+        return StagedTable(
             destination,
             self.sink.finish(),
             destination.commit(batch),

@@ -35,7 +35,7 @@ from apply.staging.decode import decode, wanted_by
 from apply.staging.destination import Destination, WrittenByOthers, look_for_others
 from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
-from apply.staging.staged_table import Parts, PreparedTable
+from apply.staging.staged_table import Parts, StagedTable
 from pubsub.concurrency import in_thread
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.errors import PubsubError
@@ -169,7 +169,7 @@ class Ahead:
             await self._prepare_next(streamed)
             return True
 
-    async def finish(self, batch: Batch) -> list[PreparedTable] | None:
+    async def finish(self, batch: Batch) -> list[StagedTable] | None:
         """The tables of `batch`, which is one transaction with parts, staged; None if it must be prepared as others are.
 
         Its parts are the batch's from here on.
@@ -260,7 +260,7 @@ class Ahead:
             work.parts.add(fold(changes, table.key or None, full=full))
         return None
 
-    async def _take(self, streamed: _Streamed, batch: Batch) -> list[PreparedTable] | None:
+    async def _take(self, streamed: _Streamed, batch: Batch) -> list[StagedTable] | None:
         """What is staged, if the tables are still those that it was staged for."""
         try:
             destinations = await self._tables.destinations(Batch(streamed.relations), None)
@@ -324,10 +324,10 @@ def _keys_differ(work: _Work) -> bool:
 
 def _finish(
     streamed: _Streamed, wanted: Mapping[tuple[str, str], Destination], batch: Batch, stage: Stage
-) -> list[PreparedTable]:
+) -> list[StagedTable]:
     for destination in wanted.values():
         look_for_others(stage, destination)
-    prepared: list[PreparedTable] = []
+    prepared: list[StagedTable] = []
     try:
         for name, destination in wanted.items():
             # It stays among the works: to abort a sink that has finished is harmless, and one that could not is left to it.

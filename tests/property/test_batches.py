@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import PreparedTable, prepare
+from apply.staging.stage_batch import StagedTable, stage_batch
 from pubsub.delta.spark_writer import Staged
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
@@ -123,7 +123,7 @@ def commit(
 ) -> None:
     """As the pipeline does: every table is prepared before one is committed; `only` says which ones get that far."""
     batch.read_messages()
-    prepared = prepare(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
+    prepared = stage_batch(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
     commit_prepared(delta, prepared, versions, only)
 
 
@@ -135,7 +135,7 @@ def destinations(versions: Mapping[str, Lsn]) -> dict[tuple[str, str], Destinati
 
 
 def commit_prepared(
-    delta: MemoryDelta, tables: Sequence[PreparedTable], versions: dict[str, Lsn], only: set[str] | None = None
+    delta: MemoryDelta, tables: Sequence[StagedTable], versions: dict[str, Lsn], only: set[str] | None = None
 ) -> None:
     for prepared in tables:
         name = prepared.staged.table.path

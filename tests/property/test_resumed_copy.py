@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import prepare
+from apply.staging.stage_batch import stage_batch
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
 from pubsub.delta import arrow_writer, data_files
@@ -203,7 +203,7 @@ class World:
         destinations = {("public", "a"): Destination(OID, self.table, "app", Lsn(batch.first_lsn - 1), window=one)}
         batch.read_messages()
         whole = self.chance.choice([60, 200, 1 << 20])
-        for prepared in prepare(batch, destinations, self.stage, "pg_1", whole=whole):
+        for prepared in stage_batch(batch, destinations, self.stage, "pg_1", whole=whole):
             record = await one.complete(prepared.staged, prepared.commit)
             record = replace(record, before=delta.committed_lsn(self.table.path, "app"))
             arrow_writer.commit(prepared.staged, record)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination, WrittenByOthers
-from apply.staging.stage_batch import PreparedTable, prepare
+from apply.staging.stage_batch import StagedTable, stage_batch
 from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
@@ -98,10 +98,10 @@ class Replica:
         assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
         return self.version - before
 
-    def prepared(self, batch: Batch, destination: Destination) -> list[PreparedTable]:
-        return prepare(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
+    def prepared(self, batch: Batch, destination: Destination) -> list[StagedTable]:
+        return stage_batch(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
 
-    def commit_staged(self, prepared: PreparedTable) -> None:
+    def commit_staged(self, prepared: StagedTable) -> None:
         staged = prepared.staged
         record = replace(prepared.commit, before=delta.committed_lsn(self.table.path, "app"))
         if isinstance(staged, DirectStaged):
@@ -199,7 +199,7 @@ def test_a_batch_is_held_once(made: Any) -> None:
         destination = Destination(OID, r.table, "app", INVALID_LSN)
         for expected in (1, 0):
             before = r.version
-            (prepared,) = prepare(batch, {("public", "t"): destination}, r.stage, "pg_1")
+            (prepared,) = stage_batch(batch, {("public", "t"): destination}, r.stage, "pg_1")
             r.commit_staged(prepared)
             assert r.version - before == expected
     assert r.rows() == [(1, "z")]

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import prepare
-from apply.staging.staged_table import PreparedTable
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from pubsub.delta import log
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
@@ -59,16 +59,16 @@ class Daemon:
     def start(self) -> None:
         self.version = delta.committed_lsn(self.table.path, "app") or INVALID_LSN
 
-    def staged(self, *transactions: tuple[int, Message]) -> PreparedTable:
+    def staged(self, *transactions: tuple[int, Message]) -> StagedTable:
         dispatcher = Dispatcher(INVALID_LSN)
         sent = relation(OID, "t", [("id", INT8), ("n", INT8)], key=self.table.key, identity="d")
         for lsn, message in transactions:
             dispatcher.feed(transaction(lsn, sent, message), 0.0)
         destination = Destination(OID, self.table, "app", self.version)
-        (prepared,) = prepare(dispatcher.take(), {("public", "t"): destination}, self.stage, "pg_1")
+        (prepared,) = stage_batch(dispatcher.take(), {("public", "t"): destination}, self.stage, "pg_1")
         return prepared
 
-    def commit(self, prepared: PreparedTable) -> None:
+    def commit(self, prepared: StagedTable) -> None:
         asyncio.run(commit_table(self.engine, prepared, self.version))
         self.version = prepared.commit.last
 

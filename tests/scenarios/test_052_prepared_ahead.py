@@ -14,7 +14,7 @@ import pytest
 
 import apply.pipeline.dispatch
 from apply.batch import Batch
-from apply.staging.staged_table import PreparedTable
+from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
 from tests.scenarios import test_050_streaming as streaming
 from tests.scenarios.test_050_streaming import TABLES, any_replica, on
@@ -30,7 +30,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     finish = Ahead.finish
 
-    async def noted(self: Ahead, batch: Batch) -> list[PreparedTable] | None:
+    async def noted(self: Ahead, batch: Batch) -> list[StagedTable] | None:
         had_parts = len(batch.large) > 1
         prepared = await finish(self, batch)
         if had_parts:

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
 from apply.staging.destination import Destination
-from apply.staging.staged_table import PreparedTable
+from apply.staging.staged_table import StagedTable
 from pubsub.delta import alter, arrow_writer, copy_chunks, data_files, deletion_vectors, log, tidying
 from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
@@ -250,7 +250,7 @@ def test_a_checkpoint_that_fails(table: TargetTable, monkeypatch: pytest.MonkeyP
             record = Commit("app", Lsn(number), Lsn(number))
             before = len(logged)
             asyncio.run(
-                commit_table(engine, PreparedTable(destination, one, record, 1, 0, 0, Conflicts()), Lsn(number - 1))
+                commit_table(engine, StagedTable(destination, one, record, 1, 0, 0, Conflicts()), Lsn(number - 1))
             )
             versions += [at.version] * (len(logged) - before)
     said = {entry["event"] for entry in logged}

@@ -1,4 +1,4 @@
-"""prepare: a batch's changes by destination, filtered, matched by name, and refused if they do not fit."""
+"""stage_batch: a batch's changes by destination, filtered, matched by name, and refused if they do not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import PreparedTable, prepare
+from apply.staging.stage_batch import StagedTable
 from pubsub.delta.changeset import Folded
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
@@ -34,21 +34,21 @@ class Bench:
         self.end += 100
         self.dispatcher.feed(transaction(self.end, *messages, xid=xid), 0.0)
 
-    def prepare(self) -> dict[str, PreparedTable]:
+    def stage(self) -> dict[str, StagedTable]:
         destinations = {
             ("public", t.path): Destination(1, t, f"app {t.path}", Lsn(self.after.get(t.path, 0)))
             for t in self.delta.targets.values()
         }
         with self.delta.installed():
-            found = prepare(self.dispatcher.batch, destinations, self.delta, "pg_16389")  # type: ignore[arg-type]
+            found = stage_batch(self.dispatcher.batch, destinations, self.delta, "pg_16389")  # type: ignore[arg-type]
         return {p.staged.table.path: p for p in found}
 
     def folded(self, path: str = "a") -> Folded:
-        return self.delta.staged[self.prepare()[path].staged.directory][1]
+        return self.delta.staged[self.stage()[path].staged.directory][1]
 
     def fails(self, *errors: type[Exception]) -> Any:
         with pytest.raises(errors) as raised:
-            self.prepare()
+            self.stage()
         assert not self.delta.staged, "staged files stay behind"
         return raised.value
 
@@ -59,7 +59,7 @@ def test_each_table_gets_its_own_and_others_nothing() -> None:
         A, B, relation(9, "c"), insert(A.oid, 1, "x"), insert(9, 5, "z"), insert(B.oid, 2, "y"), insert(A.oid, 3, "x")
     )
     b.send(insert(A.oid, 4, "x"), delete(B.oid, 2, None))
-    found = b.prepare()
+    found = b.stage()
     assert {name: (p.inserts, p.updates, p.deletes) for name, p in found.items()} == {"a": (3, 0, 0), "b": (1, 0, 1)}
     assert found["a"].commit.app_id == "app a"
     assert (found["a"].commit.first, found["a"].commit.last) == (100, 200)
@@ -68,7 +68,7 @@ def test_each_table_gets_its_own_and_others_nothing() -> None:
 def test_a_table_that_has_nothing_in_the_batch_is_left_out() -> None:
     b = Bench()
     b.send(A, B, insert(A.oid, 1, "x"))
-    assert set(b.prepare()) == {"a"}
+    assert set(b.stage()) == {"a"}
 
 
 def test_what_a_table_holds_already_is_filtered_by_transaction() -> None:
@@ -78,17 +78,17 @@ def test_what_a_table_holds_already_is_filtered_by_transaction() -> None:
     b.send(insert(A.oid, 3, "x"))
     b.after["a"] = 100
     assert b.folded().images.column("id").to_pylist() == [2, 3]
-    assert not b.prepare()["a"].staged.replace_all
+    assert not b.stage()["a"].staged.replace_all
     b.after["a"] = 200
     assert b.folded().images.column("id").to_pylist() == [3]
     b.after["a"] = 300
-    assert b.prepare() == {}
+    assert b.stage() == {}
 
 
 def test_a_truncate_voids_what_came_before_it() -> None:
     b = Bench()
     b.send(A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x"), truncate(A.oid, B.oid), insert(A.oid, 2, "y"))
-    found = b.prepare()
+    found = b.stage()
     assert found["a"].staged.replace_all
     assert b.delta.staged[found["a"].staged.directory][1].images.to_pylist() == [{"id": 2, "v": "y"}]
     assert found["b"].staged.replace_all
@@ -148,7 +148,7 @@ def test_a_value_that_does_not_fit_is_located() -> None:
 def test_a_row_must_be_named_by_the_key_that_the_target_has(change: Message) -> None:
     b = Bench(target("a", key=("v",)))
     b.send(A, insert(A.oid, 1, "x"))
-    b.prepare()
+    b.stage()
     b.delta.staged.clear()
     b.send(change)
     error = b.fails(NotInPrerequisiteState)

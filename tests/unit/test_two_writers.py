@@ -15,7 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
 from apply.staging.destination import Destination
-from apply.staging.staged_table import PreparedTable
+from apply.staging.staged_table import StagedTable
 from catalog.records import CopyPlan
 from pubsub.delta import alter, arrow_writer, copy_chunks, tidying
 from pubsub.delta import table as delta
@@ -47,15 +47,15 @@ class Worker:
         self.log.refresh()
         self.version = delta.committed_lsn(table.path, app_id) or INVALID_LSN
 
-    def stage(self, first: int, last: int, *ids: int, after: int | None = None) -> PreparedTable:
+    def stage(self, first: int, last: int, *ids: int, after: int | None = None) -> StagedTable:
         added: Any = write_table(self.table, pa.table({"id": pa.array(ids, pa.int64())}))
         staged = DirectStaged(self.table, self.log, added, None, None, False, len(ids))
         after = self.version if after is None else after
         destination = Destination(2, self.table, self.app_id, Lsn(after))
         record = Commit(self.app_id, Lsn(first), Lsn(last))
-        return PreparedTable(destination, staged, record, len(ids), 0, 0, Conflicts())
+        return StagedTable(destination, staged, record, len(ids), 0, 0, Conflicts())
 
-    def commit(self, prepared: PreparedTable) -> None:
+    def commit(self, prepared: StagedTable) -> None:
         engine: Any = Engine()
         try:
             asyncio.run(commit_table(engine, prepared, self.version))

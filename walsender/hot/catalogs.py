@@ -26,17 +26,17 @@ from librt.strings import read_i16_le, read_i32_le
 from mypy_extensions import i64
 
 # heapam_xlog.h, as constants that the compiler sees.
-_INSERT: Final = 0x00
-_DELETE: Final = 0x10
-_UPDATE: Final = 0x20
-_HOT_UPDATE: Final = 0x40
-_INPLACE: Final = 0x70
-_INIT_PAGE: Final = 0x80
-_IS_SUPER: Final = 0x08
-_PREFIX_FROM_OLD: Final = 0x20
-_SUFFIX_FROM_OLD: Final = 0x40
+XLOG_HEAP_INSERT: Final = 0x00
+XLOG_HEAP_DELETE: Final = 0x10
+XLOG_HEAP_UPDATE: Final = 0x20
+XLOG_HEAP_HOT_UPDATE: Final = 0x40
+XLOG_HEAP_INPLACE: Final = 0x70
+XLOG_HEAP_INIT_PAGE: Final = 0x80
+XLH_DELETE_IS_SUPER: Final = 0x08
+XLH_UPDATE_PREFIX_FROM_OLD: Final = 0x20
+XLH_UPDATE_SUFFIX_FROM_OLD: Final = 0x40
 _ROW_HEADER: Final = 5
-_ROW_IN_TUPLE: Final = 18
+ROW_IN_TUPLE: Final = 18
 
 # What `change` and `several` return.
 LEFT: Final = 0
@@ -77,7 +77,7 @@ class Row:
         self._places = places
         self._encoding = encoding
         self._row = row
-        self._base: i64 = row[4] - _ROW_IN_TUPLE
+        self._base: i64 = row[4] - ROW_IN_TUPLE
         self._raw: Any = None
 
     def __getitem__(self, name: str) -> Value:
@@ -204,7 +204,7 @@ class CatalogTable:
         size: i64 = len(row)
         if size < _ROW_HEADER:
             raise IndexError
-        base: i64 = row[4] - _ROW_IN_TUPLE
+        base: i64 = row[4] - ROW_IN_TUPLE
         if base < 0 or size < base + self._fixed:
             raise IndexError
         keys: list[Any] = []
@@ -221,7 +221,7 @@ class CatalogTable:
         size: i64 = len(row)
         if size < _ROW_HEADER or self._has_names or self.stands_in:
             return False
-        base: i64 = row[4] - _ROW_IN_TUPLE
+        base: i64 = row[4] - ROW_IN_TUPLE
         if base < 0 or size < base + self._fixed:
             return False
         return self._unusual < 0 or read_i32_le(row, base + self._unusual) == 0
@@ -366,28 +366,28 @@ class Catalogs:
         size: i64 = end - head
         body: i64 = data
         base: i64 = block << 16
-        if operation == _INSERT:
+        if operation == XLOG_HEAP_INSERT:
             row = buffer[body:head]
             if not table.takes(row):
                 return LEFT
             self.insert(table, base | _u16(buffer, head), row, xid)
             return CHANGED
-        if operation == _DELETE:
-            if size < 8 or buffer[head + 7] & _IS_SUPER != 0 or table.stands_in:
+        if operation == XLOG_HEAP_DELETE:
+            if size < 8 or buffer[head + 7] & XLH_DELETE_IS_SUPER != 0 or table.stands_in:
                 return LEFT
             return CHANGED if self.delete(table, base | _u16(buffer, head + 4), xid) else LEFT
-        if operation == _INPLACE:
+        if operation == XLOG_HEAP_INPLACE:
             tid: i64 = base | _u16(buffer, head)
             found = table.tuples.get(tid)
             if found is None or body == head:
                 return LEFT
             old = found.row
-            row = old[: old[4] - _ROW_IN_TUPLE] + buffer[body:head]
+            row = old[: old[4] - ROW_IN_TUPLE] + buffer[body:head]
             if not table.takes(row):
                 return LEFT
             table.insert(tid, row, found.xmin, found.xmax)
             return DONE
-        if operation != _UPDATE and operation != _HOT_UPDATE:
+        if operation != XLOG_HEAP_UPDATE and operation != XLOG_HEAP_HOT_UPDATE:
             return LEFT
         if size < 14:
             return LEFT
@@ -398,10 +398,10 @@ class Catalogs:
         flags: i64 = buffer[head + 7]
         prefix: i64 = 0
         suffix: i64 = 0
-        if flags & _PREFIX_FROM_OLD != 0:
+        if flags & XLH_UPDATE_PREFIX_FROM_OLD != 0:
             prefix = _u16(buffer, body)
             body += 2
-        if flags & _SUFFIX_FROM_OLD != 0:
+        if flags & XLH_UPDATE_SUFFIX_FROM_OLD != 0:
             suffix = _u16(buffer, body)
             body += 2
         if body + _ROW_HEADER > head:
@@ -409,9 +409,9 @@ class Catalogs:
         row = buffer[body:head]
         if prefix != 0 or suffix != 0:
             old = found.row
-            begin: i64 = old[4] - _ROW_IN_TUPLE
+            begin: i64 = old[4] - ROW_IN_TUPLE
             length: i64 = len(old)
-            header: i64 = row[4] - _ROW_IN_TUPLE
+            header: i64 = row[4] - ROW_IN_TUPLE
             if header < _ROW_HEADER or header > len(row) or begin + prefix > length or begin + suffix > length:
                 return LEFT
             row = row[:header] + old[begin : begin + prefix] + row[header:] + old[length - suffix :]
@@ -432,7 +432,7 @@ class Catalogs:
         if size < 4:
             return LEFT
         count: i64 = _u16(buffer, head + 2)
-        listed = info & _INIT_PAGE == 0
+        listed = info & XLOG_HEAP_INIT_PAGE == 0
         if listed and size < 4 + 2 * count:
             return LEFT
         rows: list[bytes] = []

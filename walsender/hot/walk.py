@@ -21,43 +21,51 @@ from mypy_extensions import i32, i64
 FRAME_OVERHEAD: Final = 48
 """Bytes that a bytes object takes beside its contents, its place in a list included."""
 
-# xlogrecord.h, heapam_xlog.h and changes.py, as constants that the compiler sees.
-_HEADER: Final = 24
-_XLOG: Final = 0
-_FPI_FOR_HINT: Final = 0xA0
-_FPI: Final = 0xB0
-_XACT: Final = 1
-_COMMIT: Final = 0x00
-_ABORT: Final = 0x20
-_HAS_INFO: Final = 0x80
-_HAS_DATABASE: Final = 0x01
-_HEAP2: Final = 9
-_HEAP: Final = 10
-_RM_MAX_BUILTIN: Final = 22
-_DATA_SHORT: Final = 255
-_DATA_LONG: Final = 254
-_ORIGIN: Final = 253
-_MAX_BLOCK: Final = 32
-_IMAGE: Final = 0x10
-_SAME_FILE: Final = 0x80
-_PAGE: Final = 8192
-_IMAGE_OR_SAME: Final = 0x90
-_IMAGE_HAS_HOLE: Final = 0x01
-_IMAGE_COMPRESSED: Final = 0x1C
-_HAS_DATA: Final = 0x20
+# The names of xlog/formats.py and decode/changes.py, written out as numbers: the compiler inlines no imported constant.
+# tests/unit/walsender/test_hot.py compares them.
+RECORD_HEADER_BYTES: Final = 24
+XLOG: Final = 0
+XLOG_FPI_FOR_HINT: Final = 0xA0
+XLOG_FPI: Final = 0xB0
+XACT: Final = 1
+XLOG_XACT_COMMIT: Final = 0x00
+XLOG_XACT_ABORT: Final = 0x20
+XLOG_XACT_HAS_INFO: Final = 0x80
+XACT_XINFO_HAS_DBINFO: Final = 0x01
+HEAP2: Final = 9
+HEAP: Final = 10
+RM_MAX_BUILTIN: Final = 22
+BLOCK_ID_DATA_SHORT: Final = 255
+BLOCK_ID_DATA_LONG: Final = 254
+BLOCK_ID_ORIGIN: Final = 253
+MAX_BLOCK_ID: Final = 32
+BKPBLOCK_HAS_IMAGE: Final = 0x10
+BKPBLOCK_SAME_REL: Final = 0x80
+BLCKSZ: Final = 8192
+BKPBLOCK_IMAGE_OR_SAME_REL: Final = 0x90
+BKPIMAGE_HAS_HOLE: Final = 0x01
+BKPIMAGE_COMPRESSED: Final = 0x1C
+BKPBLOCK_HAS_DATA: Final = 0x20
 # id, flags, length of the data, locator, block, id and length of the main data
 _ONE_BLOCK: Final = 22
-_OPERATIONS: Final = 0x70
-_INSERT: Final = 0x00
-_DELETE: Final = 0x10
-_UPDATE: Final = 0x20
-_HOT_UPDATE: Final = 0x40
-_INPLACE: Final = 0x70
-_MULTI_INSERT: Final = 0x50
-_KIND_INSERT: Final = 1
-_KIND_UPDATE: Final = 2
-_KIND_DELETE: Final = 3
-_KIND_TOAST_CHUNK: Final = 6
+XLOG_HEAP_OPMASK: Final = 0x70
+XLOG_HEAP_INSERT: Final = 0x00
+XLOG_HEAP_DELETE: Final = 0x10
+XLOG_HEAP_UPDATE: Final = 0x20
+XLOG_HEAP_HOT_UPDATE: Final = 0x40
+XLOG_HEAP_INPLACE: Final = 0x70
+XLOG_HEAP2_MULTI_INSERT: Final = 0x50
+INSERT: Final = 1
+UPDATE: Final = 2
+DELETE: Final = 3
+TOAST_CHUNK: Final = 6
+XLH_INSERT_IS_SPECULATIVE: Final = 0x04
+XLH_INSERT_CONTAINS_NEW_TUPLE: Final = 0x08
+XLH_UPDATE_CONTAINS_NEW_TUPLE: Final = 0x10
+XLH_UPDATE_CONTAINS_OLD: Final = 0x0C
+XLH_UPDATE_FROM_OLD: Final = 0x60
+XLH_DELETE_CONTAINS_OLD: Final = 0x06
+XLH_DELETE_IS_SUPER: Final = 0x08
 
 IGNORED: Final = 0
 """`code` of a relation whose changes are not sent."""
@@ -124,11 +132,11 @@ class Walk:
         boring = self.boring
         by_xid = self.by_xid
         stop: i64 = self.stop
-        while offset + _HEADER <= limit:
+        while offset + RECORD_HEADER_BYTES <= limit:
             word: i64 = read_i64_le(buffer, offset)
             total: i64 = word & 0xFFFFFFFF
             after: i64 = offset + total
-            if total < _HEADER or after > limit:
+            if total < RECORD_HEADER_BYTES or after > limit:
                 break
             if previous != 0 and read_i64_le(buffer, offset + 8) != previous:
                 break
@@ -141,13 +149,13 @@ class Walk:
             if boring[(rmgr << 4) | ((word >> 4) & 15)] != 0:
                 if xid != 0 and xid not in by_xid and not self._begins(buffer, offset, total, lsn, xid):
                     break
-                if rmgr > _RM_MAX_BUILTIN and rmgr < 128:
+                if rmgr > RM_MAX_BUILTIN and rmgr < 128:
                     break
                 if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
                     break
-            elif rmgr == _XLOG:
+            elif rmgr == XLOG:
                 kind: i64 = word & 0xF0
-                if kind != _FPI and kind != _FPI_FOR_HINT:
+                if kind != XLOG_FPI and kind != XLOG_FPI_FOR_HINT:
                     break
                 if not self._foreign_image(buffer, offset, after) or (xid != 0 and xid not in by_xid):
                     break
@@ -155,22 +163,22 @@ class Walk:
                     break
             elif not self.rows:
                 break
-            elif rmgr == _HEAP:
+            elif rmgr == HEAP:
                 if not self._row(buffer, offset, after, lsn, xid, word):
                     break
-            elif rmgr == _HEAP2:
+            elif rmgr == HEAP2:
                 # Prunes and the like do not matter, but an image may be of a catalog's page.
-                if total < _HEADER + _ONE_BLOCK or buffer[offset + _HEADER] != 0:
+                if total < RECORD_HEADER_BYTES + _ONE_BLOCK or buffer[offset + RECORD_HEADER_BYTES] != 0:
                     break
-                if buffer[offset + _HEADER + 1] & _IMAGE_OR_SAME != 0:
+                if buffer[offset + RECORD_HEADER_BYTES + 1] & BKPBLOCK_IMAGE_OR_SAME_REL != 0:
                     break
                 if xid != 0 and xid not in by_xid:
                     break
                 checked = False
-                if word & _OPERATIONS == _MULTI_INSERT:
+                if word & XLOG_HEAP_OPMASK == XLOG_HEAP2_MULTI_INSERT:
                     if xid == 0:
                         break
-                    number: i64 = read_i64_le(buffer, offset + _HEADER + 8) >> 32 & 0xFFFFFFFF
+                    number: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8) >> 32 & 0xFFFFFFFF
                     if number not in self.ignored_files:
                         if number not in self.tables or not self._several(buffer, offset, after, lsn, xid, word):
                             break
@@ -191,9 +199,9 @@ class Walk:
 
         A record of main data alone names no top-level transaction: its own is one.
         """
-        if total < _HEADER + 2 or buffer[offset + _HEADER] != _DATA_SHORT:
+        if total < RECORD_HEADER_BYTES + 2 or buffer[offset + RECORD_HEADER_BYTES] != BLOCK_ID_DATA_SHORT:
             return False
-        if buffer[offset + _HEADER + 1] != total - _HEADER - 2:
+        if buffer[offset + RECORD_HEADER_BYTES + 1] != total - RECORD_HEADER_BYTES - 2:
             return False
         word: i64 = read_i64_le(buffer, offset + 16)
         if not _right(buffer, offset, offset + total, (word >> 32) & 0xFFFFFFFF):
@@ -203,13 +211,17 @@ class Walk:
 
     def _foreign_image(self, buffer: bytes, offset: i64, after: i64) -> bool:
         """Return whether a record has the image of one page and nothing else, and the page is no catalog's."""
-        at: i64 = offset + _HEADER
-        if at + 9 > after or buffer[at] != 0 or buffer[at + 1] & (_IMAGE_OR_SAME | _HAS_DATA) != _IMAGE:
+        at: i64 = offset + RECORD_HEADER_BYTES
+        if (
+            at + 9 > after
+            or buffer[at] != 0
+            or buffer[at + 1] & (BKPBLOCK_IMAGE_OR_SAME_REL | BKPBLOCK_HAS_DATA) != BKPBLOCK_HAS_IMAGE
+        ):
             return False
         size: i64 = i64(read_i16_le(buffer, at + 4)) & 0xFFFF
         kind: i64 = buffer[at + 8]
         at += 9
-        if kind & _IMAGE_COMPRESSED != 0 and kind & _IMAGE_HAS_HOLE != 0:
+        if kind & BKPIMAGE_COMPRESSED != 0 and kind & BKPIMAGE_HAS_HOLE != 0:
             at += 2
         if at + 16 + size != after:
             return False
@@ -217,22 +229,26 @@ class Walk:
 
     def _row(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
         """Handle a heap record; return False to leave it."""
-        operation: i64 = word & _OPERATIONS
-        data: i64 = offset + _HEADER + _ONE_BLOCK
+        operation: i64 = word & XLOG_HEAP_OPMASK
+        data: i64 = offset + RECORD_HEADER_BYTES + _ONE_BLOCK
         if xid == 0 or data > after:
             return False
         # One block without an image in place of its data, and short main data: all but a few records.
-        block: i64 = read_i64_le(buffer, offset + _HEADER)
-        if block & 0xFF != 0 or (block >> 8) & _IMAGE_OR_SAME != 0 or buffer[data - 2] != _DATA_SHORT:
+        block: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES)
+        if (
+            block & 0xFF != 0
+            or (block >> 8) & BKPBLOCK_IMAGE_OR_SAME_REL != 0
+            or buffer[data - 2] != BLOCK_ID_DATA_SHORT
+        ):
             return False
         size: i64 = (block >> 16) & 0xFFFF
-        if ((block >> 8) & _HAS_DATA != 0) != (size != 0):
+        if ((block >> 8) & BKPBLOCK_HAS_DATA != 0) != (size != 0):
             return False
         main: i64 = data + size
         main_size: i64 = buffer[data - 1]
         if main + main_size != after or main_size < 2:
             return False
-        locator: i64 = read_i64_le(buffer, offset + _HEADER + 8)
+        locator: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8)
         database: i64 = locator & 0xFFFFFFFF
         number: i64 = (locator >> 32) & 0xFFFFFFFF
         txn = self.by_xid.get(xid)
@@ -249,38 +265,43 @@ class Walk:
             code = found.code
             if code < 0:
                 return False
-        if operation != _INSERT and operation != _UPDATE and operation != _HOT_UPDATE and operation != _DELETE:
+        if (
+            operation != XLOG_HEAP_INSERT
+            and operation != XLOG_HEAP_UPDATE
+            and operation != XLOG_HEAP_HOT_UPDATE
+            and operation != XLOG_HEAP_DELETE
+        ):
             return False
         if main_size < 3:
             return False
         flags: i64 = buffer[main + 2]
-        kind: i64 = _KIND_INSERT
+        kind: i64 = INSERT
         old = b""
-        if operation == _INSERT:
+        if operation == XLOG_HEAP_INSERT:
             # Leave speculative insertions; ignore those that log no row.
-            if flags & 0x04 != 0:
+            if flags & XLH_INSERT_IS_SPECULATIVE != 0:
                 return False
-            if flags & 0x08 == 0:
+            if flags & XLH_INSERT_CONTAINS_NEW_TUPLE == 0:
                 code = IGNORED
             if code & TOAST != 0:
-                kind = _KIND_TOAST_CHUNK
+                kind = TOAST_CHUNK
         else:
             if main_size < 8:
                 return False
             flags = buffer[main + 7]
-            if operation == _DELETE:
-                kind = _KIND_DELETE
-                if flags & 0x08 != 0:
+            if operation == XLOG_HEAP_DELETE:
+                kind = DELETE
+                if flags & XLH_DELETE_IS_SUPER != 0:
                     return False
-                if flags & 0x06 != 0:
+                if flags & XLH_DELETE_CONTAINS_OLD != 0:
                     old = buffer[main + 8 : after]
             else:
-                kind = _KIND_UPDATE
-                if flags & 0x60 != 0 or main_size < 14:
+                kind = UPDATE
+                if flags & XLH_UPDATE_FROM_OLD != 0 or main_size < 14:
                     return False
-                if flags & 0x10 == 0 or main == data:
+                if flags & XLH_UPDATE_CONTAINS_NEW_TUPLE == 0 or main == data:
                     code = IGNORED
-                elif flags & 0x0C != 0:
+                elif flags & XLH_UPDATE_CONTAINS_OLD != 0:
                     old = buffer[main + 14 : after]
             if code & TOAST != 0:
                 code = IGNORED
@@ -297,10 +318,10 @@ class Walk:
         writer.append(kind)
         write_i64_le(writer, xid | number << 32)
         write_i64_le(writer, lsn)
-        if kind in (_KIND_UPDATE, _KIND_DELETE):
+        if kind in (UPDATE, DELETE):
             write_i32_le(writer, i32(len(old)))
             writer.write(old)
-        if kind != _KIND_DELETE:
+        if kind != DELETE:
             writer.write(buffer[data:main])
         frame = writer.getvalue()
         txn.frames.append(frame)
@@ -318,8 +339,10 @@ class Walk:
         """Handle a change of a catalog's tuple, `main` as in _row; return False to leave it."""
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
-        block: i64 = i64(read_i32_le(buffer, offset + _HEADER + 16)) & 0xFFFFFFFF
-        done: int = self.catalogs.change(self.tables[number], buffer, word & _OPERATIONS, block, data, main, after, xid)
+        block: i64 = i64(read_i32_le(buffer, offset + RECORD_HEADER_BYTES + 16)) & 0xFFFFFFFF
+        done: int = self.catalogs.change(
+            self.tables[number], buffer, word & XLOG_HEAP_OPMASK, block, data, main, after, xid
+        )
         if done == 0:
             return False
         txn = self.by_xid.get(xid)
@@ -332,21 +355,21 @@ class Walk:
 
     def _several(self, buffer: bytes, offset: i64, after: i64, lsn: i64, xid: i64, word: i64) -> bool:
         """Handle a multi-insert into a catalog whose one block has no image; return False to leave it."""
-        head: i64 = read_i64_le(buffer, offset + _HEADER)
-        data: i64 = offset + _HEADER + _ONE_BLOCK
+        head: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES)
+        data: i64 = offset + RECORD_HEADER_BYTES + _ONE_BLOCK
         size: i64 = (head >> 16) & 0xFFFF
         main: i64 = data + size
-        if ((head >> 8) & _HAS_DATA != 0) != (size != 0):
+        if ((head >> 8) & BKPBLOCK_HAS_DATA != 0) != (size != 0):
             return False
-        database: i64 = read_i64_le(buffer, offset + _HEADER + 8) & 0xFFFFFFFF
+        database: i64 = read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8) & 0xFFFFFFFF
         if database != self.database and database != 0:
             return False
-        if buffer[data - 2] != _DATA_SHORT or main + i64(buffer[data - 1]) != after:
+        if buffer[data - 2] != BLOCK_ID_DATA_SHORT or main + i64(buffer[data - 1]) != after:
             return False
         if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
             return False
-        block: i64 = i64(read_i32_le(buffer, offset + _HEADER + 16)) & 0xFFFFFFFF
-        table = self.tables[(read_i64_le(buffer, offset + _HEADER + 8) >> 32) & 0xFFFFFFFF]
+        block: i64 = i64(read_i32_le(buffer, offset + RECORD_HEADER_BYTES + 16)) & 0xFFFFFFFF
+        table = self.tables[(read_i64_le(buffer, offset + RECORD_HEADER_BYTES + 8) >> 32) & 0xFFFFFFFF]
         done: int = self.catalogs.several(table, buffer, word & 0xF0, block, data, main, after, xid)
         if done == 0:
             return False
@@ -382,11 +405,11 @@ class Skim:
         boring = self.boring
         seen = self.seen
         last: i64 = 0
-        while offset + _HEADER <= limit:
+        while offset + RECORD_HEADER_BYTES <= limit:
             word: i64 = read_i64_le(buffer, offset)
             total: i64 = word & 0xFFFFFFFF
             after: i64 = offset + total
-            if total < _HEADER or after > limit:
+            if total < RECORD_HEADER_BYTES or after > limit:
                 break
             if previous != 0 and read_i64_le(buffer, offset + 8) != previous:
                 break
@@ -395,12 +418,12 @@ class Skim:
             xid: i64 = (word >> 32) & 0xFFFFFFFF
             word = read_i64_le(buffer, offset + 16)
             rmgr: i64 = (word >> 8) & 0xFF
-            if rmgr > _RM_MAX_BUILTIN and rmgr < 128:
+            if rmgr > RM_MAX_BUILTIN and rmgr < 128:
                 break
             if boring[(rmgr << 4) | ((word >> 4) & 15)] == 0:
-                if rmgr != _XACT or seen is None or not _ends_alone(buffer, offset, after, word):
+                if rmgr != XACT or seen is None or not _ends_alone(buffer, offset, after, word):
                     break
-            elif seen is not None and not self._elsewhere(buffer, offset + _HEADER, after):
+            elif seen is not None and not self._elsewhere(buffer, offset + RECORD_HEADER_BYTES, after):
                 break
             if not _right(buffer, offset, after, (word >> 32) & 0xFFFFFFFF):
                 break
@@ -424,47 +447,52 @@ class Skim:
         named = False
         while at + behind < after:
             kind: i64 = buffer[at]
-            if kind == _DATA_SHORT:
+            if kind == BLOCK_ID_DATA_SHORT:
                 if at + 2 > after:
                     return False
                 behind += buffer[at + 1]
                 at += 2
                 break
-            if kind == _DATA_LONG:
+            if kind == BLOCK_ID_DATA_LONG:
                 if at + 5 > after:
                     return False
                 behind += i64(read_i32_le(buffer, at + 1)) & 0xFFFFFFFF
                 at += 5
                 break
-            if kind == _ORIGIN:
+            if kind == BLOCK_ID_ORIGIN:
                 at += 3
                 continue
-            if kind > _MAX_BLOCK or kind <= last or at + 11 > after:
+            if kind > MAX_BLOCK_ID or kind <= last or at + 11 > after:
                 return False
             last = kind
             flags: i64 = buffer[at + 1]
             size: i64 = i64(read_i16_le(buffer, at + 2)) & 0xFFFF
-            if (flags & _HAS_DATA != 0) != (size != 0):
+            if (flags & BKPBLOCK_HAS_DATA != 0) != (size != 0):
                 return False
             behind += size
             at += 4
-            if flags & _IMAGE != 0:
+            if flags & BKPBLOCK_HAS_IMAGE != 0:
                 image: i64 = i64(read_i16_le(buffer, at)) & 0xFFFF
-                hole: i64 = _PAGE - image
+                hole: i64 = BLCKSZ - image
                 info: i64 = buffer[at + 4]
                 before: i64 = i64(read_i16_le(buffer, at + 2)) & 0xFFFF
                 at += 5
-                if info & _IMAGE_COMPRESSED != 0:
+                if info & BKPIMAGE_COMPRESSED != 0:
                     hole = 0
-                    if info & _IMAGE_HAS_HOLE != 0:
+                    if info & BKPIMAGE_HAS_HOLE != 0:
                         if at + 2 > after:
                             return False
                         hole = i64(read_i16_le(buffer, at)) & 0xFFFF
                         at += 2
-                if image > _PAGE or hole < 0 or before + hole > _PAGE or (info & _IMAGE_HAS_HOLE != 0) != (hole != 0):
+                if (
+                    image > BLCKSZ
+                    or hole < 0
+                    or before + hole > BLCKSZ
+                    or (info & BKPIMAGE_HAS_HOLE != 0) != (hole != 0)
+                ):
                     return False
                 behind += image
-            if flags & _SAME_FILE == 0:
+            if flags & BKPBLOCK_SAME_REL == 0:
                 if at + 12 > after:
                     return False
                 if files is not None and (i64(read_i32_le(buffer, at + 8)) & 0xFFFFFFFF) in files:
@@ -479,18 +507,18 @@ class Skim:
 
 def _ends_alone(buffer: bytes, offset: i64, after: i64, word: i64) -> bool:
     """Return whether a transaction's end names no other transaction: it holds its time and at most its database."""
-    operation: i64 = word & _OPERATIONS
-    data: i64 = offset + _HEADER + 2
-    if (operation != _COMMIT and operation != _ABORT) or data + 8 > after:
+    operation: i64 = word & XLOG_HEAP_OPMASK
+    data: i64 = offset + RECORD_HEADER_BYTES + 2
+    if (operation != XLOG_XACT_COMMIT and operation != XLOG_XACT_ABORT) or data + 8 > after:
         return False
-    if buffer[data - 2] != _DATA_SHORT or data + i64(buffer[data - 1]) != after:
+    if buffer[data - 2] != BLOCK_ID_DATA_SHORT or data + i64(buffer[data - 1]) != after:
         return False
-    if word & _HAS_INFO == 0:
+    if word & XLOG_XACT_HAS_INFO == 0:
         return after == data + 8
-    return after == data + 20 and read_i32_le(buffer, data + 8) == _HAS_DATABASE
+    return after == data + 20 and read_i32_le(buffer, data + 8) == XACT_XINFO_HAS_DBINFO
 
 
 def _right(buffer: bytes, offset: i64, after: i64, crc: i64) -> bool:
     """Return whether the record's checksum is that of its bytes."""
-    found: i64 = extend(extend(0, buffer[offset + _HEADER : after]), buffer[offset : offset + 20])
+    found: i64 = extend(extend(0, buffer[offset + RECORD_HEADER_BYTES : after]), buffer[offset : offset + 20])
     return found == crc

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 from walsender import hot
+from walsender.decode import changes
+from walsender.hot import catalogs, walk
+from walsender.types import layout
+from walsender.xlog import formats
 
 _HERE = Path(__file__).parent
 
@@ -34,3 +38,17 @@ def test_the_other_kind_passes_the_same_tests() -> None:
         f"{_HERE.parent.parent / 'property' / 'test_wal_fuzz.py'}::test_the_walk_does_what_the_general_way_does"
     )
     run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, interpreted=hot.COMPILED)
+
+
+def test_the_numbers_written_out_for_the_compiler_are_those_of_the_formats() -> None:
+    """walk and catalogs repeat masks and record kinds under the names that they have elsewhere."""
+    known = {name: int(value) for name, value in formats.Rmgr.__members__.items()}
+    for module in (formats, changes, layout):
+        known |= {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+    repeated = 0
+    for module in (walk, catalogs):
+        for name, value in vars(module).items():
+            if name in known and isinstance(value, int):
+                assert value == known[name], f"{module.__name__}.{name}"
+                repeated += 1
+    assert repeated > 40
