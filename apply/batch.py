@@ -1,12 +1,12 @@
-"""Transactions joined into the batch that Delta commits.
+"""Join committed transactions into the batch that becomes one Delta commit per table.
 
-    frames ──► OpenTransaction ──(Commit)──► Batch ──(rows, bytes, age)──► prepare
+    frames ──► OpenTransaction ──(Commit)──► Batch ──(rows, bytes, age)──► staging
     frames ──► ReorderBuffer ──(Stream Commit, or Commit of a large one)──► Batch
 
-Only committed transactions are in a batch, whole, in commit order.  Small ones lie together in logs, a large or streamed one
-is a part of its own, in memory or on disk (reorderbuffer).  Frames are numbered through all parts; a frame's number is its
-`seq`.  What happens between rows (a TRUNCATE, a changed Relation) is kept beside them with the number of the row that follows;
-in a streamed transaction such messages stand among the rows, have numbers too, and are looked up once, by `read_messages`.
+A batch holds whole, committed transactions in commit order.  Small ones share frame logs; a large or streamed one is a part of
+its own, in memory or on disk (reorderbuffer).  Frames are numbered through all parts; a frame's number is its `seq`.  A TRUNCATE
+or a changed Relation is kept beside the rows, with the number of the row that follows it.  In a streamed transaction these
+messages stand among the rows and have numbers too; `read_messages` looks them up once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pubsub.reorderbuffer.log import FrameLog
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A committed transaction of a batch; its rows are those with `first_seq` <= seq < `end_seq`.
+    """A committed transaction of a batch; its rows have `first_seq` <= seq < `end_seq`.
 
-    `final_lsn` is Begin's (where the commit record begins: what SKIP takes), `end_lsn` one past the commit record.
-    `commit_time` is in microseconds since 2000-01-01 UTC.
+    `final_lsn` is Begin's: where the commit record begins, which is also what SKIP takes.  `end_lsn` is one past the commit
+    record.  `commit_time` is in microseconds since 2000-01-01 UTC.
     """
 
     xid: int
@@ -52,9 +52,9 @@ class Truncation:
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The transaction that is being received, not in a stream.
+    """The transaction being received, outside a stream.
 
-    `rows` are the frames that are still here, of `nbytes` bytes; `moved` counts those before them, in the reorder buffer.
+    `rows` are the frames still held here, `nbytes` bytes of them; `moved` counts the earlier ones, now in the reorder buffer.
     """
 
     xid: int
@@ -69,16 +69,16 @@ class OpenTransaction:
 
     @property
     def count(self) -> int:
-        """The rows so far."""
+        """How many rows have been received."""
         return self.moved + len(self.rows)
 
     def count_bytes(self) -> None:
-        """Add the rows that came since the last call to `nbytes`."""
+        """Add the bytes of the rows received since the last call to `nbytes`."""
         self.nbytes += sum(map(len, self.rows[self._counted :]))
         self._counted = len(self.rows)
 
     def clear_rows(self) -> None:
-        """The rows have been moved."""
+        """Forget the rows, which have been moved to the reorder buffer."""
         self.moved += len(self.rows)
         self.rows.clear()
         self.nbytes = self._counted = 0
@@ -87,9 +87,9 @@ class OpenTransaction:
 class Batch:
     """Committed transactions that become one Delta commit per table.
 
-    `opened_at` is the monotonic time, in seconds, at which the first of them joined.  `relations` has, for each oid, the
-    Relation messages with the number of the first row that each holds for, in that order.  `outcomes` are the transactions
-    that had been prepared, each with the end of its COMMIT PREPARED.  `retold` are relations whose message came again as it was.
+    `opened_at`: monotonic seconds when the first of them joined.  `relations`: for each oid its Relation messages in order, each
+    with the seq of the first row that it holds for.  `outcomes`: the xids of transactions that had been prepared, each with the
+    end LSN of its COMMIT PREPARED.  `retold`: oids of relations whose Relation message was resent unchanged.
     """
 
     def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
@@ -102,22 +102,22 @@ class Batch:
         self.retold: set[int] = set()
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
-        # Streamed transactions, by their place in `transactions`, whose other messages have not been looked up yet.
+        # Streamed transactions, by position in `transactions`, whose Relation and Truncate messages are still to be looked up.
         self._unread: dict[int, Sequence[reorderbuffer.Transaction]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the frames, those on disk too."""
+        """Bytes of the frames, in memory and on disk."""
         return self._parts_bytes + self.memory
 
     @property
     def memory(self) -> int:
-        """Bytes of the frames in logs: the reorder buffer does not account for these."""
+        """Bytes of the frames in logs, which the reorder buffer does not account for."""
         return sum(part.nbytes for part in self._parts if isinstance(part, FrameLog))
 
     @property
     def large(self) -> list[reorderbuffer.Transaction]:
-        """The parts that are the reorder buffer's; to be released once nobody reads the batch any more."""
+        """The parts that belong to the reorder buffer; release them when the batch is no longer read."""
         return [part for part in self._parts if not isinstance(part, FrameLog)]
 
     @property
@@ -133,7 +133,7 @@ class Batch:
     def add(
         self, opened: OpenTransaction, end_lsn: Lsn, now: float, moved: reorderbuffer.Transaction | None = None
     ) -> None:
-        """The transaction has committed: it joins the batch.  `moved` has its rows if they were moved."""
+        """Add a committed transaction.  `moved` has its rows if they went to the reorder buffer."""
         first = self.rows
         if moved is not None:
             self._append_part(moved)
@@ -157,9 +157,9 @@ class Batch:
         commit_time: int,
         now: float,
     ) -> None:
-        """A streamed transaction has committed: it joins the batch, in one part or several.
+        """Add a committed streamed transaction, in one part or several.
 
-        `read_messages` must be called before `relations` or `truncations` are looked at.
+        Call `read_messages` before using `relations` or `truncations`.
         """
         first = self.rows
         self._unread[len(self.transactions)] = streamed
@@ -170,8 +170,7 @@ class Batch:
     def add_kept(
         self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, settled: Mapping[int, pgoutput.Relation]
     ) -> None:
-        """A prepared transaction has committed: it joins the batch, under the definitions that it was prepared with; after it
-        `settled` hold again."""
+        """Add a prepared transaction that has committed, under the definitions that it was prepared with; `settled` hold after it."""
         first = self.rows
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
@@ -200,9 +199,9 @@ class Batch:
             self.opened_at = now
 
     def read_messages(self) -> None:
-        """Look up the Relation and Truncate messages of streamed transactions.  Reads them whole: may block.
+        """Look up the Relation and Truncate messages of streamed transactions.  Blocks: reads them whole.
 
-        Raises ProtocolViolation, and what reading from disk raises.
+        Raises ProtocolViolation, and the errors of reading from disk.
         """
         if not self._unread:
             return
@@ -233,15 +232,15 @@ class Batch:
                 return  # Type and LogicalMessage: nothing here depends on them
 
     def rename(self, oid: int, namespace: str, name: str) -> None:
-        """The relation goes by this name in the batch, whatever its messages say."""
+        """Give the relation this name in the batch, whatever its messages say."""
         self.relations[oid] = [
             (seq, replace(message, namespace=namespace, name=name)) for seq, message in self.relations[oid]
         ]
 
     def chunks(self, max_bytes: int | None = None) -> Generator[tuple[int, list[Block]]]:
-        """All frames in order, as many blocks together as have at most `max_bytes` (None: all): the number of the first, blocks.
+        """Yield all frames in order as (seq of the first frame, blocks), at most `max_bytes` of blocks at a time (None: all).
 
-        Close it if it is not read to its end.  Raises what reading from disk raises.
+        Close the generator if it is not read to its end.  Raises the errors of reading from disk.
         """
         first = count = size = 0
         pending: list[Block] = []
@@ -264,19 +263,19 @@ class Batch:
                 yield from part.blocks()
 
     def clear_logs(self) -> None:
-        """Forget the frames in memory; `large` parts are released apart."""
+        """Forget the frames in logs; `large` parts are released separately."""
         for part in self._parts:
             if isinstance(part, FrameLog):
                 part.clear()
 
     def transaction_of(self, seq: int) -> Transaction:
-        """The transaction that row `seq` belongs to."""
+        """Return the transaction that row `seq` belongs to."""
         return self.transactions[int(np.searchsorted(self._ends(), seq, side="right"))]
 
     def kept_rows(self, after: Lsn, before: Lsn | None = None) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """Per row: whether a table that holds everything up to `after`, and has stopped at `before` (None: has not), gets it.
+        """Mark the rows for a table that holds everything up to `after` and stopped at `before` (None: has not stopped).
 
-        A transaction is dropped if and only if its end LSN <= `after`, or >= `before`.  None when every row is kept.
+        A transaction is dropped if and only if its end LSN <= `after`, or >= `before`.  None means that every row is kept.
         """
         if after < self.first_lsn and (before is None or before > self.last_lsn):
             return None
@@ -287,7 +286,7 @@ class Batch:
         return np.repeat(kept, np.diff(self._ends(), prepend=0))
 
     def kept_truncation(self, oid: int, after: Lsn, before: Lsn | None = None) -> int | None:
-        """The greatest seq before which TRUNCATE emptied the publisher's relation `oid`; None when it did not."""
+        """Return the greatest seq before which TRUNCATE emptied the publisher's relation `oid`, or None."""
         kept = []
         for truncation in self.truncations:
             end_lsn = self.transactions[truncation.transaction].end_lsn
@@ -304,6 +303,6 @@ def _seq(entry: tuple[int, pgoutput.Relation]) -> int:
 
 
 def lag_seconds(transactions: Sequence[Transaction], now: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds from each transaction's commit at the publisher to `now` (microseconds since 2000-01-01 UTC)."""
+    """Return the seconds from each transaction's commit at the publisher to `now` (microseconds since 2000-01-01 UTC)."""
     times = np.fromiter((t.commit_time for t in transactions), np.int64, len(transactions))
     return (now - times) / 1e6

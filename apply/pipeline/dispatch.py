@@ -1,11 +1,11 @@
-"""From copy-both frames to batches: worker.c's apply_dispatch, without I/O.
+"""Assemble copy-both frames into batches: worker.c's apply_dispatch, without I/O.
 
-Per frame Python looks at the type byte and nothing more; rows are kept as bytes.  Begin and Commit, which come once a
-transaction, are read with a struct here; everything rarer goes through the codec.
+For most frames Python looks at the type byte alone; rows stay bytes.  Begin and Commit, which come once per transaction, are
+unpacked with a struct here; rarer messages go through the codec.
 
-    B … C          rows in the OpenTransaction; past a bound they move to the reorder buffer
-    S … E, c, A    the frames of a block, tagged with their (sub)transactions, in the reorder buffer until c or A
-    b … P, p, K, r feeding pauses: the owner keeps, finds or forgets the prepared transaction, on disk, and says so
+    B … C          rows collect in the OpenTransaction; past a bound they move to the reorder buffer
+    S … E, c, A    a block's frames, tagged with their (sub)transactions, stay in the reorder buffer until c or A
+    b … P, p, K, r feeding pauses until the owner has stored, loaded or removed the prepared transaction on disk
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SMALL: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class PassedSkip:
-    """The first transaction since SKIP was set, which takes it back: `wanted`, the finish LSN that was given, or another.
+    """The first transaction received since SKIP was set; whether it is the `wanted` one or another, it clears SKIP.
 
-    `end`: where the transaction ended; SKIP is taken back when that is durable.
+    `end`: the transaction's end LSN; SKIP is cleared when everything up to it is durable.
     """
 
     wanted: Lsn
@@ -56,23 +56,23 @@ class PassedSkip:
 class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
-    `position` is the LSN up to which everything has been received: the end of the last transaction, or a keepalive's WAL
-    end; `decided` the end of the last transaction.  A streamed transaction that has not ended holds neither back: it ends
-    past both, and is then sent again whole if need be.
+    `position`: the LSN up to which everything has been received, which is the end of the last transaction or a keepalive's WAL
+    end.  `decided`: the end of the last transaction.  A streamed transaction in progress holds neither back: it ends past both,
+    so after a reconnection the publisher sends it again whole.
 
-    While `waiting` is not None no more frames are taken: a transaction was prepared (then call `kept`), or its outcome has come
-    (`committed` or `rolled_back`).  Until then nothing says that it was received.
+    While `waiting` is not None, no more frames are taken: a transaction was prepared (call `kept`), or its outcome arrived (call
+    `committed` or `rolled_back`).  Until then `position` does not include it.
 
-    `ahead` is told of large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction
-    from which on rows go by another key begins a batch.  `closing` says that the open batch must be taken before any more frames
-    are.
+    `ahead` gets large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction that
+    changes a relation's replica identity begins a batch.  `closing`: take the open batch before feeding more frames.
 
-    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks and the bytes of those.
+    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks, and the bytes of the blocks.
 
-    `buffer` holds what is large or streamed; after each `feed` the owner spills it if it is exceeded.  Without one
-    transactions stay in memory, and streams are refused.  `parallel`: streaming 'parallel' was asked for.
-    `skip`: the finish LSN of a transaction that is left out; `passed_skip` says when it was there, or was not.
-    Raises ProtocolViolation for what can not be in such a stream.
+    `buffer` holds large and streamed transactions; after each `feed` the owner spills it if it is exceeded.  Without a buffer,
+    transactions stay in memory and streams are refused.  `parallel`: streaming 'parallel' was requested.  `skip`: the finish LSN
+    of a transaction to leave out; `passed_skip` is set by the first transaction that is fed.
+
+    Raises ProtocolViolation for messages that such a stream cannot have.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Dispatcher:
         self.passed_skip: PassedSkip | None = None
         self.closing = False
         self._ahead = ahead
-        # Bytes of a streamed transaction's frames since its last part, and what it had told before.
+        # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before that part.
         self._since_part: dict[int, int] = {}
         self._told_before: dict[int, int] = {}
         self._skip = skip
@@ -99,14 +99,14 @@ class Dispatcher:
         self._buffer = buffer
         self._parallel = parallel
         self._known: dict[int, pgoutput.Relation] = {}
-        # What held before the open transaction: a batch that is started meanwhile begins with these.
+        # The relation cache before the open transaction: a batch that begins meanwhile starts with it.
         self._settled: dict[int, pgoutput.Relation] = {}
         self._open: OpenTransaction | None = None
-        # The transaction of the stream block that is being received, and the block's frames since the last move.
+        # The transaction of the stream block being received, and the block's frames since the last move.
         self._stream: int | None = None
         self.stream_txns = self.stream_count = self.stream_bytes = 0
         self._block: list[bytes] = []
-        # By streamed transaction: its Relation messages with their (sub)transactions.
+        # By streamed transaction: its Relation messages, each with its (sub)transaction.
         self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
         self._preparing: pgoutput.BeginPrepare | None = None
         self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
@@ -114,7 +114,7 @@ class Dispatcher:
 
     @property
     def idle(self) -> bool:
-        """Nothing received is waiting: no transaction open, none in the open batch."""
+        """Whether no transaction is open, waiting or in the open batch."""
         return self._open is None and self.waiting is None and not self.batch.transactions
 
     def take(self) -> Batch:
@@ -126,10 +126,11 @@ class Dispatcher:
     def feed(
         self, frames: Sequence[bytes], now: float, *, stop_at: Lsn | None = None, pause_at: Lsn | None = None
     ) -> int:
-        """Take `frames` in order; returns how many were taken: all, up to the commit that reached a given LSN, or until the open
-        batch must be taken.
+        """Take `frames` in order, and return how many were taken.
 
-        Nothing that ends after `stop_at` joins a batch; a batch ends at `pause_at`.  `now` is the monotonic time in seconds.
+        Fewer than all are taken when a commit reaches `stop_at` or `pause_at`, when `waiting` is set, or when the open batch must
+        be taken first.  Transactions that end after `stop_at` join no batch; a batch ends at `pause_at`.  `now` is monotonic, in
+        seconds.
         """
         rows = self._collector()
         taken = 0
@@ -165,13 +166,13 @@ class Dispatcher:
         return taken
 
     def _collector(self) -> Callable[[bytes], None] | None:
-        """What takes a row."""
+        """Return the function that takes a row; None outside a transaction."""
         if self._open is not None:
             return self._open.rows.append
         return self._block.append if self._stream is not None else None
 
     def _move(self) -> None:
-        """To the reorder buffer: what has come of a stream's block, and of a transaction that is not small."""
+        """Move to the reorder buffer the frames of the stream block, or of an open transaction that is no longer small."""
         if self._open is not None:
             self._open.count_bytes()
             if self._buffer is not None and (self._open.moved or self._open.nbytes > _SMALL):
@@ -187,7 +188,7 @@ class Dispatcher:
             self._block.clear()
 
     def _take_part(self, xid: int, ahead: Ahead) -> None:
-        """A part of a streamed transaction, if there is enough for one."""
+        """Hand a part of a streamed transaction to `ahead`, if enough has been received for one."""
         if self._since_part[xid] < PART_BYTES or not ahead.accepts(xid):
             return
         ahead.add(xid, self._streams().take(xid), self._known_before_part(xid))
@@ -195,7 +196,7 @@ class Dispatcher:
         self._since_part[xid] = 0
 
     def _known_before_part(self, xid: int) -> dict[int, pgoutput.Relation]:
-        """The definitions that hold where the transaction's next part begins."""
+        """Return the relation cache as it is where the transaction's next part begins."""
         told = self._streamed[xid][: self._told_before.get(xid, 0)]
         return self._settled | {relation.oid: relation for _, relation in told}
 
@@ -244,9 +245,9 @@ class Dispatcher:
         return self._decide(end)
 
     def _skips(self, finish: Lsn, end: Lsn, told: Sequence[pgoutput.Relation] = ()) -> bool:
-        """Whether the transaction is the one to skip (worker.c: maybe_start_skipping_changes, clear_subskiplsn).
+        """Tell whether the transaction is the one to skip (worker.c: maybe_start_skipping_changes, clear_subskiplsn).
 
-        What it has `told` of relations is not told again: those after it in the batch need it.
+        The publisher does not resend the Relation messages `told` by a skipped transaction, so the batch keeps them.
         """
         if self._skip_is_new:
             self._skip_is_new = False
@@ -263,7 +264,7 @@ class Dispatcher:
         return end_lsn
 
     def _decide(self, end: Lsn) -> Lsn:
-        """Everything up to `end` has been received, and decided."""
+        """Note that everything up to `end` has been received and decided."""
         self.decided = end
         self.position = max(self.position, end)
         return end
@@ -291,7 +292,7 @@ class Dispatcher:
     def _stream_abort(self, message: pgoutput.StreamAbort) -> None:
         if self._stream is not None:
             raise ProtocolViolation("STREAM ABORT message without STREAM STOP")
-        # One that had nothing to stream may be aborted all the same.
+        # A subtransaction that streamed nothing may be aborted, too.
         self._streams().abort(message.subxid, top=message.xid)
         if message.subxid == message.xid:
             self._end_of_stream(message.xid)
@@ -304,14 +305,14 @@ class Dispatcher:
             told[:] = [(xid, relation) for xid, relation in told if xid != message.subxid]
 
     def _end_of_stream(self, xid: int) -> list[tuple[int, pgoutput.Relation]]:
-        """It has ended: what it told of relations."""
+        """Forget a streamed transaction that has ended; return its Relation messages."""
         self._since_part.pop(xid, None)
         self._told_before.pop(xid, None)
         return self._streamed.pop(xid, [])
 
     def _must_close_before(self, kind: int, frame: bytes) -> bool:
-        """Whether this transaction, which commits, can not share a batch with the ones before it: it is a batch of its own, or
-        rows go by another key from it on."""
+        """Tell whether this committing transaction cannot share a batch with those before it: it is staged ahead, and so a batch of
+        its own, or it changes a replica identity."""
         if not self.batch.transactions:
             return False
         if kind == _COMMIT:
@@ -325,7 +326,7 @@ class Dispatcher:
         return self.closing
 
     def must_close_before(self, kept: Kept) -> bool:
-        """As for other transactions, for a prepared one that has committed; what a streamed one tells of is not known yet."""
+        """Tell the same of a prepared transaction that has committed.  The messages of a streamed one are not known yet."""
         if self.batch.transactions:
             self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing
@@ -355,7 +356,8 @@ class Dispatcher:
         return self._decide(end)
 
     def _settle(self, told: Sequence[tuple[int, pgoutput.Relation]]) -> None:
-        """A streamed transaction has committed: the publisher takes what it told for known (set_schema_sent_in_streamed_txn)."""
+        """Take over a committed streamed transaction's Relation messages, which the publisher does not resend
+        (pgoutput.c: set_schema_sent_in_streamed_txn)."""
         for _, relation in told:
             self._known[relation.oid] = self._settled[relation.oid] = relation
 
@@ -390,7 +392,7 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch now, but what it told first of a relation is not told again.  What it altered is, by whoever comes next.
+        # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an altered one.
         for _, relation in opened.relations:
             before = self._settled.setdefault(relation.oid, relation)
             self._known[relation.oid] = before
@@ -422,14 +424,14 @@ class Dispatcher:
         self.waiting = message
 
     def kept(self) -> None:
-        """The prepared transaction is on disk, durably: it was received.  Gives back what the buffer holds of it."""
+        """Note that the prepared transaction is durable on disk, and so received; release what the buffer holds of it."""
         preparation, self.waiting = self.waiting, None
         assert isinstance(preparation, Preparation)
         self._streams().rollback_prepared(preparation.gid)
         self._decide(preparation.end_lsn)
 
     def committed(self, kept: Kept, now: float, stop_at: Lsn | None) -> bool:
-        """The prepared transaction has committed, and was found: it joins the batch.  False if it is the one to skip."""
+        """Add the committed prepared transaction to the batch; return False if it is the one to skip."""
         message, self.waiting = self.waiting, None
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
@@ -437,7 +439,7 @@ class Dispatcher:
         told: dict[int, pgoutput.Relation] = {}
         for _, relation in kept.relations:
             if told.setdefault(relation.oid, relation) != relation:
-                # Altered: whoever changed rows of it since waited for this.
+                # Altered by this transaction: transactions that changed rows of it since have waited for its lock.
                 self._known[relation.oid] = self._settled[relation.oid] = relation
         if not skipped and (stop_at is None or end <= stop_at):
             self.batch.add_kept(kept, end, message.commit_time, now, self._settled)
@@ -445,7 +447,7 @@ class Dispatcher:
         return not skipped
 
     def rolled_back(self) -> None:
-        """The prepared transaction was rolled back, and is forgotten."""
+        """Note that the prepared transaction was rolled back and its file removed."""
         message, self.waiting = self.waiting, None
         assert isinstance(message, pgoutput.RollbackPrepared)
         self._decide(self._checked_end(INVALID_LSN, message.rollback_end_lsn))
@@ -462,7 +464,7 @@ class Dispatcher:
             self.position = max(self.position, message.wal_end)
 
     def _other(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
-        """Returns the end of a transaction that this frame commits."""
+        """Return the end LSN of a transaction that this frame commits, else None."""
         message = pgoutput.read_message(
             frame, streaming=self._stream is not None, parallel=self._parallel, start=XLOG_HEADER
         )
@@ -505,7 +507,7 @@ class Dispatcher:
 
     def _relation(self, message: pgoutput.Relation) -> None:
         if self._known.get(message.oid) == message:
-            # Something of the table has changed that it does not show, or nothing.
+            # Resent unchanged: nothing has changed, or something that the message does not show.
             if self._open is not None and self._preparing is not None:
                 self._open.relations.append((self._open.count, message))
             else:
@@ -520,7 +522,7 @@ class Dispatcher:
 
 
 def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
-    """Whether changes of a relation name their row in another way after one of these messages than `before` it."""
+    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `before`."""
     known = dict(before)
     for relation in told:
         other = known.get(relation.oid)
@@ -531,14 +533,14 @@ def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.
 
 
 def _identity(relation: pgoutput.Relation) -> frozenset[str] | None:
-    """The columns that changes name a row by; None for all (REPLICA IDENTITY FULL)."""
+    """Return the columns of the replica identity; None for all (REPLICA IDENTITY FULL)."""
     if relation.replica_identity == "f":
         return None
     return frozenset(column.name for column in relation.columns if column.in_replica_identity)
 
 
 def _untagged(relation: pgoutput.Relation) -> pgoutput.Relation:
-    """As it is outside a stream."""
+    """Return the message as it is outside a stream."""
     return pgoutput.Relation(
         relation.oid, relation.namespace, relation.name, relation.replica_identity, relation.columns
     )

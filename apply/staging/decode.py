@@ -1,6 +1,6 @@
-"""A relation's frames as changes of the table that they go to: what each table gets, under which Relation message.
+"""Decode a relation's frames, under the Relation message of each, into changes of the table that they go to.
 
-Blocks; numpy and Arrow let the interpreter go while they work.
+Blocks; numpy and Arrow release the interpreter lock while they work.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Frames = Mapping[int, Sequence[rows.RowFrames]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which of a batch's changes a table gets: those that `kept` says, by seq (None: all), from `truncate_before` on.
+    """The changes of a batch that a table gets: those marked in `kept`, by seq (None: all), from seq `truncate_before` on.
 
-    `oids` are the publisher's relations that go to it: several when a table was dropped and made again.
+    `oids` are the publisher's relations that go to the table: several if a table was dropped and created again.
     """
 
     destination: Destination
@@ -40,12 +40,15 @@ class Wanted:
     truncate_before: int | None
 
     def select(self, frames: Sequence[rows.RowFrames]) -> list[rows.RowFrames]:
-        """Not those that the table has, nor those that a later TRUNCATE removes anyway."""
+        """Leave out frames that the table holds already, and those that a later TRUNCATE removes."""
         return _select(frames, self.kept, self.truncate_before)
 
 
 def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str, str], Destination]) -> list[Wanted]:
-    """What each destination gets of these relations.  Raises NotInPrerequisiteState for one that was never described."""
+    """Return what each destination gets of these relations.
+
+    Raises NotInPrerequisiteState for a relation without a Relation message.
+    """
     by_name: dict[tuple[str, str], list[int]] = {}
     for oid in sorted(oids):
         if oid not in batch.relations:
@@ -70,7 +73,7 @@ def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str
 def under_messages(
     batch: Batch, wanted: Wanted, frames: Frames
 ) -> list[tuple[pgoutput.Relation, list[rows.RowFrames]]]:
-    """The changes that the table gets, of `frames`, each with the Relation message that it was sent under."""
+    """Group the frames that the table gets by the Relation message that each was sent under."""
     found = []
     for oid in wanted.oids:
         if oid not in frames:
@@ -83,7 +86,7 @@ def under_messages(
 
 
 def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
-    """The changes that the table gets, of `frames`, in order; and whether rows without a key come whole.
+    """Decode the frames that the table gets, in order; return also whether old rows come whole (FULL, in a table without a key).
 
     Raises InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context.
     """
@@ -109,27 +112,27 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
             error.finish_lsn = batch.transaction_of(first).final_lsn
             raise
         parts.append(_as_in_target(changes, reading, table))
-    # By oid so far: an older table of the name may have the greater one.
+    # The parts are ordered by oid so far; an older table of the same name may have the greater oid.
     parts.sort(key=lambda part: int(part.seq[0]))
     return parts, full
 
 
 def no_changes(batch: Batch, wanted: Wanted) -> rows.Changes:
-    """None of the table's changes, with its columns."""
+    """Return an empty set of changes with the table's columns."""
     table, relation = wanted.destination.table, batch.relations[wanted.oids[0]][-1][1]
     reading = wanted.destination.reading(relation)
     return _as_in_target(rows.decode_changes([], relation, reading.fields), reading, table)
 
 
 def no_relation(oid: int) -> NotInPrerequisiteState:
-    """relation.c: logicalrep_rel_open."""
+    """Return the error for a relation without a Relation message (relation.c: logicalrep_rel_open)."""
     return NotInPrerequisiteState(f"no relation map entry for remote relation ID {oid}", sqlstate="08P01")
 
 
 def _by_relation_message(
     messages: Sequence[tuple[int, pgoutput.Relation]], frames: Sequence[rows.RowFrames]
 ) -> list[tuple[pgoutput.Relation, list[rows.RowFrames]]]:
-    """The frames under the Relation message that each was sent under."""
+    """Group frames by the Relation message that each was sent under."""
     if any(len(some.seq) and some.seq[0] < messages[0][0] for some in frames):
         raise no_relation(messages[0][1].oid)
     if len(messages) == 1:
@@ -147,7 +150,7 @@ def _select(
     kept: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
     truncate_before: int | None,
 ) -> list[rows.RowFrames]:
-    """The frames that the table gets: not those it has, nor those that a later TRUNCATE removes anyway."""
+    """Leave out frames that the table holds already, and those that a later TRUNCATE removes."""
     result = []
     for some in frames:
         if kept is not None:
@@ -166,8 +169,10 @@ def _where(frames: rows.RowFrames, wanted: np.ndarray[tuple[int], np.dtype[np.bo
 
 
 def _check_identity(relation: pgoutput.Relation, reading: Reading, table: TargetTable, changes: rows.Changes) -> None:
-    """Updates and deletes name their row by the key that the target has (relation.c: logicalrep_rel_mark_updatable; the texts are
-    worker.c's, check_relation_updatable)."""
+    """Check that updates and deletes identify their row by the target's key.
+
+    Follows relation.c: logicalrep_rel_mark_updatable; the texts are those of worker.c: check_relation_updatable.
+    """
     if not np.any(changes.op != ord("I")):
         return
     if relation.replica_identity == "f":
@@ -191,8 +196,10 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
 
 
 def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -> rows.Changes:
-    """The target's columns in its order.  Those that only the target has: NULL, or what is missing, in new rows, kept as they are
-    by updates."""
+    """Bring the changes to the target's columns and order.
+
+    A column that only the target has is NULL, or `reading.missing`, in new rows; updates leave it as it is.
+    """
     sent = {of_table.name for of_table in reading.fields if of_table is not None}
     extra = [of_table for of_table in table.schema if of_table.name not in sent]
     values = {one.name: _filled(reading, one, changes.count) for one in extra}
@@ -200,7 +207,7 @@ def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -
     new = changes.new | values
     old = changes.old
     if not table.key and old:
-        # Rows are found by all their values.
+        # Without a key, rows are found by all their values.
         old = old | values
     return dataclasses.replace(
         changes,
@@ -216,7 +223,7 @@ def _filled(reading: Reading, column: pa.Field, count: int) -> Any:
 
 
 def _located(error: InvalidValue, batch: Batch, relation: pgoutput.Relation, origin: str) -> InvalidValue:
-    """The error with table, column and transaction; the context is PostgreSQL's (worker.c: apply_error_callback)."""
+    """Add table, column and transaction to the error; the context is PostgreSQL's (worker.c: apply_error_callback)."""
     qualified = f"{relation.namespace}.{relation.name}"
     where = f'processing remote data for replication origin "{origin}" for replication target relation "{qualified}"'
     if not isinstance(error, rows.InvalidField):

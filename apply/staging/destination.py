@@ -20,7 +20,8 @@ from pubsub.protocol.lsn import Lsn
 
 
 class Window(Protocol):
-    """What a table needs that was copied under several snapshots, until the stream has passed the newest (tablesync.window)."""
+    """Completes the batches of a table that was copied under several snapshots, until the stream has passed the newest
+    (tablesync.window)."""
 
     async def complete(self, staged: AnyStaged, commit: Commit) -> Commit:
         """Give the staged batch, just before its commit, the values that neither it nor the table has.
@@ -31,10 +32,10 @@ class Window(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rows that were sent under one Relation message become rows of the table as it is now.
+    """Maps rows sent under one Relation message to rows of the table as it is now.
 
-    `fields`: for each column of the message the table's (None: one that the table never gets).  `missing`: by name, what rows
-    of that time have in columns that were added later (pyarrow Scalars).
+    `fields`: for each column of the message the table's field (None: the table never gets it).  `missing`: by name, the value
+    (a pyarrow Scalar) that rows of that time have in a column added later.
     """
 
     fields: tuple[pa.Field | None, ...]
@@ -43,13 +44,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a relation's rows go: `after` is the LSN up to which the table holds everything already.
+    """The table that a relation's rows go to; it holds every transaction that ends at or before `after`.
 
-    `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: its rows are not all this
-    subscription's, so that changes may meet what they do not expect (conflicts).
-    `readings`: for Relation messages whose columns are not simply the table's of the same names.
+    `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: some of its rows may be
+    another writer's, so changes may conflict (conflicts).  `readings`: for Relation messages whose columns do not simply map to
+    the table's columns of the same names.
 
-    With a `window` changes are upserts, and deletes of rows that may not be there.
+    With a `window`, changes are applied as upserts, and deletes tolerate missing rows.
     """
 
     relid: int
@@ -57,24 +58,24 @@ class Destination:
     app_id: str
     after: Lsn
     types: BinaryTypes = field(default_factory=BinaryTypes)
-    """How values of binary transfer are read."""
+    """The decoders for binary transfer."""
     before: Lsn | None = None
     contested: bool = False
     readings: Mapping[pgoutput.Relation, Reading] = field(default_factory=dict)
     window: Window | None = None
 
     def reading(self, relation: pgoutput.Relation) -> Reading:
-        """How rows under this message are read.  Raises NotInPrerequisiteState."""
+        """Return how to read rows sent under this message.  Raises NotInPrerequisiteState for a column that the table lacks."""
         known = self.readings.get(relation)
         return known if known is not None else Reading(tuple(targets(relation, self.table)), {})
 
     @property
     def may_conflict(self) -> bool:
-        """Whether what the table holds is looked up.  In a window it holds later rows, too: no conflicts are those."""
+        """Whether to look up what the table holds.  Not in a window, where the table holds later rows, which are no conflicts."""
         return self.contested and self.window is None
 
     def commit(self, batch: Batch) -> Commit:
-        """What the table's part of the batch is recorded under."""
+        """Return the transaction identity under which the table's part of the batch is committed."""
         last = batch.last_lsn
         if self.before is not None:
             last = max(t.end_lsn for t in batch.transactions if t.end_lsn < self.before)
@@ -82,7 +83,7 @@ class Destination:
 
 
 class WrittenByOthers(Exception):
-    """A table was found to have commits by others; nothing of the batch has been committed to it."""
+    """The table has commits by others; nothing of the batch has been committed to it."""
 
     def __init__(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         super().__init__(destination.table.relation)
@@ -91,7 +92,7 @@ class WrittenByOthers(Exception):
 
 
 def look_for_others(stage: Stage, destination: Destination) -> None:
-    """Raises WrittenByOthers when they have written the table since it was looked at, and what TableLog raises."""
+    """Raise WrittenByOthers if others have written the table since it was last checked.  Raises TableLog's errors, too."""
     others = stage.written_by_others(destination.table, destination.app_id)
     if others:
         raise WrittenByOthers(destination, others)
@@ -99,7 +100,7 @@ def look_for_others(stage: Stage, destination: Destination) -> None:
 
 @contextmanager
 def blaming(destination: Destination) -> Iterator[None]:
-    """What fails inside fails because of this table alone."""
+    """Attribute errors raised inside to this table."""
     try:
         yield
     except PubsubError as error:
@@ -108,7 +109,7 @@ def blaming(destination: Destination) -> Iterator[None]:
 
 
 def targets(relation: pgoutput.Relation, table: TargetTable) -> list[pa.Field | None]:
-    """The target's field for each of the relation's columns (relation.c: logicalrep_report_missing_attrs)."""
+    """Return the target's field for each of the relation's columns (relation.c: logicalrep_report_missing_attrs)."""
     indexes = {name: table.schema.get_field_index(name) for name in (column.name for column in relation.columns)}
     missing = [name for name, index in indexes.items() if index < 0]
     if missing:

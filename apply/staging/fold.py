@@ -1,7 +1,7 @@
-"""A batch's changes of one table folded to what the table must become: at most one image for each key.
+"""Collapse one table's changes to at most one final row per key.
 
-With a key, an event touches the key its row stands under afterwards (I, U) or stood under before (D), and an UPDATE of the key
-also the one that the row leaves.  Sorted by key and then by arrival, the touches of a key tell its story:
+With a key, an event touches the key that its row has afterwards (I, U) or had before (D); an UPDATE of the key also touches the
+key that the row leaves.  Sorted by key and then by arrival, the touches of a key tell its story:
 
     first touch not an INSERT   the key may be in the table: deleted_keys
     last touch an arrival       its event's new row is the key's final image
@@ -9,16 +9,16 @@ also the one that the row leaves.  Sorted by key and then by arrival, the touche
 
 so that   1 I k=7   2 U k=7→8   3 U k=8   4 D k=9   gives   image of 3 under 8; deleted_keys 8 and 9 (7 began with an INSERT).
 
-A value that an UPDATE left unchanged, and no old tuple holds, is its predecessor's, and so on back along the chain: pointers are
-doubled until all rest.  A chain that ends at a row of the table leaves the value to the writer, with the key under which the row
-stood (masked).  A U or D whose key was deleted earlier in the batch is skipped, as a subscriber skips it (worker.c:
-update_missing, delete_missing).
+An UPDATE may leave a value unchanged that no old tuple holds (TOAST).  Such a value is the predecessor's, and so on back along
+the chain; pointer doubling resolves all chains at once.  A chain that ends at a row of the table leaves the value to the writer,
+together with the key that the row had (masked).  A U or D whose key was deleted earlier in the batch is skipped, as PostgreSQL's
+subscriber skips it (worker.c: update_missing, delete_missing).
 
-In a table that others write too, `present` says which rows are there: then a U or D of a row that is not is left out as well, and
-what arrives where a row stands is a collision.  The caller decides what becomes of them (conflicts).
+In a table that others write too, `present` looks up which rows exist.  A U or D of a row that does not exist is left out as
+well, and a row that arrives where one exists is a collision.  The caller decides what to do about them (conflicts).
 
-Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and takes one copy of
-its old one, and the sums are what remains (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
+Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and removes one copy of
+its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pubsub.protocol.arrays import Mask
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 from pubsub.protocol.types import nulls
 
-# Changes that are shown with their values.
+# How many unmet changes are reported with their values.
 SHOWN: Final = 10
 
 _CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
@@ -68,11 +68,12 @@ def fold(
 ) -> Folded:
     """Fold `changes`, which are in order of arrival.
 
-    `key`: names of the columns that identify a row, or None; `full`: without a key, the old rows are whole (REPLICA IDENTITY
-    FULL).  `truncate_before`: the number in the batch of the table's last TRUNCATE; changes before it are void.  `present`: what
-    the table holds; None: what the publisher's held.  `upsert`, with a key: rows may be in the table
-    already that the batch inserts.
-    Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that says not which row it changes.
+    `key`: the names of the columns that identify a row, or None.  `full`: without a key, the old rows are whole (REPLICA IDENTITY
+    FULL).  `truncate_before`: the `seq` of the table's last TRUNCATE in the batch; changes before it are void.  `present` looks
+    up what the table holds; None: it holds what the publisher's table held.  `upsert`, with a key: rows that the batch inserts
+    may be in the table already.
+
+    Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
     counts = np.bincount(changes.op, minlength=DELETE + UPDATE)
     truncated = truncate_before is not None
@@ -106,7 +107,7 @@ def fold(
 
 
 def _since(changes: Changes, seq: int) -> Changes:
-    """The changes numbered `seq` and later."""
+    """Return the changes numbered `seq` and later."""
     first = int(np.searchsorted(changes.seq, seq))
     return Changes(
         changes.seq[first:],
@@ -119,7 +120,7 @@ def _since(changes: Changes, seq: int) -> Changes:
 
 
 def _no_rows(changes: Changes) -> Any:
-    """An empty table of removed rows."""
+    """Return an empty table of removed rows."""
     counts = pa.array([], pa.int64())
     return pa.table({name: column.slice(0, 0) for name, column in changes.new.items()} | {COUNT_COLUMN: counts})
 
@@ -142,10 +143,10 @@ def _identity_missing(column: str) -> NotInPrerequisiteState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _EventKeys:
-    """The keys that events touch, as columns and as codes: equal keys have equal codes, from 0 to less than `bound`.
+    """The keys that events touch, as columns and as codes: equal keys have equal codes, in [0, bound).
 
-    The first n are what each of the n events touches in any case, the rest the keys that rows leave; `left` says for each event
-    where in the rest its own is, 0 for none.
+    The first n entries are the key that each of the n events always touches; the rest are keys that rows leave.  `left` holds,
+    for each event, the position of the key that its row leaves, or 0 if the row stays.
     """
 
     columns: dict[str, Any]
@@ -154,11 +155,11 @@ class _EventKeys:
     left: Indices
 
     def base(self, events: Indices) -> dict[str, Any]:
-        """The keys under which the rows of these events stood before them."""
+        """Return the keys that the rows of these events had before them."""
         return _take(self.columns, self._base(events))
 
     def moved(self, events: Indices) -> Mask:
-        """Whether a row has left, in the batch, the key under which the rows of these events stood before them."""
+        """Return for each event whether, in this batch, a row has left the key that the event's row had before it."""
         return np.isin(self.codes[self._base(events)], self.codes[self.left[np.flatnonzero(self.left)]])
 
     def _base(self, events: Indices) -> Indices:
@@ -169,9 +170,8 @@ class _EventKeys:
 class _Touches:
     """Touches ordered by key, then by arrival.
 
-    `arrives`: a row stands under the key afterwards; `leaves`: its event's row goes to another key; `from_here`: its event
-    changes or deletes the row that stood here; `stands`: before the batch a row of the table stands under the key, as far as
-    nobody knows better.
+    `arrives`: a row has the key afterwards.  `leaves`: the event's row moves to another key.  `from_here`: the event changes or
+    deletes the row that had the key.  `stands`: a row of the table has the key before the batch, or is assumed to.
     """
 
     code: Indices
@@ -192,26 +192,26 @@ class _Touches:
         )
 
     def first(self) -> Mask:
-        """Which are their key's first."""
+        """Mark the first touch of each key."""
         return np.not_equal(np.diff(self.code, prepend=-1), 0)
 
     def last(self) -> Mask:
-        """Which are their key's last."""
+        """Mark the last touch of each key."""
         return np.not_equal(np.diff(self.code, append=-1), 0)
 
     def after_arrival(self) -> Mask:
-        """Before which a row of the batch stands under the key."""
+        """Mark touches before which a row of the batch has the key."""
         return np.roll(self.arrives, 1) & ~self.first()
 
     def occupied(self) -> Mask:
-        """Before which a row stands under the key, of the batch or of the table."""
+        """Mark touches before which a row of the batch or of the table has the key."""
         return self.after_arrival() | (self.first() & self.stands)
 
 
 def _fold_keyed(
     changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
 ) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None, Unmet | None]:
-    """Images, masked images and deleted keys; changes without a row, those that met one, and those of others' rows."""
+    """Return (images, masked images, deleted keys), missing, collisions and differing (Folded)."""
     values = changes.new
     if not changes.count:
         images = pa.table(values)
@@ -236,7 +236,7 @@ def _fold_keyed(
 
 
 def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Indices:
-    """For each key of `keys` whose row of the table stands under it, before the batch or after the TRUNCATE (Present.keys)."""
+    """Return for each key who wrote the table's row under it (Present.keys), before the batch or after the TRUNCATE."""
     if truncated or present is None:
         return np.full(len(keys.codes), 0 if truncated else OURS)
     _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
@@ -280,12 +280,12 @@ def _event_keys(changes: Changes, key: Sequence[str]) -> _EventKeys:
 
 
 def _event_bits(events: int) -> int:
-    """Bits of a touch's number: its event's, and whether its row leaves."""
+    """Return the bits that a touch needs: its event's number, and one for whether its row leaves."""
     return (2 * events).bit_length()
 
 
 def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
-    """Every touch, from one sort of numbers made of key and event."""
+    """Return every touch, by one sort of integers composed of key code and event number."""
     bits = _event_bits(changes.count)
     moved = np.flatnonzero(keys.left)
     events = np.arange(changes.count)
@@ -302,10 +302,10 @@ def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
 
 
 def _without_skipped(touches: _Touches) -> _Touches:
-    """Leave out events whose row is gone: deleted or moved before in the batch, or not in the table.
+    """Leave out events whose row is gone: deleted or moved earlier in the batch, or not in the table.
 
-    A skipped event may have been another's predecessor, so this is repeated until nothing changes: a publisher sends no such
-    events, and then once is enough.  What is skipped once stays so, since its key stays without a row.
+    A skipped event may have been another's predecessor, so repeat until nothing changes.  A publisher sends no such events, so
+    one round is the rule.  A skipped event stays skipped, since its key stays without a row.
     """
     while True:
         gone = touches.from_here & ~touches.occupied()
@@ -317,7 +317,7 @@ def _without_skipped(touches: _Touches) -> _Touches:
 def _images(
     values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices, upsert: bool
 ) -> tuple[Any, Any]:
-    """The images of the events `final`, complete ones and masked ones."""
+    """Return the images of the events `final`: complete ones and masked ones."""
     events = len(keys.left)
     names = list(values)
     everything = len(final) == events and not missing
@@ -354,7 +354,7 @@ def _images(
 
 
 def _chase(pointers: Indices) -> Indices:
-    """Where each pointer rests, following them: an element that points to itself is at rest."""
+    """Follow each pointer to its end, an element that points to itself."""
     while True:
         further = pointers[pointers]
         if np.array_equal(further, pointers):
@@ -363,7 +363,7 @@ def _chase(pointers: Indices) -> Indices:
 
 
 def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: Any) -> Any:
-    """`images` with the columns that say what misses, and where the row stands."""
+    """Add to `images` the columns that mark missing values, and the key of the row that has them."""
     for name, mask in masks.items():
         images = images.append_column(f"{UNCHANGED_PREFIX}{names.index(name)}", pa.array(mask))
     for place, column in enumerate(base.columns):
@@ -375,9 +375,9 @@ def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: 
 
 
 def _without_missing(changes: Changes, truncated: bool, present: Present) -> tuple[Changes, Unmet | None]:
-    """The changes without updates and deletes of rows that are not there, which are given apart.
+    """Split off updates and deletes of rows that do not exist.
 
-    Only where some may be is the story told change by change: rows are counted by their codes.
+    Rows are counted by their codes.  Only if the counts show that some row may be missing are the changes walked one by one.
     """
     minus = np.flatnonzero(changes.op != INSERT)
     if not minus.size:
@@ -422,7 +422,7 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
 
 
 def _old(changes: Changes, name: str) -> Any:
-    """A column of the old rows; one that the publisher has not is NULL there."""
+    """Return a column of the old rows; NULLs for a column that the publisher lacks."""
     column = changes.old.get(name)
     return nulls(changes.count, changes.new[name].type) if column is None else column
 
@@ -440,7 +440,7 @@ def _chosen(changes: Changes, chosen: Mask) -> Changes:
 
 
 def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, Any]:
-    """Rows to add, and rows to take with their counts."""
+    """Return the rows to add, and the rows to remove with their counts."""
     minus = np.flatnonzero(changes.op != INSERT)
     if not minus.size:
         return pa.table(changes.new), _no_rows(changes)
@@ -449,7 +449,7 @@ def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, 
     plus = np.flatnonzero(changes.op != DELETE)
     added, taken = _take(changes.new, plus), _take(changes.old, minus)
     rows = {
-        # a column that the publisher has not is NULL in its rows
+        # A column that the publisher lacks is NULL in its rows.
         name: pa.concat_arrays([column, taken.get(name, nulls(len(minus), column.type))])
         for name, column in added.items()
     }

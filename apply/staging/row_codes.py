@@ -17,9 +17,9 @@ Indices = npt.NDArray[np.int64]
 
 
 def row_codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
-    """A number for each row, equal for equal rows, and a bound that it stays below: at most `limit`, or the number of rows.
+    """Return a number for each row, equal for equal rows, and an exclusive upper bound: at most `limit`, or the number of rows.
 
-    Of floats, 0 and -0, and all NaNs, are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
+    Among floats, 0 equals -0 and all NaNs are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
     """
     codes, bound = _column_codes(columns[0], exact)
     for column in columns[1:]:
@@ -31,6 +31,7 @@ def row_codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tup
 
 
 def dense(codes: Indices) -> tuple[Indices, int]:
+    """Renumber codes from 0 without gaps; return them and their count."""
     encoded = pa.array(codes).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
@@ -38,7 +39,7 @@ def dense(codes: Indices) -> tuple[Indices, int]:
 def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
     kinds = pa.types
     if not column.null_count and len(column):
-        # numbers that are their own codes, less the smallest
+        # Numbers are their own codes, less the smallest.
         if kinds.is_date32(column.type) or kinds.is_integer(column.type):
             numbers = column.view(pa.int32()) if kinds.is_date32(column.type) else column
             return _spread(numbers.to_numpy().astype(np.int64))
@@ -61,7 +62,7 @@ def _spread(numbers: Indices) -> tuple[Indices, int]:
 
 
 def comparable(column: Any, exact: bool) -> Any:
-    """Floats as integers that are equal if the floats are."""
+    """Map floats to integers that are equal if and only if the floats are."""
     valid = column.is_valid()
     numbers = column.fill_null(0).to_numpy().astype(np.float64)
     numbers[np.isnan(numbers)] = np.nan

@@ -11,13 +11,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# Longer than a column's name in PostgreSQL can be: no table has them.
+# Longer than any column name in PostgreSQL (63 bytes), so no table has a column of these names.
 UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
 BASE_PREFIX: Final = "__base_".ljust(64, "_")
 COUNT_COLUMN: Final = "__count".ljust(64, "_")
 MOVED_COLUMN: Final = "__moved".ljust(64, "_")
 
-# Rows of this subscription, and rows that others are known to have written last.
+# Who wrote a row last: this subscription, or, as far as known, another writer.
 OURS: Final = 1
 THEIRS: Final = 2
 
@@ -25,21 +25,21 @@ Indices = npt.NDArray[np.int64]
 
 
 class Present(Protocol):
-    """Which rows a table holds."""
+    """Looks up which rows a table holds."""
 
     def keys(self, keys: Any) -> Indices:
-        """For each of these distinct keys (a table of the key's columns) whose row stands under it: 0 for none, OURS or THEIRS."""
+        """Return, for each of these distinct keys (a table of the key's columns), OURS or THEIRS, or 0 if no row has the key."""
 
     def copies(self, rows: Any) -> Indices:
-        """For each of these distinct rows (a table of all columns) how many are equal to it."""
+        """Return, for each of these distinct rows (a table of all columns), how many rows of the table equal it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unmet:
     """Changes that did not find the table as they expected it, in order of arrival.
 
-    `seq` and `op` are as in Changes.  Of the first SHOWN, `keys` are the keys (without a key: the rows) that they looked for, and
-    `rows` the new rows, both as tables.
+    `seq` and `op` are as in Changes.  `keys` and `rows` cover the first fold.SHOWN of them, as tables: the keys that they looked
+    for (the whole rows, in a table without a key), and their new rows.
     """
 
     seq: Indices
@@ -50,23 +50,25 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """What becomes of the table.  All tables are pyarrow's; columns are named and ordered as in the changes.
+    """The change set of one table.  Its tables are pyarrow's; columns have the names and order of the changes.
 
-    `images`: complete rows to insert.  `masked`: rows to insert of which some values must come from the table as it was before
-    the batch: bool UNCHANGED_PREFIX<i> says where column i (its place among the columns) is meant, only for columns where that
-    happens; BASE_PREFIX<j> is the j-th key column of the row in the table.  `deleted_keys`: distinct keys whose rows leave the
-    table before anything is inserted, those of images among them unless the batch began with their INSERT.  `removed`, without
-    a key: distinct rows, and in COUNT_COLUMN how many copies of each leave.
+    `images`: complete rows to insert.
+    `masked`: rows to insert that take some values from the table as it was before the batch.  The bool column
+    UNCHANGED_PREFIX<i> marks the rows whose column i (by position) is such a value; it exists only where some row has one.
+    BASE_PREFIX<j> holds the j-th key column of the row to take them from.
+    `deleted_keys`: distinct keys whose rows leave the table before anything is inserted.  Keys of images are among them, unless
+    the batch began with their INSERT.
+    `removed`, for a table without a key: distinct rows, with the number of copies that leave in COUNT_COLUMN.
 
-    Folded as upserts, every touched key is among `deleted_keys`, and bool MOVED_COLUMN of `masked` says of a row that it left the
-    key under which it stood before the batch.
+    Folded as upserts, every touched key is in `deleted_keys`, and the bool column MOVED_COLUMN of `masked` marks rows that left
+    the key that they had before the batch.
 
-    `insert_only`: nothing leaves the table, an append does.  `truncated`: the table is emptied first; nothing else leaves it.
-    `inserts`, `updates`, `deletes` count the changes as they came, those before a TRUNCATE too.
+    `insert_only`: nothing leaves the table, so an append is enough.  `truncated`: the table is emptied first; nothing else
+    leaves it.  `inserts`, `updates`, `deletes` count the changes as received, including those before a TRUNCATE.
 
-    `missing`: updates and deletes that were left out, since there is no row for them; `collisions`: inserts and updates of keys
-    that came where a row stands; `differing`: updates and deletes of rows that others wrote, which are done.  None where there are
-    none, or nobody looked.
+    `missing`: updates and deletes left out because their row does not exist.  `collisions`: inserts and key changes that arrive
+    where a row exists.  `differing`: updates and deletes, carried out, of rows that others wrote.  None if there are none, or
+    if the table was not looked up.
     """
 
     images: Any
