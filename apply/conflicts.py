@@ -1,14 +1,14 @@
-"""Changes that do not find the table as they expect it: PostgreSQL 18's conflicts (conflict.c).
+"""Detect changes that do not find the table as they expect it: PostgreSQL 18's conflicts (conflict.c).
 
     update_missing, delete_missing    there is no row to change: the change is left out, counted and logged
-    insert_exists, update_exists      a row stands where one is to come: an error, as in PostgreSQL
+    insert_exists, update_exists      a row exists where one arrives: an error, as in PostgreSQL
+    update_origin_differs,            another writer wrote the row last: the change is applied, counted and logged
+    delete_origin_differs
 
-    update_, delete_origin_differs    others wrote the row last: the change is applied, counted and logged
-
-They are looked for where they can be: in a table whose rows are not all this subscription's.  A Delta table knows only one
-key, so there are no multiple_unique_conflicts.  Who wrote a row last is known as long as its data file is one that a commit of
-others made in full (in PostgreSQL: with track_commit_timestamp): not after files were merged, and not for a file that a commit of
-theirs wrote anew with the rows that it left alone.
+Conflicts are looked for only in a table whose rows are not all this subscription's.  A Delta table has one key, so there are no
+multiple_unique_conflicts.  The last writer of a row is known (in PostgreSQL: by track_commit_timestamp) only while its data file
+is one that another writer's commit made in full: not after files were merged, and not for a file that such a commit rewrote
+together with rows that it did not change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConflictType(StrEnum):
 
 
 class UniqueViolation(PubsubError):
-    """insert_exists or update_exists: it comes again until the row that is in the way is gone, or the transaction is skipped."""
+    """insert_exists or update_exists: recurs until the existing row is deleted or the transaction is skipped."""
 
     default_sqlstate = "23505"
     conflict: ConflictType
@@ -51,7 +51,7 @@ class UniqueViolation(PubsubError):
 
 @dataclass(slots=True)
 class Conflicts:
-    """Of one table's part of a batch: all are counted, of the first there is a text to log."""
+    """The conflicts of one table's part of a batch: all are counted, the first ones have a text to log."""
 
     counts: Counter[ConflictType] = field(default_factory=Counter)
     texts: list[Mapping[str, str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Conflicts:
         self.texts += other.texts
 
     def report(self, relation: str) -> None:
-        """Log them: the first of them one by one, the others as a number."""
+        """Log the first conflicts one by one, and the number of the others."""
         for text in self.texts:
             log.warning(**text)
         left = sum(self.counts.values()) - len(self.texts)
@@ -70,7 +70,7 @@ class Conflicts:
 
 
 def judge(folded: Folded, batch: Batch, relation: str, origin: str) -> Conflicts:
-    """What is to be counted and logged once the fold is committed.  Raises UniqueViolation for the first collision."""
+    """Return what to count and log once the change set is committed.  Raises UniqueViolation for the first collision."""
     if folded.collisions is not None:
         _refuse(folded.collisions, batch, relation, origin)
     found = Conflicts()
@@ -96,7 +96,7 @@ def _note(
     relation: str,
     origin: str,
 ) -> None:
-    """Count these, the updates as the first type and the deletes as the second; texts for those that are shown."""
+    """Count the updates as the first type and the deletes as the second, with texts for the ones that carry values."""
     updates = int((unmet.op == UPDATE).sum())
     found.counts += Counter({types[0]: updates, types[1]: len(unmet.op) - updates})
     for index in range(unmet.keys.num_rows):
@@ -138,7 +138,7 @@ def _message(relation: str, conflict: ConflictType) -> str:
 
 
 def _context(unmet: Unmet, index: int, batch: Batch, relation: str, origin: str) -> str:
-    """worker.c: apply_error_callback."""
+    """Return the error's context (worker.c: apply_error_callback)."""
     transaction = batch.transaction_of(int(unmet.seq[index]))
     return (
         f'processing remote data for replication origin "{origin}" during message type '
@@ -154,7 +154,7 @@ def _identity(unmet: Unmet, index: int) -> str:
 
 
 def _pairs(table: Any, index: int) -> str:
-    """(a, b)=(1, 2), as BuildIndexValueDescription has it."""
+    """Format columns and values as (a, b)=(1, 2) (genam.c: BuildIndexValueDescription)."""
     return f"({', '.join(table.column_names)})={_values(table, index)}"
 
 

@@ -1,4 +1,4 @@
-"""The hand-over of a table from its sync worker to apply: states w and c, which live in memory alone.
+"""Hand a table over from its sync worker to apply: states w and c, which live in memory alone.
 
     sync worker                         apply worker
     copy done, at LSN X ── w ─────────►  answers with C = max(X, end of the last transaction it has decided
@@ -6,10 +6,10 @@
     applies up to C exactly
     stores s at C ───────── s ─────────► writes its own batches of the table from now on
 
-In PostgreSQL these states are in shared memory (worker_internal.h: relstate, relstate_lsn) and apply waits while the other
-catches up (tablesync.c: wait_for_relation_state_change).  Here apply goes on receiving; only its first commit to the table
-waits for `s`.  A promised C outlives both workers, as long as the process does: whoever comes next keeps to it.  Only a new
-copy breaks it, and then apply starts again from its origin.
+In PostgreSQL these states are in shared memory (worker_internal.h: relstate, relstate_lsn), and apply waits while the sync
+worker catches up (tablesync.c: wait_for_relation_state_change).  Here apply goes on receiving; only its first commit to the
+table waits for `s`.  A promised C outlives both workers as long as the process lives: their successors keep it.  Only a new copy
+breaks the promise, and then apply starts again from its origin.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pubsub.protocol.lsn import Lsn
 
 
 class Applying(Protocol):
-    """What the hand-over asks of the apply worker."""
+    """The apply worker, as the hand-over sees it."""
 
     def answer(self, relid: int, at: Lsn) -> Lsn:
-        """C for a table whose sync worker is at `at`; from now on what commits after C is this worker's."""
+        """Return C for a table whose sync worker is at `at`; this worker applies what commits after C."""
 
     def start_again(self) -> None:
-        """A promise was broken by a new copy: what was decided on it must be decided again."""
+        """Decide again from the origin: a new copy has broken a promise."""
 
     def tables_changed(self) -> None:
-        """A table has come to s: read the catalog again."""
+        """Read the catalog again: a table has reached s."""
 
 
 class Handover:
-    """One subscription's tables between copy and ready.  Used from one event loop; nothing here is stored."""
+    """One subscription's tables between copy and ready.  Use it from one event loop; nothing here is stored."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Lsn] = {}
@@ -47,28 +47,28 @@ class Handover:
 
     @property
     def promised(self) -> Mapping[int, Lsn]:
-        """C by relation, for each table that has one and is not ready."""
+        """C by relation oid, for each table that has been promised one and is not ready."""
         return self._promised
 
     def attach(self, applying: Applying) -> None:
-        """The apply worker is here, and has taken over what is promised."""
+        """Register the apply worker, which has taken over the promises."""
         self._applying = applying
         self._attached.set()
 
     def detach(self) -> None:
-        """The apply worker ends; promises stand."""
+        """Forget the apply worker, which ends; promises stand."""
         self._applying = None
         self._attached.clear()
 
     def state(self, relid: int) -> tuple[str, Lsn] | None:
-        """('w', X) or ('c', C) while the table is there, else None."""
+        """Return ('w', X) or ('c', C) while the table is in that state, else None."""
         if relid not in self._waiting or self._event(relid).is_set():
             return None
         promised = self._promised.get(relid)
         return ("w", self._waiting[relid]) if promised is None else ("c", promised)
 
     async def catchup_lsn(self, relid: int, at: Lsn) -> Lsn:
-        """The sync worker is at `at` (state w): waits for C >= `at` (state c)."""
+        """Enter state w with the sync worker at `at`; wait for state c and return its C >= `at`."""
         self._waiting[relid] = at
         await faults.reached(f"sync wait {relid}")
         while relid not in self._promised:
@@ -78,24 +78,24 @@ class Handover:
         return self._promised[relid]
 
     def new_copy(self, relid: int) -> None:
-        """The table is copied from a new snapshot: an earlier promise no longer holds."""
+        """Drop the promise for a table that is copied from a new snapshot."""
         self._waiting.pop(relid, None)
         self._event(relid).clear()
         if self._promised.pop(relid, None) is not None and self._applying is not None:
             self._applying.start_again()
 
     def synced(self, relid: int) -> None:
-        """State s is stored: apply may write the table."""
+        """Note that state s is stored: apply may write the table."""
         self._event(relid).set()
         if self._applying is not None:
             self._applying.tables_changed()
 
     async def wait_synced(self, relid: int) -> None:
-        """Returns when the table's sync worker has stored s, or the table is forgotten."""
+        """Wait until the table's sync worker has stored s, or the table is forgotten."""
         await self._event(relid).wait()
 
     def forget(self, relid: int) -> None:
-        """The table is ready, or no longer in the subscription."""
+        """Forget a table that is ready or no longer in the subscription."""
         self._waiting.pop(relid, None)
         self._promised.pop(relid, None)
         self._event(relid).set()

@@ -1,12 +1,12 @@
-"""on_table_error = isolate: a table that fails stops alone, and the rest of its batch goes on.
+"""on_table_error = isolate: stop a failing table alone, and go on with the rest of its batch.
 
-A batch is staged whole before its first commit, so a table that can not be staged is found while nothing is in Delta.  It gets
-the transactions before the one that failed, in the same batch, and then nothing more: what it holds is what the publisher
-held at one moment.  Staging is begun anew for each failure: failures are rare.
+A batch is staged whole before its first commit, so a table that cannot be staged is found while nothing is in Delta.  It still
+gets the transactions before the failing one, in the same batch, and then nothing more: it holds what the publisher held at one
+moment.  Staging starts over after each failure, since failures are rare.
 
     stage ── fails for table t at transaction x ──► stage again, t up to before x ──► commit ──► t is stored as stopped ──► origin
 
-Until it is stored as stopped a crash loses nothing: the transaction comes again, and fails again.
+A crash before the table is stored as stopped loses nothing: the transaction is received again, and fails again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Destinations = Mapping[tuple[str, str], Destination]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A table that stops: why, and the finish LSN of the first transaction that it does not get."""
+    """Why a table stops, and the finish LSN of the first transaction that it does not get."""
 
     relid: int
     error: PubsubError
@@ -41,7 +41,7 @@ class Failure:
 
 
 def will_last(error: PubsubError) -> bool:
-    """Whether a table's failure would come again at every attempt."""
+    """Tell whether a table's failure would recur at every attempt."""
     if error.sqlstate == DataCorrupted.default_sqlstate:
         return True
     passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
@@ -49,12 +49,12 @@ def will_last(error: PubsubError) -> bool:
 
 
 def is_own(error: PubsubError) -> bool:
-    """Whether one table alone is to blame, and stops."""
+    """Tell whether the error is one table's own and lasting, so that the table stops."""
     return error.relid is not None and will_last(error)
 
 
 def failure(error: PubsubError, batch: Batch) -> Failure:
-    """The failure of the table that `error` blames."""
+    """Return the failure of the table that `error` is attributed to."""
     assert error.relid is not None
     transaction = _transaction(batch, error) or batch.transactions[0]
     return Failure(error.relid, error, transaction.final_lsn)
@@ -63,7 +63,10 @@ def failure(error: PubsubError, batch: Batch) -> Failure:
 def stage_isolating(
     batch: Batch, destinations: _Destinations, stage: Stage, origin: str
 ) -> tuple[list[StagedTable], list[Failure]]:
-    """As stage_batch, without the tables that fail or what they can not take; an error that is no table's is raised."""
+    """Stage as stage_batch does, but leave out failing tables, or the transactions from their failure on.
+
+    Raises errors that are not one table's own.
+    """
     failures: dict[int, Failure] = {}
     while True:
         try:
@@ -76,7 +79,10 @@ def stage_isolating(
 
 
 def _narrowed(destinations: _Destinations, error: PubsubError, batch: Batch) -> _Destinations:
-    """The table up to before the transaction that failed; not at all where that would be nothing, or nobody knows which it was."""
+    """Limit the failing table to the transactions before the failing one.
+
+    The table is left out if there are none, or if the failing transaction is unknown.
+    """
     transaction = _transaction(batch, error)
     found = {}
     for name, destination in destinations.items():

@@ -1,12 +1,13 @@
-"""Prepared transactions, from PREPARE TRANSACTION to their outcome.
+"""Keep prepared transactions from PREPARE TRANSACTION to their outcome.
 
     b … P, S … p   assembled like any other ──► keep: one durable file, then the position moves past the prepare
     K              load ──► the batch, as a transaction that ends at the outcome
     r              forget
 
-Delta has no prepared state, and PostgreSQL's own is on disk (twophase.c): so a prepared transaction waits in a file, for weeks if
-need be.  Which tables it is applied to is decided at its outcome, as for a commit.  A file is taken away only when the origin
-is past the outcome: sent again after a crash, the outcome finds it.  What is sent again before that replaces it.
+Delta has no prepared state, and PostgreSQL keeps its own on disk (twophase.c), so a prepared transaction waits in a file, for
+weeks if need be.  The tables that it is applied to are decided at its outcome, as for a commit.  A file is removed only when the
+origin is past the outcome, so that an outcome that is sent again after a crash finds it.  A prepare that is sent again before
+that replaces the file.
 
     prepared/<subscription oid>/<xid>.prepared             waits
     prepared/<subscription oid>/<xid>.<end LSN>.done       its outcome is durable in every table; the origin may not be there yet
@@ -36,11 +37,11 @@ Described = Sequence[tuple[int, pgoutput.Relation]]
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A transaction that was prepared a moment ago.
+    """A transaction that has just been prepared.
 
-    `settled` are the definitions that held when it began; `relations` and `truncations` came in it, each with the number of
-    the change that follows, unless it was streamed: then they are among its frames, and `told` are the oids of the former.
-    LSNs and time as in Prepare.
+    `settled`: the relation cache when it began.  `relations` and `truncations`: its messages, each with the number of the change
+    that follows.  In a streamed transaction both are among its frames instead, and `told` has the oids of its Relation messages.
+    LSNs and time are those of Prepare.
     """
 
     transaction: reorderbuffer.Transaction
@@ -57,7 +58,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A prepared transaction read back; `relations` are those that hold for it, with the number of the change from which on."""
+    """A prepared transaction read back; `relations` hold for it, each from the change with the given number on."""
 
     transaction: reorderbuffer.Transaction
     xid: int
@@ -72,18 +73,18 @@ class Kept:
 
 
 class PreparedStore:
-    """The files of one subscription, which one worker uses.  All block, and raise FileFailure, DiskFull and DataCorrupted."""
+    """The files of one subscription, used by one worker.  All methods block, and raise FileFailure, DiskFull and DataCorrupted."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def recover(self, origin: Lsn) -> None:
-        """Take away what a killed process left half written, and what the origin is past."""
+        """Remove files that a killed process left half written, and those that the origin has passed."""
         files.remove_all(self._directory, durable.TEMPORARY)
         self.remove_done(origin)
 
     def keep(self, preparation: Preparation) -> None:
-        """Durable when this returns.  One of that number that is there is the same, sent again."""
+        """Store the transaction durably.  A file of the same xid is the same transaction, sent before, and is replaced."""
         p = preparation
         durable.persist(
             p.transaction,
@@ -104,7 +105,7 @@ class PreparedStore:
         )
 
     def load(self, xid: int, gid: str) -> Kept:
-        """Raises UndefinedObject in PostgreSQL's words (twophase.c: LockGXact)."""
+        """Read a transaction back.  Raises UndefinedObject in PostgreSQL's words (twophase.c: LockGXact)."""
         for path in (self._directory / f"{xid}{_WAITING}", *sorted(self._directory.glob(f"{xid}.*{_DONE}"))):
             if path.exists():
                 kept = _read(path)
@@ -117,8 +118,11 @@ class PreparedStore:
         )
 
     def forget(self, xid: int, gid: str, prepare_end_lsn: Lsn, prepare_time: int) -> bool:
-        """It was rolled back.  False if there is none: it was prepared before the stream began (worker.c:
-        apply_handle_rollback_prepared, LookupGXact)."""
+        """Remove a transaction that was rolled back.
+
+        Return False if there is none: it was prepared before the stream began (worker.c: apply_handle_rollback_prepared,
+        LookupGXact).
+        """
         path = self._directory / f"{xid}{_WAITING}"
         if not path.exists():
             return False
@@ -129,13 +133,13 @@ class PreparedStore:
         return True
 
     def done(self, xid: int, end_lsn: Lsn) -> None:
-        """Its outcome, which ends at `end_lsn`, is durable in every table."""
+        """Note that its outcome, which ends at `end_lsn`, is durable in every table."""
         path = self._directory / f"{xid}{_WAITING}"
         if path.exists():
             path.replace(self._directory / f"{xid}.{end_lsn:016X}{_DONE}")
 
     def remove_done(self, origin: Lsn) -> None:
-        """The origin is durably at `origin`: what ends there or before is not sent again."""
+        """Remove transactions whose outcome ends at or before `origin`, the stored origin: they are not sent again."""
         for path in self._directory.glob(f"*{_DONE}"):
             if int(path.name.split(".")[1], 16) <= origin:
                 durable.remove(path)
@@ -145,7 +149,7 @@ class PreparedStore:
         return max((_read(path).end_lsn for path in self._directory.glob(f"*{_WAITING}")), default=Lsn(0))
 
     def waiting(self) -> list[PreparedXact]:
-        """Those without an outcome, oldest prepare first."""
+        """List the transactions without an outcome, oldest prepare first."""
         found = sorted((_read(path) for path in self._directory.glob(f"*{_WAITING}")), key=lambda kept: kept.end_lsn)
         return [PreparedXact(kept.xid, kept.gid, pg_time_to_datetime(kept.prepare_time)) for kept in found]
 
@@ -173,10 +177,10 @@ def _read(path: Path) -> Kept:
 
 
 class PreparedList(Protocol):
-    """Where the list that pg_prepared_xacts shows is kept: the catalog."""
+    """The store of the list that pg_prepared_xacts shows: the catalog."""
 
     async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
-        """These are the subscription's."""
+        """Store the subscription's list."""
 
 
 class TwoPhase:
@@ -190,7 +194,7 @@ class TwoPhase:
         self._finished: set[Lsn] = set()
 
     async def recover(self, origin: Lsn) -> None:
-        """Before the stream begins at `origin`."""
+        """Clean up before the stream begins at `origin`."""
         await asyncio.to_thread(self._store.recover, origin)
         await self._show()
 
@@ -212,7 +216,10 @@ class TwoPhase:
         await self._show()
 
     async def durable(self, outcomes: Sequence[tuple[int, Lsn]]) -> None:
-        """These transactions, with the ends of their outcomes, are in every table; the origin is not stored yet."""
+        """Note that these transactions, given with the end LSNs of their outcomes, are durable in every table.
+
+        The origin is not stored yet.
+        """
         for xid, end_lsn in outcomes:
             await asyncio.to_thread(self._store.done, xid, end_lsn)
             self._finished.add(end_lsn)

@@ -1,4 +1,4 @@
-"""A number for each key, equal for equal keys, whatever else is around: what divides a batch into parts."""
+"""Hash keys, equal keys to equal numbers in every batch: large batches are divided by these."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _HIGH: Final = np.uint64(32)
 
 
 def key_hashes(changes: Changes, key: Sequence[str]) -> tuple[Hashes, Hashes]:
-    """`key_words` in 32 bits."""
+    """Return `key_words` reduced to 32 bits."""
     own, left = key_words(changes, key)
     return _high_half(own), _high_half(left)
 
 
 def key_words(changes: Changes, key: Sequence[str]) -> tuple[Words, Words]:
-    """For each change the hash of the key that it touches in any case, and of the one under which the row stood before it.
+    """Return for each change the hash of the key that it always touches, and of the key that its row had before it.
 
-    `changes` has at least the columns of `key`.  A NULL among them is hashed as anything: folding refuses it.
+    `changes` has at least the columns of `key`.  The hash of a NULL is arbitrary: folding refuses it.
     """
     deletes = pa.array(changes.op == DELETE)
     with_old = (changes.op == UPDATE) & (changes.old_kind != 0)
@@ -55,7 +55,7 @@ def _high_half(hashes: Words) -> Hashes:
 
 
 def _words(column: Any) -> Words:
-    """A column's values as numbers, equal where PostgreSQL finds them equal."""
+    """Map a column's values to numbers, equal where PostgreSQL finds the values equal."""
     kinds = pa.types
     if kinds.is_floating(column.type):
         column = comparable(column, exact=False)
@@ -72,7 +72,7 @@ def _words(column: Any) -> Words:
 
 
 def _of_bytes(column: Any) -> Words:
-    """Each value's bytes as the coefficients of a polynomial, modulo 2^64."""
+    """Evaluate each value's bytes as the coefficients of a polynomial, modulo 2^64."""
     data, offsets = contents(column)
     bounds = offsets.astype(np.int64)
     lengths = np.diff(bounds)

@@ -1,16 +1,16 @@
-"""A batch too large to be decoded at once: read several times, and staged a part at a time.
+"""Stage a batch that is too large to decode at once: read it several times, a part at a time.
 
-    survey          which relations there are, how many bytes each, and which only insert
+    survey          which relations the batch changes, how many bytes each, and which only insert
     key hashes      for tables of many bytes whose rows change: which changes belong to one key
-    passes          tables that only insert: each chunk is folded and staged as it comes
-                    the others: all changes of some of their keys, folded together
+    passes          tables that only insert: fold and stage each chunk as it is read
+                    the others: fold all changes of some of their keys together
 
 A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
-changes.  Keys between which rows move (an UPDATE of the key) are all in the first pass.  Reading is the cheap part: frames
-come from memory or sequentially from disk, and only what is picked is decoded.
+changes.  Keys between which rows move (an UPDATE of the key) all go into the first pass.  Reading is cheap: frames come from
+memory or sequentially from disk, and only the picked ones are decoded.
 
-Bounded by `part_bytes`, except: a table without a key whose rows change, rows that move, and images that wait for unchanged
-values of the table's rows are held whole.  Blocks.
+Memory is bounded by `part_bytes`, with three exceptions that are held whole: a table without a key whose rows change, rows that
+move between keys, and images that wait for unchanged values of the table's rows.  Blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Partitions = npt.NDArray[np.uint16]
 
 @dataclass(slots=True)
 class _Work:
-    """One table: the bytes of the changes that it gets, and whether any of them is no INSERT."""
+    """One table: the bytes of its changes, and whether any of them is not an INSERT (`rewrites`)."""
 
     wanted: Wanted
     nbytes: int = 0
@@ -56,7 +56,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """What of a table a pass takes: all, or the keys with this number."""
+    """The part of a table that a pass takes: everything, or the keys with this partition number."""
 
     work: _Work
     partition: int | None = None
@@ -70,7 +70,7 @@ def stage_in_parts(
     *,
     part_bytes: int,
 ) -> list[StagedTable]:
-    """As prepare.prepare; frames of about `part_bytes` are decoded at a time."""
+    """Stage the batch as stage_batch does, decoding about `part_bytes` of frames at a time."""
     chunk_bytes = min(_CHUNK, part_bytes)
     works = _survey(batch, destinations, chunk_bytes)
     for work in works:
@@ -103,7 +103,7 @@ def stage_in_parts(
 
 
 def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], chunk_bytes: int) -> list[_Work]:
-    """The tables that the batch changes."""
+    """Return the tables that the batch changes."""
     works: dict[int, _Work] = {}
     for wanted in wanted_by(batch, list(batch.relations), destinations):
         works.update(dict.fromkeys(wanted.oids, _Work(wanted)))
@@ -125,7 +125,7 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
 
 
 def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Partitions:
-    """For each change of these tables, by seq, the number of the pass that takes it."""
+    """Return, by seq, the number of the pass that takes each change of these tables."""
     if not works:
         return np.empty(0, np.uint16)
     hashes = np.zeros(batch.rows, np.uint32)
@@ -163,7 +163,7 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
 
 
 def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
-    """What only inserts is all in the first pass; what rewrites shares one up to `part_bytes`, or has several."""
+    """Plan the passes.  Tables that only insert are all in the first; others share one up to `part_bytes`, or have several."""
     found = [[_Pick(work) for work in works if not work.rewrites]]
     load = 0
     for work in works:
@@ -180,7 +180,7 @@ def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
 
 
 def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, chunk_bytes: int) -> None:
-    """One pass."""
+    """Run one pass."""
     held: list[list[rows.Changes]] = [[] for _ in picks]
     whole = [False] * len(picks)
     with closing(batch.chunks(chunk_bytes)) as chunks:

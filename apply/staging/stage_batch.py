@@ -1,8 +1,8 @@
-"""A closed batch becomes staged files: decoded per relation, filtered by what each table already has, folded by key.
+"""Stage a closed batch: decode it per relation, drop what each table already holds, fold by key, and write durable files.
 
-All tables of a batch are prepared before the first is committed, so that a value that can not be stored stops the batch
-while nothing of it is in Delta.  A batch of many bytes is prepared in parts (inparts).  Blocks; runs in a thread; numpy and
-Arrow let the interpreter go while they work.
+All tables of a batch are staged before the first is committed, so a value that cannot be stored stops the batch while nothing
+of it is in Delta.  A batch of many bytes is staged in parts (large_batches).  Blocks: call it in a thread; numpy and Arrow
+release the interpreter lock while they work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pubsub.protocol import rows
 
 __all__ = ["Destination", "StagedTable", "stage_batch"]
 
-# A batch of more bytes is not decoded at once.
+# A batch of more bytes is decoded in parts.
 _WHOLE: Final = 48 << 20
 
 
@@ -37,9 +37,10 @@ def stage_batch(
 ) -> list[StagedTable]:
     """Stage `batch` for each destination (by the relation's schema and name) that has changes in it.
 
-    `origin` names the replication origin in errors; a batch of more than `whole` bytes (48 MB) is not decoded at once.  Raises
-    InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context, and what reading from disk raises;
-    nothing stays staged then.
+    `origin` names the replication origin in errors.  A batch of more than `whole` bytes (48 MB) is decoded in parts.
+
+    Raises InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context, and the errors of reading
+    from disk.  Nothing stays staged then.
     """
     whole = _WHOLE if whole is None else whole
     if batch.nbytes > whole:

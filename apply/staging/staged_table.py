@@ -1,4 +1,4 @@
-"""What preparing a batch leaves for one table: staged, and ready to be committed."""
+"""One table's part of a batch: while it is staged, and when it is ready to be committed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pubsub.delta.table import Commit
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """One table's part of a batch, staged; the counts are of row changes."""
+    """One table's part of a batch, staged and ready to be committed; the counts are of row changes."""
 
     destination: Destination
     staged: AnyStaged
@@ -28,7 +28,7 @@ class StagedTable:
 
 @dataclass(slots=True)
 class Parts:
-    """One table's part of a batch while it is staged a part at a time in `sink`; the counts are of row changes."""
+    """One table's part of a batch, being staged piece by piece in `sink`; the counts are of row changes."""
 
     sink: StagedParts
     inserts: int = 0
@@ -36,14 +36,14 @@ class Parts:
     deletes: int = 0
 
     def add(self, folded: Folded) -> None:
-        """The next part.  Blocks."""
+        """Stage the next piece.  Blocks."""
         self.sink.add(folded)
         self.inserts += folded.inserts
         self.updates += folded.updates
         self.deletes += folded.deletes
 
     def finish(self, destination: Destination, batch: Batch, conflicts: Conflicts | None = None) -> StagedTable:
-        """No more parts come.  Blocks."""
+        """Finish staging after the last piece.  Blocks."""
         return StagedTable(
             destination,
             self.sink.finish(),

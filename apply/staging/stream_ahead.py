@@ -1,21 +1,21 @@
-"""Streamed transactions prepared while they are in progress: streaming = parallel.
+"""Stage streamed transactions while they are in progress: streaming = parallel.
 
-PostgreSQL's parallel apply workers apply a streamed transaction as it comes, and leave only its commit for the end
-(applyparallelworker.c).  Delta has no transaction that could be open meanwhile; what can be done early is all that comes before
-the commit:
+PostgreSQL's parallel apply workers apply a streamed transaction as it arrives and leave only its commit for the end
+(applyparallelworker.c).  Delta has no transaction that could stay open meanwhile, but everything before the commit can be done
+early:
 
     stream ──► every PART_BYTES a part (ReorderBuffer.take) ──► decoded, folded, staged in the tables' sinks ──┐
     Stream Commit: the rest is the last part ──► a batch of its own ◄── data files that no log names yet ──────┘
 
-The parts stay in the reorder buffer until then, because early work may be in vain.  It is thrown away, and the transaction is
-prepared from its parts like any other, when
-    - a subtransaction with changes in a part, or that told of a definition, is aborted;
+The parts stay in the reorder buffer until then, because early work may be in vain.  It is discarded, and the transaction is
+staged from its parts like any other, when
+    - a subtransaction with changes in a part, or with a Relation message, is aborted;
     - the transaction truncates, or changes rows of a table without a key;
-    - two parts touch the same key (told by hashes), unless all of the table's changes are inserts;
-    - a table is another at the end (its definition, its copy), or has rows of others, or stops alone;
-    - anything fails: the failure comes again, and counts, if the transaction commits.
+    - two parts touch the same key (compared by hashes), unless all of the table's changes are inserts;
+    - a table has changed by the end (its definition or its copy), has rows of others, or stops alone;
+    - anything fails: if the transaction commits, the failure recurs and is handled then.
 
-One part is prepared at a time, in a thread.
+One part is staged at a time, in a thread.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.transaction import Transaction
 
 PART_BYTES: Final = 8 << 20
-"""Frames of a transaction that are worth a part."""
+"""Bytes of a transaction's frames from which a part is made."""
 
-# Hashes of keys that are kept for one table, 8 bytes each; with more its changes must all be inserts.
+# How many key hashes are kept for one table, 8 bytes each.  A table with more must have inserts alone.
 _MAX_KEYS: Final = 4 << 20
 _NEVER: Final = Lsn((1 << 64) - 1)
 
@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 
 class Tables(Protocol):
-    """Of around.Tables, what is asked here."""
+    """The part of interfaces.Tables that is used here."""
 
     async def destinations(self, batch: Batch, quiet: None) -> Mapping[tuple[str, str], Destination]: ...
 
@@ -63,7 +63,7 @@ class Tables(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """One table of one transaction.  `keys`: the keys that each part touches, None when they became too many."""
+    """One table of one transaction.  `keys`: hashes of the keys that each part touches; None if there are too many to keep."""
 
     destination: Destination
     parts: Parts
@@ -73,7 +73,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Streamed:
-    """A transaction in progress.  `waiting` are parts not prepared yet, each with the definitions that hold before it."""
+    """A transaction in progress.  `waiting`: parts not staged yet, each with the relation cache before it."""
 
     xid: int
     parts: list[Transaction] = field(default_factory=list)
@@ -85,10 +85,10 @@ class _Streamed:
 
 
 class Ahead:
-    """The transactions of one stream that are prepared ahead, `most` at a time (max_parallel_apply_workers_per_subscription).
+    """The transactions of one stream that are staged ahead, at most `most` (max_parallel_apply_workers_per_subscription).
 
-    What the dispatcher says (`add`, `abort`, `forget`) is only noted; `run` does the work until it is cancelled.  `giving_back` is
-    held while a part is given back to the reorder buffer.
+    The dispatcher's calls (`add`, `abort`, `forget`) only take notes; `run` does the work until it is cancelled.  The lock
+    `giving_back` is held while a part is returned to the reorder buffer.
     """
 
     def __init__(self, tables: Tables, stage: Stage, origin: str, most: int, giving_back: asyncio.Lock) -> None:
@@ -100,18 +100,18 @@ class Ahead:
         self._streamed: dict[int, _Streamed] = {}
         self._forgotten: list[_Streamed] = []
         self._changed = asyncio.Event()
-        # A part is prepared, or what was staged is taken or thrown away: one at a time.
+        # Held to stage a part, and to take or discard what is staged.
         self._working = asyncio.Lock()
 
-    # What the dispatcher says.
+    # Calls of the dispatcher
 
     def accepts(self, xid: int) -> bool:
-        """Whether the transaction may be divided into parts."""
+        """Tell whether the transaction may be divided into parts."""
         known = self._streamed.get(xid)
         return len(self._streamed) < self._most if known is None else known.in_vain is None
 
     def add(self, xid: int, part: Transaction, known: Mapping[int, pgoutput.Relation]) -> None:
-        """What the transaction has changed since its last part; `known` are the definitions before it."""
+        """Add a part: the transaction's changes since its last part.  `known` is the relation cache before it."""
         streamed = self._streamed.setdefault(xid, _Streamed(xid))
         streamed.parts.append(part)
         if streamed.in_vain is None:
@@ -119,12 +119,12 @@ class Ahead:
             self._changed.set()
 
     def parts(self, xid: int) -> Sequence[Transaction]:
-        """The transaction's parts so far; none for one that is not prepared ahead."""
+        """Return the transaction's parts so far; none if it is not staged ahead."""
         streamed = self._streamed.get(xid)
         return streamed.parts if streamed is not None else ()
 
     def abort(self, xid: int, subxid: int, *, told: bool) -> None:
-        """A subtransaction of it is rolled back; `told`: it had told of a definition."""
+        """Note that a subtransaction was rolled back; `told`: it had sent a Relation message."""
         streamed = self._streamed.get(xid)
         if streamed is None:
             return
@@ -136,7 +136,7 @@ class Ahead:
             self._give_up(streamed, "a subtransaction was rolled back")
 
     def forget(self, xid: int) -> None:
-        """The transaction is rolled back, or nobody wants it."""
+        """Note that the transaction was rolled back or is not wanted."""
         streamed = self._streamed.pop(xid, None)
         if streamed is not None:
             self._give_up(streamed, "the transaction was rolled back")
@@ -150,17 +150,17 @@ class Ahead:
         streamed.waiting.clear()
         self._changed.set()
 
-    # The work.
+    # The work
 
     async def run(self) -> None:
-        """Prepare parts as they come, and clean up after what was in vain."""
+        """Stage parts as they arrive, and discard work that was in vain."""
         while True:
             self._changed.clear()
             if not await self.step():
                 await self._changed.wait()
 
     async def step(self) -> bool:
-        """Clean up, and prepare a part; False if there is none."""
+        """Discard work in vain, and stage a part; return False if there is none."""
         async with self._working:
             await self._clean()
             streamed = next((one for one in self._streamed.values() if one.waiting), None)
@@ -170,9 +170,9 @@ class Ahead:
             return True
 
     async def finish(self, batch: Batch) -> list[StagedTable] | None:
-        """The tables of `batch`, which is one transaction with parts, staged; None if it must be prepared as others are.
+        """Return the staged tables of `batch`, one transaction with parts; None if it must be staged like any other.
 
-        Its parts are the batch's from here on.
+        From here on its parts belong to the batch.
         """
         streamed = self._streamed.pop(batch.transactions[0].xid, None)
         if streamed is None:
@@ -188,7 +188,7 @@ class Ahead:
                 await in_thread(partial(_throw_away, streamed))
 
     async def close(self) -> None:
-        """Nothing is prepared any more: what was staged goes.  The parts go with the buffer."""
+        """Discard everything staged.  The parts go with the reorder buffer."""
         async with self._working:
             for streamed in [*self._streamed.values(), *self._forgotten]:
                 await in_thread(partial(_throw_away, streamed))
@@ -221,7 +221,7 @@ class Ahead:
             streamed.relations.update((oid, messages[-1][1]) for oid, messages in batch.relations.items())
             reason = await in_thread(partial(self._stage_part, streamed, batch, destinations))
         except (PubsubError, OSError) as error:
-            # It may never commit; if it does, this comes again.
+            # The transaction may never commit; if it does, the failure recurs.
             reason = str(error)
         except BaseException:
             self._give_up(streamed, "preparing a part was interrupted")
@@ -232,7 +232,7 @@ class Ahead:
     def _stage_part(
         self, streamed: _Streamed, batch: Batch, destinations: Mapping[tuple[str, str], Destination]
     ) -> str | None:
-        """Returns why it is in vain.  Blocks."""
+        """Stage a part; return a reason if the work is in vain.  Blocks."""
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         names = {(r.namespace, r.name) for oid in frames for _, r in batch.relations.get(oid, ())}
         streamed.passed_over |= names - destinations.keys()
@@ -261,13 +261,13 @@ class Ahead:
         return None
 
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[StagedTable] | None:
-        """What is staged, if the tables are still those that it was staged for."""
+        """Return the staged tables, if they are still those that the parts were staged for."""
         try:
             destinations = await self._tables.destinations(Batch(streamed.relations), None)
         except PubsubError as error:
             if error.relid is None:
                 raise
-            return None  # one of the tables is to blame, which is found again
+            return None  # a table's own error, which recurs when the transaction is staged like any other
         end = batch.last_lsn
         if any(name in destinations and destinations[name].after < end for name in streamed.passed_over):
             return None
@@ -290,14 +290,14 @@ class Ahead:
 
 
 def _same(before: Destination, now: Destination) -> bool:
-    """Whether it gets the whole transaction, as was thought."""
+    """Tell whether the table still gets the whole transaction."""
     if now.contested or now.before is not None:
         return False
     return (before.relid, before.app_id, before.table) == (now.relid, now.app_id, now.table)
 
 
 def _note_keys(work: _Work, changes: rows.Changes) -> bool:
-    """Remember which keys a part touches; False when it is plain already that parts share some."""
+    """Keep the hashes of a part's keys; return False if parts are already known to share one."""
     if work.keys is not None:
         own, left = key_words(changes, work.destination.table.key)
         touched = np.unique(np.concatenate([own, left[left != own]]))
@@ -311,7 +311,7 @@ def _note_keys(work: _Work, changes: rows.Changes) -> bool:
 
 
 def _keys_differ(work: _Work) -> bool:
-    """Whether the parts may be applied side by side.  The keys are given back."""
+    """Tell whether no two parts share a key.  Releases the hashes."""
     if work.inserts_only:
         return True
     if work.keys is None:
@@ -330,7 +330,7 @@ def _finish(
     prepared: list[StagedTable] = []
     try:
         for name, destination in wanted.items():
-            # It stays among the works: to abort a sink that has finished is harmless, and one that could not is left to it.
+            # It stays in `works`: _throw_away aborts a sink that could not finish, and does nothing to one that has.
             prepared.append(streamed.works[name].parts.finish(destination, batch))
     except BaseException:
         for one in prepared:

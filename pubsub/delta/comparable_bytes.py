@@ -1,7 +1,7 @@
-"""Arrays and composites as bytes that are equal exactly where they are: what Arrow has no equality for, it has for bytes.
+"""Encode arrays and composites as bytes that are equal if and only if the values are: Arrow compares bytes, not nested values.
 
-Each value within is its bytes behind their length, NULL a length of -1; an array is its elements one after the other, a composite its
-attributes.  Floats go by their bits, with one NaN.  By columns, and the same in every batch.
+Each inner value is its length and its bytes, NULL a length of -1; an array is its elements in order, a composite its attributes.
+Floats are their bits, with a single NaN.  Works on whole columns; the encoding is the same in every batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NULL: Final = np.frombuffer(np.array(-1, "<i4").tobytes(), np.uint8)
 
 
 def canonical(column: Any) -> Any:
-    """A binary array, NULL where the nested `column` (a pyarrow Array) is."""
+    """Encode the nested `column` (a pyarrow Array) as a binary array, NULL where the column is."""
     valid = validity(column)
     inside = _inside(column)
     if valid is None:
@@ -28,7 +28,7 @@ def canonical(column: Any) -> Any:
 
 
 def _inside(column: Any) -> Any:
-    """The bytes of each value; of a NULL whatever they are."""
+    """Return the bytes of each value; those of a NULL are arbitrary."""
     kind = column.type
     if pa.types.is_list(kind):
         elements, offsets = column.flatten(), _offsets(column)
@@ -53,13 +53,13 @@ def _inside(column: Any) -> Any:
 
 
 def _offsets(column: Any) -> npt.NDArray[np.int32]:
-    """Where each array's elements begin among those of all (one more than arrays); a NULL has none."""
+    """Return where each array's elements begin among all elements: one offset more than arrays; a NULL has no elements."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int32)
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
 
 
 def _written(column: Any) -> Any:
-    """Each value behind its length: a binary array without NULLs."""
+    """Prefix each value with its length: a binary array without NULLs."""
     inside, valid = _inside(column), validity(column)
     if valid is not None:
         inside = pc.if_else(pa.array(valid), inside, b"")
