@@ -1,18 +1,18 @@
-"""Which column of the publisher's table each column of a Relation message is: by number, since names change.
+"""Find the attribute number of each column of a Relation message: numbers stay, names change.
 
-A Relation message has names and types as they were at its place in the stream; the publisher's catalog has attribute numbers,
-which stay what they are, and knows only what is there now, which may be newer.  What binds the two together:
+A Relation message has names and types as they were at its place in the stream.  The publisher's catalog has attribute numbers,
+which never change, but it shows the present, which may be newer.  Three facts connect the two:
 
-    a number that is in the catalog stays there until the column is dropped, and never comes back
-    a message has its columns in the order of their numbers
-    a column whose row in pg_attribute is not younger than the message's transaction was there, under that name
+    a number stays in the catalog until its column is dropped, and is never reused
+    a message lists its columns in the order of their numbers
+    a column whose row in pg_attribute is not younger than the message's transaction existed then, under that name
 
     known      1 id   2 a   3 b
     message    id, x, b, n
     catalog    1 id   2 y   3 b   5 n (4 is dropped)          ►  1, 2 (renamed twice: its place is taken by nothing else), 3, 5
 
-What is dropped by now needs no number: whichever it had, no row of the publisher has it any more.  Where two answers are
-possible there is none (`identify` gives None), and the table is copied again.
+A column that has been dropped by now needs no number: no row of the publisher has it any more.  Where two answers are possible,
+`identify` returns None and the table is copied again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pubsub.protocol.pgoutput import Relation
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 
 PROPERTY: Final = "pubsub.attributes"
-"""The Delta table's property that holds them since it was altered: the same commit has the columns."""
+"""The Delta table's property that holds the attributes; the commit that alters the columns sets it."""
 
-# Definitions that may come again after a restart: more are in no batch but of a run of nothing else.
+# How many known shapes are kept, for messages that are resent after a restart.  A batch with more has hardly anything else.
 _SHAPES_KEPT: Final = 32
 
 Shape = tuple[tuple[str, int, int], ...]
@@ -40,7 +40,7 @@ Numbers = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A replicated column: `name` is the Delta table's; `missing` the text of what rows from before it have (None: NULL)."""
+    """A replicated column.  `name` is the Delta table's; `missing` is the text of the value in older rows (None: NULL)."""
 
     number: int
     name: str
@@ -54,9 +54,9 @@ class Attribute:
 class Attributes:
     """A table's columns as its Delta table has them.
 
-    `count`: the numbers given out so far.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that brought
-    them.  `kept`: columns of the Delta table that the publisher has dropped, with the numbers that they had.  `shapes`: Relation
-    messages that are known, with the numbers of their columns, the newest last.  `app_id`: of which copy they are.
+    `count`: how many numbers have been assigned.  `storage`: TableDefinition's.  `since`: the end LSN of the transaction that
+    created this state.  `kept`: columns of the Delta table that the publisher has dropped, by their former numbers.  `shapes`:
+    known Relation messages with the numbers of their columns, the newest last.  `app_id`: the copy that they belong to.
     """
 
     app_id: str
@@ -73,15 +73,15 @@ class Attributes:
 
     @property
     def names(self) -> Mapping[int, str]:
-        """By number, the Delta table's columns that are the publisher's, or were."""
+        """The Delta table's columns that are or were the publisher's, by number."""
         return dict(self.kept) | {column.number: column.name for column in self.columns}
 
     def known(self, shape: Shape) -> Numbers | None:
-        """The numbers of a message's columns, where such a message is known: the newest of its shape."""
+        """Return the numbers of the columns of the newest known message of this shape, or None."""
         return next((numbers for known, numbers in reversed(self.shapes) if known == shape), None)
 
     def with_shapes(self, found: Sequence[tuple[Shape, Numbers]]) -> Attributes:
-        """These and the ones that are known."""
+        """Return a copy that knows these shapes, too."""
         shapes = [one for one in self.shapes if one not in found] + list(found)
         return replace(self, shapes=tuple(shapes[-_SHAPES_KEPT:]))
 
@@ -102,7 +102,7 @@ class Attributes:
 
 
 def read(text: str | None) -> Attributes | None:
-    """What `as_json` wrote."""
+    """Parse what `as_json` wrote."""
     if not text:
         return None
     found: dict[str, Any] = json.loads(text)
@@ -118,7 +118,7 @@ def read(text: str | None) -> Attributes | None:
 
 
 def of_definition(definition: TableDefinition, names: Sequence[str], app_id: str, since: Lsn) -> Attributes:
-    """The attributes of a table that is being copied, or known for the first time; `names` are its replicated columns."""
+    """Return the attributes of a table that is being copied or is first seen; `names` are its replicated columns."""
     wanted = set(names)
     columns = [column for column in definition.columns if column.name in wanted]
     shape = (shape_of_columns(columns), tuple(column.attnum for column in columns))
@@ -127,12 +127,12 @@ def of_definition(definition: TableDefinition, names: Sequence[str], app_id: str
 
 
 def shape_of(message: Relation) -> Shape:
-    """What of a message says which columns it has."""
+    """Return the part of a message that tells its columns."""
     return tuple((column.name, int(column.type_oid), column.type_modifier) for column in message.columns)
 
 
 def shape_of_columns(columns: Sequence[ColumnDefinition]) -> Shape:
-    """What a message would say of these columns now."""
+    """Return the shape that a message about these columns would have now."""
     return tuple((column.name, int(column.type_oid), column.type_modifier) for column in columns)
 
 
@@ -145,11 +145,11 @@ def identify(
     *,
     older: bool = False,
 ) -> Numbers | None:
-    """The number of each column of a message that was sent in transaction `xid`; None where it can not be told.
+    """Return the number of each column of a message sent in transaction `xid`; None if that cannot be determined.
 
-    `known` are the columns before it (`older`: after it, for a table that joined without a copy), `live` the published ones that
-    the catalog has now, when `count` numbers were given out.  A column that the catalog has no more has the number that it is
-    known by, or None.
+    `known`: the columns before the message (`older`: after it, for a table that joined without a copy).  `live`: the published
+    columns in the catalog now, when `count` numbers have been assigned.  A column that is gone from the catalog has the number
+    in `known`, or None.
     """
     places = {name: place for place, (name, _, _) in enumerate(shape)}
     before = {column.name: column.number for column in known.columns}
@@ -162,7 +162,7 @@ def identify(
             found[place] = column.attnum
         else:
             open_columns.append(column)
-    # Columns that are known, and dropped since: no others are to be looked for in their places.
+    # Known columns that have been dropped since: their places belong to no other column.
     gone = {
         place: before[name]
         for place, (name, _, _) in enumerate(shape)
@@ -192,10 +192,10 @@ def identify(
 def _fill_gaps(
     width: int, found: dict[int, int], gone: dict[int, int], known: Attributes, alive: Collection[int], count: int
 ) -> set[int]:
-    """Between columns whose numbers are known: as many numbers as places are theirs, in order.
+    """Number the places between columns whose numbers are known, where as many numbers as places are left, in order.
 
-    Of numbers given out later, which are all in the catalog still, those of the places are the first: none is there without the
-    ones before it.  Adds to `found`; returns the places whose columns are dropped by now.
+    Of the numbers assigned after those known, all still in the catalog, the places take the first ones: a column is never there
+    without the ones before it.  Adds to `found`; returns the places whose columns have been dropped by now.
     """
     old = {column.number for column in known.columns} | {number for number in alive if number <= known.count}
     possible = sorted(old | set(range(known.count + 1, count + 1)))
@@ -222,7 +222,7 @@ def _same_type(sent: tuple[str, int, int], column: ColumnDefinition) -> bool:
 
 
 def _younger(xmin: int, xid: int) -> bool:
-    """Whether transaction `xmin` began after `xid` (transam.c: TransactionIdFollows)."""
+    """Tell whether transaction `xmin` began after `xid` (transam.c: TransactionIdFollows)."""
     return xmin > 2 and 0 < (xmin - xid) & 0xFFFFFFFF < 1 << 31
 
 

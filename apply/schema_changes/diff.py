@@ -1,9 +1,9 @@
-"""What a changed Relation message asks of the Delta table, from the numbers of its columns and the publisher's catalog.
+"""Work out what a changed Relation message requires of the Delta table, from its columns' numbers and the publisher's catalog.
 
     known      1 id   2 a   3 b                message   id, x, c            catalog   1 id   2 x   4 c (missing value 5)
     numbers    1, 2, 4                  ►      a is renamed x;  b is dropped: kept, or dropped;  c is added, with 5 in all rows
 
-What can not be told from them is copied again: CopyAgain.
+Where these do not determine it, the table must be copied again: CopyAgain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pubsub.sql.typechoices import TypeChoices
 
 
 class CopyAgain(NotInPrerequisiteState):
-    """Only another copy of the table shows what its rows have now."""
+    """Stream and catalog do not determine the table's rows; only a new copy does."""
 
     def __init__(self, relid: int, relation: str, reason: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class CopyAgain(NotInPrerequisiteState):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A table in the publisher's catalog; `names` is its column list, None for all columns that are not generated."""
+    """A table in the publisher's catalog.  `names`: its column list; None: all columns that are not generated."""
 
     definition: TableDefinition
     names: tuple[str, ...] | None
@@ -57,7 +57,7 @@ class Described:
         )
 
     def as_message(self, relid: int) -> Relation:
-        """What the publisher would send of it now (proto.c: logicalrep_write_rel)."""
+        """Return the Relation message that the publisher would send now (proto.c: logicalrep_write_rel)."""
         one = self.definition
         named = [column.name for column in self.published] if one.replica_identity == "f" else one.identity_key
         columns = [
@@ -68,19 +68,19 @@ class Described:
         return Relation(Oid(relid), one.schema, one.name, identity, tuple(columns))
 
     def same_columns(self, other: Described) -> bool:
-        """Whether no ALTER TABLE of columns or keys lies between two looks."""
+        """Tell whether no ALTER TABLE has changed columns or keys between these two states."""
         one, two = (replace(d.definition, estimated_rows=0, pages=0, bytes=0, storage="") for d in (self, other))
         return (one, self.names) == (two, other.names)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The table's attributes from now on, and what is to be done to the Delta table (None: nothing)."""
+    """The table's new attributes, and the alteration of the Delta table (None: nothing to alter)."""
 
     attributes: Attributes
     alteration: Alteration | None
     moves_key: bool = False
-    """Whether rows go by other columns from now on."""
+    """Whether other columns identify rows from now on."""
 
 
 def wanted(
@@ -93,16 +93,17 @@ def wanted(
     keep: bool,
     choices: TypeChoices | None = None,
 ) -> Change | None:
-    """What `message` asks of the table; None for nothing.  `keep`: a dropped column stays in the Delta table.  `choices`:
-    the subscription's option `types`.
+    """Return what `message` requires of the table, or None.
 
-    Raises CopyAgain, and FeatureNotSupported for what Delta can not hold.
+    `keep`: a dropped column stays in the Delta table.  `choices`: the subscription's option `types`.
+
+    Raises CopyAgain, and FeatureNotSupported for a type that Delta cannot hold.
     """
     return _Wanted(target, known, message, numbers, described, keep, choices).found()
 
 
 def identity(message: Relation, numbers: Numbers) -> frozenset[int] | None:
-    """The numbers of the columns that changes under the message name a row by; None for all (REPLICA IDENTITY FULL)."""
+    """Return the numbers of the message's replica identity columns; None for all (REPLICA IDENTITY FULL)."""
     if message.replica_identity == "f":
         return None
     return frozenset(
@@ -140,7 +141,7 @@ class _Wanted:
         added: list[tuple[Attribute, Any]] = []
         for sent, number in zip(self._message.columns, self._numbers, strict=True):
             if number is None:
-                continue  # gone by now, and never seen: no row of the publisher has it
+                continue  # dropped by now and never seen: no row of the publisher has it
             old, now = before.get(number), self._live.get(number)
             if old is None:
                 column, kind = self._added(sent.name, number)
@@ -168,7 +169,7 @@ class _Wanted:
                 )
             )
         key = self._key(columns, renamed)
-        # Where rows are found by all their values, what is kept would hide them.
+        # Where rows are found by all their values, a kept column would make them differ.
         keep = self._keep and bool(key or self._message.replica_identity != "f")
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
@@ -179,7 +180,7 @@ class _Wanted:
         self._refuse_same_names([*(column.name for column in columns), *stays])
         count, storage = self._known.count, self._known.storage
         if self._definition is not None and shape_of(self._message) == shape_of_columns(tuple(self._live.values())):
-            # The catalog is not newer than the message: what it says of the files is true of it too.
+            # The catalog is not newer than the message, so its file numbers hold at the message, too.
             count, storage = self._definition.attributes, self._definition.storage
         elif added:
             count = max(count, *(column.number for column, _ in added))
@@ -204,7 +205,7 @@ class _Wanted:
 
     def _added(self, name: str, number: int) -> tuple[Attribute, Any]:
         now = self._live.get(number)
-        assert now is not None  # a number that is not known comes from the catalog
+        assert now is not None  # an unknown number comes from the catalog
         if number <= self._known.count:
             raise self._copy_again(f'column "{name}" is published from now on')
         assert self._definition is not None
@@ -217,16 +218,18 @@ class _Wanted:
         return column, kind
 
     def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
-        """Whether its type is the same, and has other attributes.  The stream says nothing of that."""
+        """Tell whether the column's composite type is the same but has other attributes, which the stream does not show."""
         have = self._target.schema.field(old.name).type
         if now is None or self._definition is None or have == VARIANT or not types.is_nested(have):
             return False
-        # Whatever the option says now: arrays and composites are natural here.
+        # Arrays and composites are natural in this column, whatever the option says now.
         return not _same_fields(have, types.shaped_type(now.shape, lambda names: None, "natural"))
 
     def _written_anew(self, old: Attribute, now: ColumnDefinition | None) -> bool:
-        """Whether an ALTER TYPE may have changed its values, and not its type: it writes the table, and the column's row in the
-        catalog.  So does VACUUM FULL where it makes a missing value one that is stored."""
+        """Tell whether an ALTER TYPE may have changed the column's values but not its type.
+
+        It rewrites the table and the column's row in the catalog.  So does a VACUUM FULL that stores a missing value.
+        """
         return (
             self._definition is not None
             and now is not None
@@ -236,7 +239,7 @@ class _Wanted:
         )
 
     def _retyped(self, old: Attribute, now: ColumnDefinition | None, sent: tuple[int, int]) -> Any:
-        """The type that the Delta column needs, None for the one that it has."""
+        """Return the type that the Delta column needs, or None if it has it."""
         if now is None or (now.type_oid, now.type_modifier) != sent:
             raise self._copy_again(f'the type of column "{old.name}" was changed more than once')
         assert self._definition is not None
@@ -257,8 +260,10 @@ class _Wanted:
         return kind
 
     def _key(self, columns: Sequence[Attribute], renamed: Mapping[str, str]) -> tuple[str, ...]:
-        """The columns that name a row from now on; none where that is not certain: then rows are found by all their values, or
-        only inserted."""
+        """Return the columns that identify a row from now on.
+
+        None of them if that is uncertain: then rows are found by all their values, or are only inserted.
+        """
         names = {column.number: column.name for column in columns}
         before = tuple(renamed.get(name, name) for name in self._target.key)
         if not set(before) <= set(names.values()):
@@ -298,7 +303,7 @@ class _Wanted:
 
 
 def _same_fields(have: Any, now: Any) -> bool:
-    """Whether structs within have the same fields; what one of the two keeps as text is not looked into."""
+    """Tell whether inner structs have the same fields; values that either keeps as text are not compared."""
     if pa.types.is_list(have) and pa.types.is_list(now):
         return _same_fields(have.value_type, now.value_type)
     if pa.types.is_struct(have) and pa.types.is_struct(now):

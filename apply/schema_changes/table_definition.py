@@ -1,4 +1,4 @@
-"""What a publisher's table becomes: the columns of its Delta table and the key that names a row."""
+"""Define the Delta table for a publisher's table: its columns and the key that identifies a row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from pubsub.sql.typechoices import TypeChoices
 def target_table(
     definition: TableDefinition, published: Sequence[str] | None, path: str, choices: TypeChoices | None = None
 ) -> TargetTable:
-    """The Delta table for `definition`; `published` are the column list's names, None for all; `choices` the
-    subscription's option `types`.
+    """Return the Delta table for `definition`.
 
-    Raises FeatureNotSupported, naming the column, for what Delta can not hold.
+    `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.
+
+    Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold.
     """
     qualified = f"{definition.schema}.{definition.name}"
     columns = [
@@ -53,9 +54,10 @@ def target_table(
 
 
 def column_type(column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None) -> Any:
-    """The Arrow type of a column of the table; one of the key is text where its type's choice would make it nested.
+    """Return the Arrow type of a column; a key column is text where the choice for its type would make it nested.
 
-    Raises FeatureNotSupported, naming it, for what Delta can not hold, and for a column of the key with such a choice of its own.
+    Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold, and for a key column that is itself chosen
+    to be nested.
     """
     choices = choices or TypeChoices()
     own = choices.of_column(definition.schema, definition.name, column.name)
@@ -89,17 +91,17 @@ def _refuse_nondeterministic(column: ColumnDefinition, relation: str) -> None:
 
 
 def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
-    """The columns that name a row: those of the replica identity; under FULL and NOTHING the primary key, if it is published."""
+    """Return the columns that identify a row: the replica identity's; under FULL and NOTHING the primary key's, if published."""
     key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
     return tuple(key) if key and names.issuperset(key) else ()
 
 
 def definition_json(table: TargetTable, attributes: str) -> str:
-    """What the catalog keeps of it (apply.schema_changes.follow.load); `attributes` is Attributes.as_json's."""
+    """Return what the catalog stores of the table (read by follow.load); `attributes` is from Attributes.as_json."""
     columns = [field.name for field in table.schema]
     return json.dumps({"columns": columns, "key": list(table.key), "attributes": attributes}, ensure_ascii=False)
 
 
 def described_json(table: TargetTable, definition: TableDefinition, since: Lsn = INVALID_LSN) -> str:
-    """As `definition_json`, of a table as the publisher's catalog has it at `since`."""
+    """Return `definition_json` for a table as the publisher's catalog has it at `since`."""
     return definition_json(table, of_definition(definition, table.schema.names, "", since).as_json())
