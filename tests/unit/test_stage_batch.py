@@ -9,7 +9,7 @@ import pytest
 
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import StagedTable
+from apply.staging.stage_batch import StagedTable, stage_batch
 from pubsub.delta.changeset import Folded
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
