@@ -1,4 +1,4 @@
--- SELECTs that are answered as PostgreSQL answers them, one a line (test_066_select.py).
+-- SELECTs that are answered as PostgreSQL answers them, one a line (test_059_select.py).
 SELECT Full_Name FROM Customers ORDER BY ID
 SELECT c."Mixed Case", C.FULL_NAME AS Name, c.code FROM public.customers AS C ORDER BY c.Id
 SELECT "customers".* FROM customers WHERE id = 1

@@ -104,13 +104,13 @@ def _node(node: Node, runner: Any, sql: str) -> Any:
     return list(found.columns), [[None if one is None else text(one) for one in row] for row in found.rows]
 
 
-@pytest.mark.parametrize("sql", _statements("test_066_answered.sql"))
+@pytest.mark.parametrize("sql", _statements("test_059_answered.sql"))
 def test_answers_are_postgresql_s(pair: tuple[Node, Any, Any], sql: str) -> None:
     node, runner, connection = pair
     assert _node(node, runner, sql) == _server(connection, sql)
 
 
-@pytest.mark.parametrize("sql", _statements("test_066_refused.sql"))
+@pytest.mark.parametrize("sql", _statements("test_059_refused.sql"))
 def test_refusals_are_postgresql_s(pair: tuple[Node, Any, Any], sql: str) -> None:
     node, runner, connection = pair
     assert _node(node, runner, sql) == _server(connection, sql)

@@ -1,4 +1,4 @@
--- SELECTs that PostgreSQL refuses, in the same words here, one a line (test_066_select.py).
+-- SELECTs that PostgreSQL refuses, in the same words here, one a line (test_059_select.py).
 SELECT nope FROM customers
 SELECT fullname FROM customers
 SELECT c.nope FROM customers c
