@@ -14,7 +14,6 @@ from sqlglot import exp
 
 from catalog.records import State, SubscriptionRel
 from catalog.store import Catalog
-from pubsub.delta.table import opened
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.select import outputs, types, views
 from pubsub.select.engine import spelled
@@ -61,7 +60,9 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
     import pyarrow as pa
 
     try:
-        table = pa.table(tables.builder().execute(spelled(translated.sql)).read_all())
+        # Not pa.table, which imports pandas to see whether the answer is one of its frames: that takes longer than most queries.
+        answer = tables.builder().execute(spelled(translated.sql))
+        table = pa.RecordBatchReader.from_stream(answer).read_all()
     except Exception as error:
         raise outputs.complaint(error) from error
     rows = outputs.rows(table, translated)
@@ -99,7 +100,11 @@ class _Tables:
         return builder
 
     def _table(self, relation: SubscriptionRel) -> Relation:
+        # Imported here: a query on views does without.
         from deltalake import DeltaTable
+
+        from pubsub import logs
+        from pubsub.delta.table import opened
 
         key = (relation.subid, relation.relid)
         if key not in self._found:
@@ -109,6 +114,7 @@ class _Tables:
                     detail="Its initial copy has not been committed.",
                     hint="pubsub status shows how far it is.",
                 )
+            logs.configure_unless_done()  # a table that an earlier release has damaged is mended, which is logged
             table = opened(relation.path)
             engine = f"t{len(self._found)}"
             self._found[key] = (engine, table, Relation(engine, _columns(table, relation)))

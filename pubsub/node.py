@@ -305,9 +305,8 @@ class Node:
                 assert_never(statement)
 
     async def _select(self, statement: Select) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-        from pubsub import deltaquery, logs
+        from pubsub import deltaquery
 
-        logs.configure_unless_done()
         found = await deltaquery.select_and_reset(self.catalog, statement.sql)
         return found.columns, tuple(found.rows)
 

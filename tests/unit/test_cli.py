@@ -207,3 +207,15 @@ def test_quick_commands_import_nothing_heavy(home: str) -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+
+def test_a_select_on_views_imports_no_pandas(home: str) -> None:
+    """pyarrow.table looks whether it was given a DataFrame, and imports pandas for it: two seconds for every SELECT."""
+    run("--home", home, "sql", UNCONNECTED)
+    program = (
+        "import sys; from pubsub.cli.app import app\n"
+        f"app(['--home', {home!r}, 'sql', 'SELECT subname FROM pg_subscription'], standalone_mode=False)\n"
+        "heavy = {'pandas', 'pyspark', 'structlog', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
