@@ -13,10 +13,10 @@ JOBS ?= 3
 FUZZ ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test soak lint bench fuzz docs lock clean distclean
+.PHONY: help setup base demo test test-all soak lint bench fuzz docs lock clean distclean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/    make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 setup: ## .venv with everything, Spark's jars and the test servers; quick when nothing changed
 	@scripts/setup.sh all
@@ -27,8 +27,11 @@ base:
 demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own, DEMO="--help" for options
 	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
-test: setup ## every test, with real servers and a real Spark; JOBS (3) files of tests at a time
-	@exec $(PYTEST) -n $(JOBS) --dist loadfile --durations=25
+test: setup ## the base of every kind, and a scenario of each feature on PostgreSQL 18 and Spark; JOBS (3) files at a time
+	@exec $(PYTEST) -n $(JOBS) --dist loadfile --durations=15
+
+test-all: test ## every test: what `make test` leaves out comes after it
+	@exec $(PYTEST) -m "full and not soak" -n $(JOBS) --dist loadfile --durations=25
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak -o faulthandler_timeout=14400

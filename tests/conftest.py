@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from pubsub.testing.fixtures import (  # noqa: F401
+    VERSIONS,
     any_database,
     any_publisher,
     database,
@@ -26,8 +27,21 @@ settings.load_profile("pubsub")
 _FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 
+# Values of a test's parameters that name a server of an older version.
+_OLDER = frozenset(VERSIONS) - {"18"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make fuzz`, let each property test try $PUBSUB_FUZZ times as many examples, even if it sets their number."""
+    """Mark as `full` what runs on a version of PostgreSQL before 18, so that `make test` stays short.
+
+    `make fuzz`: every property test tries $PUBSUB_FUZZ times as many examples, whatever number it names itself.
+    """
+    for item in items:
+        parameters = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if any(isinstance(value, str) and value in _OLDER for value in parameters):
+            item.add_marker(pytest.mark.full)
     if _FUZZ == 1:
         return
     for item in items:
