@@ -27,7 +27,7 @@ _FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make fuzz`, let each property test try $PUBSUB_FUZZ times as many examples, even if it sets their number."""
+    """Let each property test try $PUBSUB_FUZZ times as many examples, also where it sets their number (`make fuzz`)."""
     if _FUZZ == 1:
         return
     for item in items:
