@@ -368,7 +368,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=st.sampled_from(["torn", "altered", "missing", "exchanged"]))
     def damage(self, data: st.DataObject, how: str) -> None:
-        """Damage a file under a transaction; spare its schema, which lies before the first segment and holds no rows."""
+        """Damage a file under a transaction, but not the schema before its first segment, which holds no rows."""
         files = [file for one in self.buffer._held for file in one.files]
         if not files:
             return
