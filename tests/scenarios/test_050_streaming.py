@@ -192,7 +192,7 @@ def test_streamed_transactions(any_replica: Replica, streaming: str, binary: boo
 
 @on("18")
 def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stage like a batch that is too large to be decoded at once: for each changed table, part of the keys at a time."""
+    """Stage as if the batch were too large to be decoded at once: of each changed table, part of the keys at a time."""
     monkeypatch.setattr(apply.staging.stage_batch, "_WHOLE", 60_000)
     replica = any_replica
     replica.subscribe("p, q")

@@ -367,7 +367,7 @@ def test_028_row_filters(replica: Replica) -> None:
 
 
 def test_030_origin_none(replica: Replica, servers: Any) -> None:
-    """Rows that the publisher has from elsewhere are not sent; a copy that includes them nevertheless gives a warning."""
+    """Rows that the publisher has from elsewhere are not sent; a copy that includes them anyway gives a warning."""
     replica.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
     server = replica.database.server
     upstream = Database(server, f"{replica.database.name}_up")
@@ -394,7 +394,7 @@ def test_030_origin_none(replica: Replica, servers: Any) -> None:
             active := f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
         )
         replica.alter("SET (origin = any)")
-        # As in PostgreSQL, the open stream keeps its options until the worker starts another, which sends nothing twice.
+        # As in PostgreSQL, the open stream keeps its options until the worker starts another, which repeats nothing.
         wait_until(lambda: replica.query(active) not in ([before], [(None,)]), "a stream with the new options")
         upstream.execute("INSERT INTO t VALUES (101)")
         wait_until(lambda: replica.query("SELECT 1 FROM t WHERE id = 101"), "the row from upstream")

@@ -1,7 +1,7 @@
 """`python -m walsender decode` beside PostgreSQL's own decoding of the same WAL: the same bytes.
 
-The same server has a logical slot for each plugin and set of options.  Repeated Relation and Type messages are left out of
-the comparison (tests/support/walsender_compare.py: comparable).
+The same server has a logical slot for each plugin and set of options.  Repeated Relation and Type messages are left
+out of the comparison (tests/support/walsender_compare.py: comparable).
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def compare(
 ) -> None:
     """Run the statements and compare our decoding with PostgreSQL's for each case.
 
-    `eager`: PostgreSQL decodes after each statement, so that it still finds what is rolled back later.  `interpreted`: ours also
-    runs without its compiled modules.
+    `eager`: PostgreSQL decodes after each statement, so that it still finds what is rolled back later.
+    `interpreted`: ours runs without its compiled modules.
     """
     dbname = f"wal_{next(_numbers)}"
     server.create_database(dbname)
@@ -315,7 +315,8 @@ def test_origins(upstreams: Servers, version: str) -> None:
 def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) -> None:
     """Such a transaction is sent at COMMIT PREPARED, as it was prepared.
 
-    There are three transactions, so that the slot's snapshot builder gets far enough to see the third whole, but not further.
+    There are three transactions, so that the slot's snapshot builder gets far enough to see the third whole, but is not
+    done.
     """
     server = upstreams[version]
     dbname = f"wal_{next(_numbers)}"
@@ -326,7 +327,7 @@ def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) 
     waits = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
     followed = "SELECT 1 FROM pg_stat_replication WHERE application_name = 'walsender' AND state = 'streaming'"
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(ThreadPoolExecutor(1))  # it waits for the slot, and is joined after the connections have closed
+        executor = stack.enter_context(ThreadPoolExecutor(1))  # shut down last, when the slot waits for nothing
         one, two = (stack.enter_context(server.connect(dbname)) for _ in range(2))
 
         def begin(connection: psycopg.Connection[tuple[object, ...]], number: int) -> str:

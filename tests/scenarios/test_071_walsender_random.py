@@ -6,9 +6,10 @@
                ended; where its own walsender fails (walsender_decodings.py: ServerStream), it goes on without streaming
     replay     no slot anywhere, so that pruning and VACUUM take effect: the changes applied, against the tables
 
-The request to both (plugin, protocol, two_phase, publications and so on) is drawn from the seed (walsender_options.py).
-Each round prints its seed; PUBSUB_SEED repeats it, as far as concurrent sessions can be repeated.  `make soak` lets them
-run for PUBSUB_SOAK_SECONDS (3600) together; it keeps a round that fails, to be decoded again (walsender_evidence.py).
+The request to both (plugin, protocol, two_phase, publications and so on) is drawn from the seed
+(walsender_options.py).  Each round prints its seed; PUBSUB_SEED repeats it, as far as concurrent sessions can be
+repeated.  `make soak` lets them run for PUBSUB_SOAK_SECONDS (3600) together; it keeps a round that fails, to be decoded
+again (walsender_evidence.py).
 """
 
 from __future__ import annotations

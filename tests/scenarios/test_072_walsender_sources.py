@@ -98,7 +98,7 @@ def test_an_archive(version: str) -> None:
 
 
 def test_a_copy_of_a_servers_directory(tmp_path: Path) -> None:
-    """Segments that the server keeps for reuse lie after those it writes; another cluster's are refused; a gap is reported."""
+    """Segments kept for reuse lie after those in use; another cluster's segments are refused; a gap is reported."""
     small = ["--wal-segsize=1"]
     settings: dict[str, str | int] = {"autovacuum": "off", "min_wal_size": "8MB", "max_wal_size": "8MB"}
     with (
@@ -260,7 +260,7 @@ def test_what_a_killed_decoder_has_spilled_is_removed_by_the_next(
 
 
 def test_sessions_that_end_while_the_catalogs_are_read() -> None:
-    """Reading begins anew if an administrator or a restart ends the session.  A refused connection is reported at once."""
+    """Reading begins anew if an administrator or a restart ends the session; a refused connection is reported."""
     with EmbeddedPostgres("18", settings={"autovacuum": "off", "max_wal_senders": 1}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         busy = (

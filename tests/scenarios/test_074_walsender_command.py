@@ -1,4 +1,4 @@
-"""The command's options and output, also when a user gets them wrong: PostgreSQL's words, and no earlier output is lost."""
+"""The command's options and output, also with mistakes: PostgreSQL's words, and earlier output is not lost."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_publication_may_have_any_name(publisher: EmbeddedPostgres) -> None:
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: str) -> None:
-    """A missing publication is reported, as 18 does, even if the encoding lacks its name; SQL_ASCII takes names as bytes."""
+    """A missing publication is reported, as by 18, even if no such name can exist; SQL_ASCII takes names as bytes."""
     database = f"in_{encoding.lower()}"
     publisher.create_database(database, f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
     with psycopg.connect(publisher.conninfo(database), client_encoding="UTF8", autocommit=True) as connection:
@@ -233,7 +233,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
 
 
 def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
-    """Output ends with a whole message if someone reads it; signals work without a reader, too; nothing is left behind."""
+    """It ends with a whole message if someone reads the output, and also if nobody does; nothing is left behind."""
     spill = tmp_path / "spill"
     spill.mkdir()
     fifo = tmp_path / "fifo"
@@ -267,7 +267,7 @@ def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
 
             wait_until(is_full, "the pipe is full")
 
-        # A pipe that nobody reads, twice; one that is read to the end; a FIFO that nobody has opened.
+        # A pipe that nobody reads, with two signals; one that is read on; a FIFO that nobody has opened.
         with started() as process:
             consistent_and_full(process)
             process.terminate()

@@ -139,7 +139,7 @@ def test_killed_and_begun_again_at_its_position() -> None:
 
 
 def test_a_start_in_a_database_made_since_the_checkpoint() -> None:
-    """The files at the checkpoint hold none of its catalogs, but the WAL has them whole.  Other databases may be made, too."""
+    """The files at the checkpoint hold none of its catalogs; the WAL has them whole.  Others may be made meanwhile."""
     with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
         server.create_database("made")
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES", "made")

@@ -1,7 +1,7 @@
 """A whole archive with broken bytes in its records, under valid checksums: typed errors with the position, and no hang.
 
-The part that is read of the catalogs when decoding begins is intact.  From there, each process decodes the WAL with other
-bytes broken.
+The catalogs that are read when decoding begins are intact.  From there, each process decodes the WAL with other bytes
+broken.
 """
 
 from __future__ import annotations
