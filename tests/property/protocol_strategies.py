@@ -8,7 +8,7 @@ from pubsub.protocol import copyboth as cb
 from pubsub.protocol import pgoutput as pg
 from pubsub.protocol.lsn import Lsn
 
-# Edges come first: the values that a wrong width or sign would break.
+# Edge values come first: those that a wrong width or sign would break.
 u32 = st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]) | st.integers(0, 0xFFFFFFFF)
 oids = u32.map(pg.Oid)
 xids = u32.map(pg.Xid)

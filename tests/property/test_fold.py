@@ -208,7 +208,7 @@ def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: boo
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_tables_without_a_key(data: st.DataObject) -> None:
-    """Of equal rows, also with NULLs in them, each change takes one copy."""
+    """Of equal rows, NULLs among their values, each change takes one copy."""
     before = Counter(data.draw(st.lists(values, max_size=6)))
     rows = Counter(before)
     history = History(VALUES, 0, True, {})

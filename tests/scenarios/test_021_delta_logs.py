@@ -142,7 +142,7 @@ def test_two_daemons(spark: Spark, tmp_path: Path, direct: bool) -> None:
     a.start()
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     assert rows(table) == [(1, 1), (2, 2), (3, 3)]
-    # A batch that the table holds already is done, whoever committed it.  A table that is further on is not overtaken.
+    # A batch that the table holds already is done, whoever committed it.  If the table is further on, it is Overtaken.
     a.version = Lsn(20)
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     with pytest.raises(Overtaken):

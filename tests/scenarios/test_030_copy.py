@@ -367,7 +367,7 @@ def test_copy_data_false(replica: Replica) -> None:
 
 
 def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
-    """create_tables = false: a user's table with one more column, in another order, is used; one with rows is refused."""
+    """create_tables = false: a user's table with one more column, in another order, is filled; one with rows is not."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY, t text, n numeric(8,2)); INSERT INTO a SELECT g, g, g FROM generate_series(1, 5) g; "
         "CREATE PUBLICATION p FOR TABLE a"

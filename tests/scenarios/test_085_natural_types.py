@@ -247,7 +247,7 @@ def assert_same_documents(replica: Replica, wanted: Documents, found: Documents)
 
 
 def test_choices_that_are_refused(replica: Replica) -> None:
-    """Refused before anything is made, also for a key's column itself; a choice for its type leaves such a column text."""
+    """Refused before anything is made.  A key's column is refused by name; its type's choice leaves it text."""
     replica.execute(
         SETUP,
         'CREATE TYPE cased AS (a int, "A" int); CREATE TYPE nothing AS ()',
