@@ -32,9 +32,9 @@ _OLDER = frozenset(VERSIONS) - {"18"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `full` what runs on a version of PostgreSQL before 18, so that `make test` stays short.
+    """Mark tests on a version of PostgreSQL before 18 as `full`, so that `make test` stays short.
 
-    `make fuzz`: every property test tries $PUBSUB_FUZZ times as many examples, whatever number it names itself.
+    For `make fuzz`, let each property test try $PUBSUB_FUZZ times as many examples, also where it sets their number.
     """
     for item in items:
         parameters = (

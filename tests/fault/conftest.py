@@ -13,7 +13,7 @@ from tests.support.replica import Faults
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A node with its daemon, which runs when a test asks for it, and goes on running for the next test."""
+    """A node with its daemon, which starts when a test asks for it and goes on running for the next test."""
     daemon = Daemon(tmp_path_factory.mktemp("node"))
     yield daemon
     daemon.kill()
@@ -30,7 +30,7 @@ def daemon(home: Daemon) -> Iterator[Daemon]:
 
 @pytest.fixture
 def subscribed(daemon: Daemon, database: Database) -> Iterator[Subscribed]:
-    """A database with two tables; its subscription is dropped, and must leave no slot behind."""
+    """A database with two tables; its subscription is dropped afterwards and must leave no slot behind."""
     one = Subscribed(daemon, database)
     yield one
     daemon.faults.clear()

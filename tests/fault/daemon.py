@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class Daemon:
-    """One node's home; its daemon is started, killed and started again."""
+    """A node's home, and its daemon, which can be started, killed and started again."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -77,18 +77,18 @@ class Daemon:
             self._process.wait()
 
     def terminate(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM; return the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(PATIENCE)
 
     def killed_by_fault(self) -> None:
-        """Wait until it has killed itself at a point."""
+        """Wait until a fault point has killed the daemon."""
         assert self._process is not None
         assert self._process.wait(PATIENCE) == -signal.SIGKILL, self.tail()
 
     def jvm(self) -> psutil.Process:
-        """The daemon's JVM, once it is there."""
+        """Wait for the daemon's JVM and return it."""
 
         def find() -> psutil.Process | None:
             return next((c for c in self.process.children(recursive=True) if c.name() == "java"), None)
@@ -99,11 +99,11 @@ class Daemon:
         return self.log.read_text(errors="replace")[-4000:]
 
     def said(self, text: str) -> bool:
-        """Whether the daemon that was started last has logged it."""
+        """Return whether the daemon has logged `text` since its last start."""
         return text.encode() in self.log.read_bytes()[self._began :]
 
     def client(self, work: Any) -> Any:
-        """What `work(node)` gives, for a client of the daemon."""
+        """Return the result of `work(node)`, run as a client of the daemon."""
 
         async def run() -> Any:
             async with Node(self.home, workers=False) as node:
@@ -116,7 +116,7 @@ class Daemon:
 
 
 class Subscribed:
-    """Tables a and keyless of a database, and a subscription to them."""
+    """Tables `a` and `keyless` of a database, and a subscription to them."""
 
     def __init__(self, daemon: Daemon, database: Database) -> None:
         self.daemon = daemon
@@ -142,7 +142,7 @@ class Subscribed:
         self._created = True
 
     def write(self, times: int = 1) -> None:
-        """Transactions over all tables that no replay could hide: what is applied twice, or not at all, shows."""
+        """Run transactions over all tables in which a change that is applied twice, or not at all, shows."""
         for _ in range(times):
             number = next(self.writes)
             self.database.execute(
@@ -156,7 +156,7 @@ class Subscribed:
             )
 
     def grow(self) -> None:
-        """From then on a copy of `a` takes a Spark job."""
+        """Make `a` so large that a copy of it takes a Spark job."""
         self.database.execute("INSERT INTO a SELECT g, 0, repeat('x', 1000) FROM generate_series(300001, 303000) g")
 
     def caught_up(self) -> None:
@@ -176,7 +176,7 @@ class Subscribed:
         return str(self.relations()[table].state.value)
 
     def assert_equal(self, tables: Sequence[str] = ("a", "keyless")) -> None:
-        """Every row of every table, no slot but the subscription's, and nothing staged left over."""
+        """Assert that the tables equal the publisher's, no sync slot is left, and nothing staged is left over."""
         self.caught_up()
         relations = self.relations()
         for table in tables:
@@ -185,7 +185,7 @@ class Subscribed:
         # A sync worker's slot is dropped a moment after its table is ready.
         wait_until(lambda: self.slots() == [self.name], "the sync slots to be dropped")
         assert {name: r.sync_slot for name, r in relations.items() if r.state.value != "r"} == {}
-        assert list((self.daemon.home / "spill").glob("stage/*")) == []  # a daemon that only starts has not made it yet
+        assert list((self.daemon.home / "spill").glob("stage/*")) == []  # the daemon makes it only when it needs it
 
     def slots(self) -> list[str]:
         rows = self.database.query(

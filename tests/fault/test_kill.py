@@ -1,6 +1,6 @@
 """kill -9 of a real daemon, in every state of a table and around a batch's commits; two daemons; a JVM that lives on.
 
-Each test stops the daemon exactly where its name says (pubsub.faults), starts it again, and compares every row.
+Each test stops the daemon at a named fault point (pubsub.faults), starts it again, and compares every row.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tests.support.replica import Faults, wait_until
 
 
 def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """From there the table is copied again, with a new slot, snapshot and generation."""
+    """A table killed in these states is copied again, with a new slot, snapshot and generation."""
     fault.arm("init public.a", "kill")
     subscribed.subscribe()
     daemon.killed_by_fault()
     assert subscribed.state("a") == "i"
     for point in (
-        "datasync public.a",  # stored, the slot not made
-        "slot created public.a",  # nothing copied
-        "copying public.a",  # in a thread of the daemon
+        "datasync public.a",  # d is stored, the slot is not made
+        "slot created public.a",  # nothing is copied
+        "copying public.a",  # in one of the daemon's threads
         "grown",
         "copying public.a",  # in Spark's Python workers, which outlive the daemon for a moment
-        "copy committed public.a",  # in Delta, f not stored
+        "copy committed public.a",  # in Delta; f is not stored
     ):
         subscribed.write()
         if point == "grown":
@@ -53,13 +53,13 @@ def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults
 
 
 def test_killed_in_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """The copy is not made again; each worker goes on where the one before it was killed."""
+    """The copy is not made again; each worker continues where its predecessor was killed."""
     (oid,) = subscribed.database.query("SELECT 'a'::regclass::oid")[0]
     fault.arm("copy committed public.a")
     fault.arm("copy finished public.a", "kill")
     subscribed.subscribe()
     fault.wait("copy committed public.a")
-    # What the sync worker must catch up with: apply has passed it already.
+    # Apply has passed these transactions already, so the sync worker must catch up with them.
     subscribed.write(3)
     origin_passes(subscribed)
     fault.release("copy committed public.a")
@@ -68,10 +68,10 @@ def test_killed_in_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: 
     for point, state in (
         (f"sync wait {oid}", "f"),  # w: apply has not answered
         ("catchup public.a", "f"),  # c: nothing of the catch-up is applied
-        ("committed public.a", "f"),  # c: a batch of it is
-        ("caught up public.a", "f"),  # c: all of it is
+        ("committed public.a", "f"),  # c: one batch of the catch-up is applied
+        ("caught up public.a", "f"),  # c: the whole catch-up is applied
         ("sync done public.a", "s"),  # the slot is not dropped
-        ("synced public.a", "s"),  # the origin is past it, r is not stored
+        ("synced public.a", "s"),  # the origin is past it; r is not stored
         ("ready public.a", "r"),
     ):
         subscribed.write()
@@ -88,7 +88,7 @@ def test_killed_in_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: 
 
 
 def origin_passes(subscribed: Subscribed) -> None:
-    """Wait until apply has decided what is written: then C is past the sync worker's copy."""
+    """Wait until apply has decided all that is written, so that C is past the sync worker's copy."""
     (lsn,) = subscribed.database.query("SELECT pg_current_wal_lsn()")[0]
     wait_until(
         lambda: subscribed.database.query(
@@ -99,7 +99,7 @@ def origin_passes(subscribed: Subscribed) -> None:
 
 
 def test_killed_between_the_commits_of_one_batch(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """One table holds the batch, the others do not: the replay is dropped for the first alone."""
+    """One table holds the batch and the others do not: the replay is dropped for the first alone."""
     subscribed.subscribe()
     subscribed.assert_equal()
     fault.arm("commit public.keyless")
@@ -108,7 +108,7 @@ def test_killed_between_the_commits_of_one_batch(subscribed: Subscribed, daemon:
     daemon.killed_by_fault()
     before = {name: delta_version(subscribed, name) for name in ("a", "keyless")}
     subscribed.write(2)
-    # All tables hold the next batch, the origin knows nothing of it: all of it comes again, and is dropped.
+    # All tables hold the next batch, but not the origin: the whole batch comes again and is dropped.
     fault.clear()
     fault.arm("batch committed", "kill")
     daemon.start()
@@ -140,7 +140,7 @@ def test_a_sync_slot_that_is_gone_makes_a_new_copy(subscribed: Subscribed, daemo
 
 
 def test_the_jvm_of_a_killed_daemon_is_waited_for(subscribed: Subscribed, daemon: Daemon) -> None:
-    """It is stopped in the middle of a commit, which may still land after the next daemon has started."""
+    """The JVM is stopped in the middle of a commit, which may still land after the next daemon has started."""
     subscribed.subscribe()
     subscribed.assert_equal()
     path = Path(subscribed.relations()["a"].path)

@@ -1,4 +1,4 @@
-"""kill -9 of a real daemon within the copy of a large table, and on its way from there to ready; what DROP finds afterwards."""
+"""kill -9 of a real daemon within the copy of a large table and on its way to ready; what DROP finds afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pubsub.testing.compare import compare_tables
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
 
-#: Some 80 MB in few rows: several chunks.
+#: Some 80 MB in few rows, so that the copy has several chunks.
 BIG = """
 CREATE TABLE big (id int PRIMARY KEY, n int NOT NULL, filler text, toasted text) WITH (fillfactor = 10);
 ALTER TABLE big ALTER filler SET STORAGE PLAIN, ALTER toasted SET STORAGE EXTERNAL;
@@ -21,7 +21,7 @@ ALTER PUBLICATION p ADD TABLE big;
 
 
 def change(subscribed: Subscribed, number: int) -> None:
-    """What leaves TOAST values out, moves rows and changes keys."""
+    """Run changes that leave TOAST values out, move rows and change keys."""
     subscribed.write()
     for statement in (
         f"UPDATE big SET n = n + 1 WHERE id % 20 < {number + 3}",
@@ -34,16 +34,16 @@ def change(subscribed: Subscribed, number: int) -> None:
 
 
 def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """The finished chunks stay, and each kill after that changes nothing."""
+    """The finished chunks stay, and no later kill changes that."""
     subscribed.database.execute(BIG.format(rows=10_000))
     fault.arm("3 chunks of public.big", "kill")
     subscribed.subscribe()
     daemon.killed_by_fault()
     for number, (point, state) in enumerate(
         (
-            ("copy goes on public.big", "d"),  # under its second snapshot, nothing read
+            ("copy goes on public.big", "d"),  # under its second snapshot; nothing is read
             ("window public.big", "f"),  # under its third
-            ("read again public.big", "f"),  # a batch of the window is staged, its end is not stored
+            ("read again public.big", "f"),  # a batch of the window is staged; its end is not stored
             ("whole public.big", "f"),
         ),
         1,
@@ -63,7 +63,7 @@ def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Dae
 
 
 def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """What the finished chunks miss can not be received any more: they go."""
+    """Without the slot the changes after the finished chunks are lost, so the chunks are dropped."""
     subscribed.database.execute(BIG.format(rows=8_000))
     fault.arm("3 chunks of public.big", "kill")
     subscribed.subscribe()
@@ -84,7 +84,7 @@ def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: 
 
 
 def test_refreshed_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
-    """A table that leaves takes its sync slot along, whoever made it."""
+    """A table that leaves the publication takes its sync slot along, whoever made the slot."""
     fault.arm("slot created public.a", "kill")
     subscribed.subscribe()
     daemon.killed_by_fault()
@@ -108,7 +108,7 @@ def a_oid(subscribed: Subscribed) -> int:
     "point", ["slot created public.a", "copying public.a", "copy finished public.a", "sync done public.a"]
 )
 def test_dropped_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Faults, point: str) -> None:
-    """Without a daemon: the command itself takes the sync slots along, and no origin stays."""
+    """No daemon runs: the command itself drops the sync slots, and no origin stays."""
     if point.startswith("copying"):
         fault.arm(point)
         subscribed.subscribe()
@@ -119,7 +119,7 @@ def test_dropped_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Fau
         subscribed.subscribe()
         daemon.killed_by_fault()
     assert len(subscribed.slots()) >= 2
-    # A walsender notices after a moment that nobody is there.
+    # A walsender takes a moment to notice that its client is gone.
     wait_until(
         lambda: (
             not subscribed.database.query(

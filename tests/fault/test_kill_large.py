@@ -1,4 +1,4 @@
-"""kill -9 of a real daemon while transactions are streamed, prepared, and have their outcome: at named points, and at random."""
+"""kill -9 of a real daemon around streamed and prepared transactions and their outcomes, at points and at random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pubsub.testing.servers import EmbeddedPostgres
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
 
-#: As subscribed transactions are, but large: each is streamed in many blocks.
+#: The changes of Subscribed.write, but large: each transaction is streamed in many blocks.
 LARGE = """
 INSERT INTO a SELECT g, 0, repeat('k', 50) FROM generate_series({first}, {first} + 3000) g;
 SAVEPOINT s;
@@ -27,7 +27,7 @@ INSERT INTO keyless SELECT g FROM generate_series(1, 2000) g;
 
 @pytest.fixture(scope="module")
 def publisher() -> Iterator[Database]:
-    """A server that streams early and knows prepared transactions."""
+    """A server that streams early and allows prepared transactions."""
     with EmbeddedPostgres("18", settings={"max_prepared_transactions": 20}) as server:
         server.create_database("kill")
         server.execute("ALTER DATABASE kill SET logical_decoding_work_mem = '64kB'", "kill")
@@ -36,7 +36,7 @@ def publisher() -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def followed(home: Daemon, publisher: Database) -> Iterator[Subscribed]:
-    """A subscription with two-phase commit, enabled."""
+    """A subscription whose two-phase commit is enabled."""
     home.ensure()
     one = Subscribed(home, publisher)
     home.execute(
@@ -65,7 +65,7 @@ def prepared_files(daemon: Daemon) -> list[str]:
 
 @pytest.mark.parametrize("point", ["prepare", "prepared", "commit public.a", "committed public.a", "outcome durable"])
 def test_killed_around_a_prepared_transaction(daemon: Daemon, followed: Subscribed, point: str) -> None:
-    """Wherever it is killed, the transaction is there once, and its file is gone in the end."""
+    """Wherever the daemon is killed, the transaction is applied once, and its file is removed in the end."""
     database = followed.database
     followed.caught_up()
     before = point in ("prepare", "prepared")
@@ -88,7 +88,7 @@ def test_killed_around_a_prepared_transaction(daemon: Daemon, followed: Subscrib
 
 
 def test_killed_at_random_moments(daemon: Daemon, followed: Subscribed) -> None:
-    """Large transactions, streamed and prepared, and a daemon that never gets far."""
+    """Run large transactions, streamed and prepared, against a daemon that is killed again and again."""
     rounds(daemon, followed, seed=1, count=5)
 
 

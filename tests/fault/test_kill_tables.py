@@ -1,4 +1,4 @@
-"""kill -9 while a table stops alone, and around commits of others: what is known is known afterwards too."""
+"""kill -9 while a table stops alone, and around commits by others: what was stored before the kill stays known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon
         "INSERT INTO c VALUES (2, now()), (3, 'infinity'); UPDATE a SET n = n + 1; INSERT INTO keyless VALUES (77)"
     )
     daemon.killed_by_fault()
-    # The other tables hold the transaction; that c has stopped is not stored, and it is found again.
+    # The other tables hold the transaction.  That c has stopped is not stored, so the failure is met again.
     assert not subscribed.relations()["c"].stopped
     fault.clear()
     fault.arm("tables stopped", "kill")
@@ -65,7 +65,7 @@ def test_what_others_commit_while_no_daemon_runs(subscribed: Subscribed, daemon:
         DirectStaged(target, TableLog(target.path), [], deleted, None, False, 1), Commit("others", Lsn(1), Lsn(1))
     )
     subscribed.database.execute("UPDATE a SET n = 5 WHERE id IN (10, 11)")
-    # It is known before the batch that met it is in Delta, and stays so.
+    # The foreign commit is stored before the batch that met it is in Delta, and stays stored.
     fault.arm("commit public.a", "kill")
     daemon.start()
     daemon.killed_by_fault()

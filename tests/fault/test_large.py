@@ -1,4 +1,4 @@
-"""Transactions far larger than logical_decoding_work_mem, and what the daemon's process holds meanwhile."""
+"""Transactions far larger than logical_decoding_work_mem, and the memory of the daemon's process meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 600 << 20
 
 
 def peak_of(daemon: Daemon, subscribed: Subscribed, statement: str) -> int:
-    """The most that the daemon has resident while it follows the statement."""
+    """Return the daemon's peak resident memory, in bytes, while it follows the statement."""
     machine.forget_peak(daemon.process.pid)
     subscribed.database.execute(statement)
     subscribed.caught_up()

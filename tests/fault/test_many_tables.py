@@ -1,4 +1,4 @@
-"""Many tables in one subscription of a real daemon: what that costs in connections, slots and memory."""
+"""Many tables in one subscription of a real daemon: their cost in connections, slots and memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_thousand_tables(subscribed: Subscribed, daemon: Daemon) -> None:
         database.execute(
             "; ".join(f"INSERT INTO {name} VALUES (0, 'new'); DELETE FROM {name} WHERE id = 7" for name in some)
         )
-    # Comparing takes longer than copying did.
+    # Comparing takes longer than copying did, so only some tables are compared.
     subscribed.assert_equal(names[:: max(COUNT // 40, 1)])
     peak = machine.peak_memory(daemon.process.pid)
     assert peak < LIMIT, f"{peak >> 20} MB"

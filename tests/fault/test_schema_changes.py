@@ -1,4 +1,4 @@
-"""kill -9 around the commit that alters a Delta table: it is done once, and the rows before and after it are right."""
+"""kill -9 around the commit that alters a Delta table: it is made once, and the rows before and after it are right."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ COMMIT
     "point",
     [
         pytest.param("alter public.a", marks=pytest.mark.soak),  # nothing is altered
-        "altered public.a",  # the Delta table is, the catalog is not
-        "commit public.a",  # both are, the batch is not committed
-        # This table holds the batch, the origin does not know.
+        "altered public.a",  # the Delta table is altered, the catalog is not
+        "commit public.a",  # both are altered, the batch is not committed
+        # This table holds the batch, but not the origin.
         pytest.param("committed public.a", marks=pytest.mark.soak),
     ],
 )

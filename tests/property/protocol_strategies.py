@@ -8,7 +8,7 @@ from pubsub.protocol import copyboth as cb
 from pubsub.protocol import pgoutput as pg
 from pubsub.protocol.lsn import Lsn
 
-# Edges first: what a wrong width or sign would break.
+# Edge values come first: those that a wrong width or sign would break.
 u32 = st.sampled_from([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]) | st.integers(0, 0xFFFFFFFF)
 oids = u32.map(pg.Oid)
 xids = u32.map(pg.Xid)
@@ -31,7 +31,7 @@ no_flags = st.just(0)
 
 
 def changes(xid: st.SearchStrategy[pg.Xid | None]) -> st.SearchStrategy[pg.Message]:
-    """The messages that carry a transaction's id in a stream block."""
+    """Draw the messages that carry a transaction's id in a stream block."""
     return st.one_of(
         st.builds(pg.Relation, oids, namespaces, names, identities, st.lists(columns, max_size=4).map(tuple), xid),
         st.builds(pg.Type, oids, namespaces, names, xid),
@@ -61,7 +61,7 @@ controls: st.SearchStrategy[pg.Message] = st.one_of(
 
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[pg.Message, bool, bool]:
-    """A message, and how it is to be read: (message, streaming, parallel)."""
+    """Draw a message and how to read it: (message, streaming, parallel)."""
     streaming, parallel = draw(st.booleans()), draw(st.booleans())
     abort = st.builds(
         pg.StreamAbort, set_xids, set_xids, lsns if parallel else st.none(), times if parallel else st.none()
@@ -82,7 +82,7 @@ client_messages: st.SearchStrategy[cb.ClientMessage] = st.one_of(
 
 @st.composite
 def mutated(draw: st.DrawFn, data: bytes) -> bytes:
-    """`data` with a few bytes overwritten, inserted or removed."""
+    """Return `data` with a few bytes overwritten, inserted or removed."""
     result = bytearray(data)
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, len(result)))

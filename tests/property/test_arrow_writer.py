@@ -1,6 +1,6 @@
-"""Random histories, batch by batch, into a real Delta table that no JVM has touched; read by deltalake's own engine.
+"""Random histories, batch by batch, written to a real Delta table without a JVM and read by deltalake's own engine.
 
-Files are split, merged and checkpointed after a few rows, and a second writer takes every chance to be first.
+Files are split, merged and checkpointed after a few rows.  A second writer tries to commit first at every opportunity.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rows_of(path: str) -> list[Row]:
 
 
 def no_orphans(path: Path) -> None:
-    """Every data file and vector is named by some commit of the log; nothing lies beside."""
+    """Assert that some commit of the log names every data file and deletion vector, and that nothing else is there."""
     named = "".join(each.read_text("utf-8") for each in (path / "_delta_log").glob("*.json"))
     for file in path.glob("*.parquet"):
         assert file.name in named, file.name
@@ -53,7 +53,7 @@ def no_orphans(path: Path) -> None:
 
 
 class Rival:
-    """Another writer: commits a version of its own in front of every other commit."""
+    """Another writer, which commits a version of its own just before every other commit."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._put = TableLog._put
@@ -100,7 +100,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                 rows = history.table
                 folded = folded_of(history, list(names))
                 record = Commit("app", Lsn(100 * number + 1), Lsn(100 * number + 50), before=held)
-                for _ in range(2):  # the second time it is there already
+                for _ in range(2):  # the second time the table holds it already
                     staged = stage.write(table, folded, replace_all=folded.truncated)
                     assert isinstance(staged, DirectStaged)
                     arrow_writer.commit(staged, record)
@@ -112,7 +112,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                 assert delta.committed_lsn(table.path, "app") == record.last
                 no_orphans(home / "t")
                 if data.draw(st.booleans()):
-                    # A new process knows nothing but what the log says.
+                    # A new process knows only what the log says.
                     stage = Stage(home / "stage")
             assert len(DeltaTable(table.path).file_uris()) < 12
     finally:
@@ -132,7 +132,7 @@ def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worst moment: staging has read the new version, and takes it for known only after the commit did."""
+    """The worst moment: staging reads the new version during the commit, and records it only after the commit did."""
     table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
     assert delta.create_directly(table, {})
     stage = Stage(tmp_path / "stage")

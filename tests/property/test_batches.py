@@ -1,4 +1,4 @@
-"""Batching: however a stream is cut, and wherever it breaks, the tables become what PostgreSQL's are."""
+"""Batching: wherever a stream is cut or breaks, the tables become the publisher's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
 from tests.support.frames import delete, insert, keepalive, relation, transaction, truncate, update
 from tests.support.memory import MemoryDelta, target
 
-#: Two tables with a key, one without one under REPLICA IDENTITY FULL.
+#: Two tables with a key, and one without a key under REPLICA IDENTITY FULL.
 RELATIONS = {
     "a": relation(16384, "a"),
     "b": relation(16385, "b"),
@@ -27,7 +27,7 @@ RELATIONS = {
 }
 TARGETS = [target("a"), target("b"), target("full", key=())]
 
-#: What to do: (table, kind, key, other key, value)
+#: A change to make: (table, kind, key, other key, value).
 Wish = tuple[str, str, int, int, int]
 wishes = st.tuples(
     st.sampled_from(["a", "a", "b", "full"]),
@@ -40,7 +40,7 @@ histories = st.lists(st.lists(wishes, max_size=6), min_size=1, max_size=10)
 
 
 class Publisher:
-    """Carries out wishes as far as they can be; `sent` are the transactions, `tables` what PostgreSQL has."""
+    """A publisher that carries out the wishes it can; `sent` holds the transactions, `tables` the resulting rows."""
 
     def __init__(self, history: Sequence[Sequence[Wish]]) -> None:
         self.tables: dict[str, dict[int, str] | Counter[tuple[int, str]]] = {"a": {}, "b": {}, "full": Counter()}
@@ -49,7 +49,7 @@ class Publisher:
         self._known: set[str] = set()
         end = 1000
         for number, wanted in enumerate(history):
-            # A commit record may begin exactly where the last one ended.
+            # A commit record may begin exactly where the one before it ended.
             begins, end = end + (number % 2) * 8, end + (number % 2) * 8 + 10
             messages: list[Message] = []
             for wish in wanted:
@@ -109,19 +109,19 @@ class Publisher:
 
 
 def stream(publisher: Publisher, after: Lsn) -> list[list[bytes]]:
-    """What a stream from `after` sends: a new one tells every relation again."""
+    """Return the transactions of a stream from `after`; a new stream first sends every Relation message again."""
     told = transaction(publisher.ends[0] - 100 if not after else after + 1, *RELATIONS.values(), final=after or Lsn(1))
     return [told, *(frames for end, frames in zip(publisher.ends, publisher.sent, strict=True) if end > after)]
 
 
-#: Bytes of a batch that are decoded at once: from a part for each change to all in one.
+#: Bytes of a batch that are decoded at once: from one part per change to everything in one part.
 wholes = st.sampled_from([2, 100, 400, 1 << 20])
 
 
 def commit(
     delta: MemoryDelta, batch: Batch, versions: dict[str, Lsn], only: set[str] | None = None, *, whole: int = 1 << 20
 ) -> None:
-    """As the pipeline does: every table is prepared before one is committed; `only` says which ones get that far."""
+    """Commit as the pipeline does: all tables are staged before any is committed.  `only` names those committed."""
     batch.read_messages()
     prepared = stage_batch(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
     commit_prepared(delta, prepared, versions, only)
@@ -179,7 +179,7 @@ def test_batches_of_any_size_make_the_same_tables(history: list[list[Wish]], dat
     whole = data.draw(wholes)
     with delta.installed():
         for sent in publisher.sent:
-            # A batch may be taken in the middle of a transaction: it then ends before it.
+            # A batch taken in the middle of a transaction ends before that transaction.
             half = data.draw(st.integers(0, len(sent)))
             dispatcher.feed(sent[:half], 0.0)
             if half < len(sent) and dispatcher.batch.transactions and data.draw(st.booleans()):
@@ -196,7 +196,7 @@ def test_batches_of_any_size_make_the_same_tables(history: list[list[Wish]], dat
 def test_after_crashes_between_commits_each_transaction_is_there_once(
     history: list[list[Wish]], data: st.DataObject
 ) -> None:
-    """Some tables of a batch are committed, then nothing; what runs next starts at the origin and batches otherwise."""
+    """Commit only some tables of a batch, then crash; the next life starts at the origin and cuts other batches."""
     publisher = Publisher(history)
     delta = MemoryDelta(*TARGETS)
     versions: dict[str, Lsn] = {}

@@ -1,4 +1,4 @@
-"""Binary transfer without a server: columns against values one by one, and bytes that no server sends."""
+"""Binary transfer without a server: whole columns against single values, and bytes that no server sends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ numerics = st.none() | st.decimals(allow_nan=False, allow_infinity=False, places
 
 
 def numeric_send(value: Decimal) -> bytes:
-    """numeric.c: numeric_send, of the value as numeric_in reads it."""
+    """Return numeric.c: numeric_send of the value that numeric_in would read."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     scale = max(-exponent, 0)
@@ -123,15 +123,15 @@ def test_types_of_users_and_extensions(oid: int, sent: bytes, text: bytes) -> No
 @pytest.mark.parametrize(
     ("oid", "sent"),
     [
-        (20001, b"\x02" + struct.pack(">id", 8, 1.0)),  # an upper bound is missing
-        (20001, b"\x01" + struct.pack(">id", 8, 1.0)),  # empty, and yet a bound
-        (4451, struct.pack(">i", 5)),  # int4multirange: five ranges, none there
-        (22, struct.pack(">iiIiiih", 1, 0, 21, 2, 0, 2, 7)),  # int2vector: two elements, one there
+        (20001, b"\x02" + struct.pack(">id", 8, 1.0)),  # the upper bound is missing
+        (20001, b"\x01" + struct.pack(">id", 8, 1.0)),  # marked empty, yet it has a bound
+        (4451, struct.pack(">i", 5)),  # int4multirange: five ranges announced, none present
+        (22, struct.pack(">iiIiiih", 1, 0, 21, 2, 0, 2, 7)),  # int2vector: two elements announced, one present
         (22, struct.pack(">iiIiiih", 1, 0, 21, 1, 0, 4, 7)),  # its last element is cut off
-        (20002, struct.pack(">iicic", 2, 1, b"a", 1, b"b")),  # hstore: two pairs, one there
+        (20002, struct.pack(">iicic", 2, 1, b"a", 1, b"b")),  # hstore: two pairs announced, one present
     ],
 )
 def test_a_value_that_lacks_what_its_count_says_is_refused(oid: int, sent: bytes) -> None:
-    """Each was read as a shorter value."""
+    """Each of these was once read as a shorter value."""
     with pytest.raises(PubsubError):
         from_binary(pa.array([sent], pa.binary()), oid, pa.string(), TYPES)

@@ -1,4 +1,4 @@
-"""LSNs in the catalog keep value and order over all 64 bits; the origin is the greatest LSN that it was given."""
+"""LSNs in the catalog keep value and order over all 64 bits; the origin is the greatest LSN ever stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding for a table whose rows are not the publisher's: against a plain subscriber that applies one change after the other."""
+"""Folding for a table whose rows differ from the publisher's, against a plain subscriber that applies each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = st.sampled_from(["a", "b", None])
 
 @dataclass
 class Subscriber:
-    """PostgreSQL's (worker.c: apply_handle_insert, _update, _delete); `collision` is where it would stop."""
+    """PostgreSQL's subscriber (worker.c: apply_handle_insert, _update, _delete); `collision` is where it would stop."""
 
     rows: dict[int, str | None]
     sent: list[tuple[str, int | None, Row | None, bool]] = field(default_factory=list)

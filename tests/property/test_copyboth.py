@@ -27,7 +27,7 @@ def test_a_client_message_is_read_back(message: cb.ClientMessage) -> None:
 @given(server_messages)
 def test_a_truncated_server_message_is_refused(message: cb.ServerMessage) -> None:
     data = cb.write_server_message(message)
-    # The payload of XLogData has no length of its own: only its header can be cut short.
+    # XLogData's payload has no length of its own, so only its header can be cut short.
     whole = cb.XLOG_HEADER if isinstance(message, cb.XLogData) else len(data)
     for length in range(whole):
         with pytest.raises(ProtocolViolation):

@@ -66,7 +66,7 @@ def text(value: Any) -> bytes | None:
 
 @dataclass
 class History:
-    """What was sent, and the table as PostgreSQL has it then."""
+    """The changes sent so far, and the table that PostgreSQL has after them."""
 
     fields: list[pa.Field]
     key_width: int
@@ -74,7 +74,7 @@ class History:
     table: dict[Row, Row]
     sent: list[Insert | Update | Delete] = field(default_factory=list)
     truncated_at: int | None = None
-    gone: set[Row] = field(default_factory=set)  # keys without a row since some change of the batch
+    gone: set[Row] = field(default_factory=set)  # keys that some change of the batch left without a row
 
     def old(self, row: Row) -> tuple[str, tuple[bytes | None, ...]]:
         shown = row if self.full else row[: self.key_width] + (None,) * (len(row) - self.key_width)
@@ -91,7 +91,7 @@ class History:
         self.gone.add(key)
 
     def update(self, key: Row, row: Row, hide: tuple[bool, ...]) -> None:
-        """`hide`: which values are not sent if they did not change."""
+        """Update a row; `hide` marks the values that are not sent if they are unchanged."""
         present = key in self.table
         before = self.table.pop(key, (*key, *(None,) * len(VALUES)))
         new: list[Any] = list(map(text, row))
@@ -114,7 +114,7 @@ class History:
 
 
 def applied(folded: Folded, target: dict[Row, Row], key_width: int, width: int) -> dict[Row, Row]:
-    """The target as a writer makes it of what was folded."""
+    """Return `target` after a writer has applied `folded` to it."""
     result = {} if folded.truncated else dict(target)
     deleted = [tuple(row.values()) for row in folded.deleted_keys.to_pylist()]
     assert len(deleted) == len(set(deleted))
@@ -166,11 +166,11 @@ steps = st.lists(
 
 
 def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: bool) -> None:
-    """What `steps` has drawn becomes changes that a publisher could send."""
+    """Turn the draws of `steps` into changes that a publisher could send."""
     key_width = history.key_width
     for action, pick, other, value, hide, keep in chosen:
         present = sorted(history.table)
-        # mostly a key that is there; else one that may have been there
+        # mostly a key that the table has; otherwise a key that it may have had
         key = present[pick % len(present)] if present and pick < 24 else keys[pick % len(keys)]
         row = history.table.get(key, key + value)
         changed = tuple(old if kept else new for old, new, kept in zip(row[key_width:], value, keep, strict=True))
@@ -208,7 +208,7 @@ def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: boo
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_tables_without_a_key(data: st.DataObject) -> None:
-    """Equal rows, NULLs among them: each change takes one copy."""
+    """Of equal rows, NULLs among their values, each change takes one copy."""
     before = Counter(data.draw(st.lists(values, max_size=6)))
     rows = Counter(before)
     history = History(VALUES, 0, True, {})

@@ -1,8 +1,8 @@
 """Copy, catch-up, hand-over and apply together, with failures and kills anywhere: every row arrives once.
 
-The workers, the pipeline and the runner are the real ones; the publisher, the catalog and Delta are models in memory, all in
-virtual time.  Wherever a worker waits for one of them it may wait long, fail, or succeed and fail; and the whole process may be
-killed, which takes the memory of the hand-over with it.
+The workers, the pipeline and the runner are the real ones.  The publisher, the catalog and Delta are models in memory,
+in virtual time.  Each call of a worker to one of them may take long, fail, or succeed and then fail.  The whole process
+may be killed, which loses the hand-over's memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHUNKS = 3
 
 
 class Chance:
-    """Where schedules and failures come from; `trouble` is how often something goes wrong."""
+    """The source of all schedules and failures; `trouble` is how often something goes wrong."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -60,7 +60,7 @@ class Chance:
         self.seconds = self.random.choice([0.01, 0.3, 3.0])
 
     async def wait(self) -> None:
-        """Others go first, by a few steps or for some time."""
+        """Let other tasks run first, for a few steps or for some time."""
         for _ in range(self.random.choice([0, 0, 1, 3])):
             await asyncio.sleep(0)
         if self.random.random() < 0.2:
@@ -73,7 +73,7 @@ class Chance:
 
 
 class World:
-    """The publisher with its slots, the catalog's rows, and Delta: what outlives a process."""
+    """Everything that outlives a process: the publisher with its slots, the catalog's rows, and Delta."""
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
@@ -99,12 +99,12 @@ class World:
         self._row = 0
 
     def require(self, holds: bool, what: str) -> None:
-        """Kept until the end: a worker would be started again over an exception."""
+        """Record a violation if `holds` is false.  An exception would only make the runner restart the worker."""
         if not holds:
             self.violations.append(what)
 
     def write(self) -> None:
-        """A transaction commits at the publisher; or something that is not published happens there."""
+        """Commit a transaction at the publisher, or let unpublished WAL pass."""
         chance = self.chance.random
         begins = Lsn(self.wal + chance.choice([0, 0, 40]))
         self.wal = Lsn(begins + 10)
@@ -133,7 +133,7 @@ class World:
         ]
 
     def snapshot(self, oid: int, at: Lsn, chunk: int) -> Counter[Any]:
-        """The rows of one of CHUNKS chunks, as they were at `at`."""
+        """Return the rows of one of CHUNKS chunks as they were at `at`."""
         return Counter(
             (row, "x")
             for end, rows in self.transactions
@@ -205,7 +205,7 @@ class Source:
 
 
 class Connection:
-    """publisher.connection.Connection; a slot is free again when the connection that used it is closed."""
+    """publisher.connection.Connection; closing it frees the slot that it used."""
 
     world: World
     server_version = 180000
@@ -231,7 +231,7 @@ class Connection:
 
 
 class Replication:
-    """publisher.replication, on the model."""
+    """publisher.replication on the model."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -272,7 +272,7 @@ class Primary:
 
 
 class Catalog:
-    """catalog.store.Catalog: each method is stored at once, or not at all, and may fail on either side of it."""
+    """catalog.store.Catalog: each method stores at once or not at all, and may fail before or after storing."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -292,7 +292,7 @@ class Catalog:
         return SUBSCRIPTION
 
     async def prove(self) -> None:
-        """It is this process's; to ask may fail."""
+        """Prove that the catalog is this process's, which it always is here; asking may fail."""
         await self.world.chance.step()
 
     async def origin(self, subid: int) -> Lsn:
@@ -352,7 +352,7 @@ class Catalog:
 
 
 class Engine:
-    """pubsub.delta.engine.Engine: work that has begun ends before `run` does, whoever cancels."""
+    """pubsub.delta.engine.Engine: `run` returns only after its work has ended, even if it is cancelled."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -407,7 +407,7 @@ class Engine:
         await chance.step()
         if work is spark_writer.commit:
             staged, record = args
-            # The plan is made before the commit: rows are those of now, as Delta's check of the version is.
+            # Delta plans before it commits: the rows and the version that it checks are those of this moment.
             table, folded, replace_all = delta.staged[staged.directory]
             held = delta.tables[table.path]
             if held.versions.get(record.app_id, INVALID_LSN) < record.last:
@@ -449,13 +449,13 @@ SUBSCRIPTION = Subscription(
     1,
     False,
 )
-# What streamed and prepared transactions would be kept in: real files, though nothing is streamed here.
+# Real directories for streamed and prepared transactions, though none is streamed here.
 HOME = tempfile.TemporaryDirectory(prefix="pubsub-handover-")
 SETTINGS = Settings(home=Path(HOME.name))
 
 
 class Process:
-    """A daemon's life: one runner, and a look at the catalog now and then, as the launcher takes it."""
+    """A daemon's life: one runner at a time, and a look at the catalog now and then, as the launcher does."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -465,9 +465,9 @@ class Process:
         self.tasks = [asyncio.create_task(self.keep()), asyncio.create_task(self.poll())]
 
     async def keep(self) -> None:
-        """As the launcher does: a runner that ended is replaced, and its hand-over stays."""
+        """Replace a runner that has ended, and keep its hand-over, as the launcher does."""
         while not self.killed:
-            # A group that is cancelled while one of its tasks fails raises the failure: `killed` ends the loop then.
+            # A cancelled TaskGroup raises the failure of a task instead; then `killed` ends the loop.
             with suppress(Exception, BaseExceptionGroup):
                 await self.runner.run()
             await asyncio.sleep(1)
@@ -482,7 +482,7 @@ class Process:
                 self.runner.tables_changed()
 
     async def stop(self) -> None:
-        """Told to drain, the runner ends soon, whatever its workers wait for; another takes its place."""
+        """Drain the runner: it must end soon, whatever its workers wait for.  Another takes its place."""
         runner = self.runner
         runner.drain()
         began = asyncio.get_running_loop().time()
@@ -507,7 +507,7 @@ async def no_progress(*_: Any) -> AsyncIterator[None]:
 
 
 async def history(seed: int) -> World:
-    """Some minutes of a subscription's life, then peace until everything has arrived."""
+    """Run some minutes of a subscription's life, then peace until everything has arrived."""
     chance = Chance(seed)
     world = World(chance)
 
@@ -573,7 +573,7 @@ async def history(seed: int) -> World:
             "snapshots",
             SimpleNamespace(BEGIN="", end_of_wal=end_of_wal, export=export, visible=visible, lacks=lacks),
         )
-        # Who the publisher is, and whether it fits, is not in question here.
+        # The publisher's identity is not under test here.
         patch.setattr(tablesync.worker, "check_system", nothing)
         patch.setattr(tablesync.worker, "is_followed", is_followed)
         for module in (apply.worker, tablesync.worker):
@@ -600,7 +600,7 @@ async def history(seed: int) -> World:
                 elif what < 0.07:
                     await process.stop()
                 elif what < 0.09:
-                    # A sync slot is lost, if it is not in use: its table must be copied again.
+                    # Lose a sync slot that is not in use: its table must be copied again.
                     lost = [slot for slot in world.slots if slot != MAIN and slot not in world.users]
                     for slot in lost[:1]:
                         del world.slots[slot]

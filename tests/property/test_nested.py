@@ -18,7 +18,7 @@ from pubsub.protocol.binary.values import BinaryTypes, TypeRow
 from pubsub.protocol.output.containers import array_text, record_text
 from pubsub.protocol.types import from_text
 
-# Types by name: Arrow's, the oid, and Python's values with their text and binary.
+# Types by name: Arrow's type, the oid, and Python's values with their text and binary forms.
 _OWN = 20_000
 Made = tuple[Any, bytes, bytes]
 
@@ -49,7 +49,7 @@ _LEAVES = {
 
 
 class _Kind:
-    """A type: Arrow's, its oid, its values, and the rows of pg_type that it needs."""
+    """A type: Arrow's type, its oid, its values, and the rows of pg_type that it needs."""
 
     def __init__(self, arrow: Any, oid: int, values: Any, rows: list[TypeRow]) -> None:
         self.arrow, self.oid, self.values, self.rows = arrow, oid, values, rows
@@ -121,7 +121,7 @@ def test_text_and_binary_give_the_values(given_: tuple[_Kind, list[Made | None]]
         found.validate(full=True)
         assert found.type == kind.arrow
         assert found.to_pylist() == wanted
-        # as a part of a larger column, too
+        # the same for a slice of a larger column
         assert found[1:].to_pylist() == wanted[1:]
 
 
@@ -139,7 +139,7 @@ def test_canonical_bytes_tell_values_apart(given_: tuple[_Kind, list[Made | None
 
 
 def test_canonical_bytes_of_other_types() -> None:
-    """Floats by their bits, with one NaN; decimals, dates and timestamps."""
+    """Floats compare by their bits, with one NaN; also decimals, dates and timestamps."""
     floats = pa.array([[0.0], [-0.0], [float("nan")], [float("-nan")], [1.5, None], [None]], pa.list_(pa.float64()))
     found = canonical(floats).to_pylist()
     assert found[2] == found[3]

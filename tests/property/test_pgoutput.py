@@ -1,4 +1,4 @@
-"""pgoutput's codec: whatever is written is read back, and whatever arrives raises ProtocolViolation or is a message."""
+"""pgoutput's codec: every message is read back as written, and any bytes raise ProtocolViolation or are a message."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_any_bytes(data: bytes, streaming: bool, parallel: bool) -> None:
         return
     again = write_message(message)
     assert read_message(again, streaming=streaming, parallel=parallel) == message
-    # The one thing that is written shorter than it may arrive: pg_catalog spelt out.
+    # The only form that is written shorter than it may arrive is pg_catalog spelt out.
     assert again == data or b"pg_catalog\0" in data
 
 

@@ -1,6 +1,6 @@
 """The reorder buffer against a model of plain lists: any interleaving, at any memory limit, on disks that fail.
 
-Whatever happens, what is read of a transaction is what the model has, or an error is raised: never other rows.
+Reading a transaction gives the model's rows or raises an error; it never gives other rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 XIDS = st.integers(1, 9)
 STREAMED = st.integers(101, 103)
-"""Transactions that arrive as a stream; their subtransactions are named by ten times that, and a digit."""
+"""Transactions that arrive as a stream; a subtransaction's xid is ten times the transaction's, plus a digit."""
 SUBS = st.integers(0, 5)
 GIDS = st.sampled_from(["a", "b", "c"])
 SIZES = st.lists(st.sampled_from([0, 1, 7, 40, 300]), max_size=8)
@@ -61,7 +61,7 @@ class Model:
 
 @dataclass
 class Out:
-    """A transaction that was given out, what it must be, and whether a file under it was damaged."""
+    """A transaction that the buffer gave out, its expected changes, and whether a file under it was damaged."""
 
     transaction: Transaction
     expected: list[Change]
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(xid=XIDS, parent=XIDS, sizes=st.none() | SIZES)
     def assign(self, xid: int, parent: int, sizes: list[int] | None) -> None:
-        """On its own, or with the changes of the subtransaction."""
+        """Assign a subtransaction, alone or together with its changes."""
         possible = self.may_assign(xid, parent)
         model = self.model(parent)
         if not possible:
@@ -173,7 +173,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(top=STREAMED, sub=SUBS.filter(bool), parent=SUBS.filter(bool))
     def assign_in_stream(self, top: int, sub: int, parent: int) -> None:
-        """Nested, and said after both have made changes."""
+        """Assign a subtransaction to a nested parent, also after both have made changes."""
         xid, above = top * 10 + sub, top * 10 + parent
         model = self.model(top)
         self.buffer.begin(top)
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
                 self.forget(self.models[top])
 
     def forget(self, model: Model) -> bool:
-        """Says whether it was damaged."""
+        """Forget a transaction; return whether it was damaged."""
         del self.models[model.xid]
         for xid in [xid for xid, of in self.of.items() if of is model]:
             del self.of[xid]
@@ -343,12 +343,12 @@ class Machine(RuleBasedStateMachine):
         self.limit()
 
     def limit(self) -> None:
-        """What the owner does after each append."""
+        """Spill when the memory limit is exceeded, as the owner does after each append."""
         if self.buffer.exceeded:
             try:
                 self.buffer.spill()
             except FileFailure:
-                # Where a damaged file is missing nothing can be added to it.
+                # A file that `damage` removed cannot be appended to.
                 if not self.damaged and not any(out.damaged for out in self.all_out()):
                     raise
             else:
@@ -368,7 +368,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=st.sampled_from(["torn", "altered", "missing", "exchanged"]))
     def damage(self, data: st.DataObject, how: str) -> None:
-        """A file under a transaction; what lies before the first segment (the schema) is nobody's row."""
+        """Damage a file under a transaction, but not the schema before its first segment, which holds no rows."""
         files = [file for one in self.buffer._held for file in one.files]
         if not files:
             return
@@ -414,7 +414,7 @@ class Machine(RuleBasedStateMachine):
         except (DataCorrupted, FileFailure) as error:
             note(f"{error}")
         else:
-            # The damage was to what no row is made of: padding, zeros at the end that a later write put back.
+            # The damage hit bytes that hold no rows: padding, or zeros at the end that a later write restored.
             assert found == out.expected
 
     @invariant()
@@ -438,7 +438,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def read(transaction: Transaction, header: int, max_bytes: int) -> list[Change]:
-    """Each change and who made it; chunks are bounded and numbered."""
+    """Return (xid, message) of each change, and check that chunks are bounded and numbered."""
     found: list[Change] = []
     for chunk in transaction.chunks(max_bytes):
         assert chunk.first == len(found)

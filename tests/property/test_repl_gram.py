@@ -1,4 +1,4 @@
-"""What commands.py builds repl_gram.py parses back; any text is a command, SQL or a typed error."""
+"""repl_gram.py parses what commands.py builds; any text is a command, SQL or a typed error."""
 
 from __future__ import annotations
 

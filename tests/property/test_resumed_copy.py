@@ -1,7 +1,7 @@
-"""A table whose chunks are copied under different snapshots becomes the publisher's table, whatever happens to its rows.
+"""A table whose chunks are copied under different snapshots becomes the publisher's table, however its rows move.
 
-The publisher is a model with tuples that move; the copy is put together from its chunks as they stood at random moments.  The stream,
-the window, the fold and the Delta table are the real ones.
+The publisher is a model whose tuples move.  The copy is put together from chunks as they stood at random moments.  The
+stream, the window, the fold and the Delta table are the real ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Row = tuple[int, int, str]
 
 @dataclass
 class Publisher:
-    """`heap` has the rows by their places; `history` the heap after each transaction, the first before any."""
+    """`heap` has the rows by place; `history` has the heap before the first transaction and after each one."""
 
     chance: random.Random
     heap: dict[int, Row] = field(default_factory=dict)
@@ -131,14 +131,14 @@ class World:
         self.table = TargetTable(str(directory / "a"), SCHEMA, ("id",), "public.a")
         self.stage = Stage(directory / "stage")
         self.around = Surroundings()
-        # How far the publisher is, in transactions: what has not happened yet can not be read.
+        # The publisher's progress, in transactions: later ones cannot be read yet.
         self.now = 0
         self.relation = SubscriptionRel(
             1, OID, "public", "a", RelState.FINISHEDCOPY, None, 1, None, self.table.path, None, None, None, 1
         )
 
     def copy(self) -> None:
-        """Chunk by chunk, each at the same moment as the one before it or later."""
+        """Copy chunk by chunk, each at the moment of the one before it or later."""
         assert delta.create_directly(self.table, {})
         edges = [0, *sorted(self.chance.sample(range(1, SLOTS), self.chance.randint(0, 5)))]
         order = self.chance.sample(range(len(edges)), len(edges))
@@ -157,7 +157,7 @@ class World:
         self.around.until = self.publisher.lsn(self.now)
 
     def read_again(self, _source: Any, table: TargetTable, keys: Any, _types: Any, _cut: Any) -> tuple[Any, Lsn]:
-        """window.read_again, at some moment from now on."""
+        """Stand in for window.read_again, at some moment from now on."""
         self.now = min(self.last, self.now + self.chance.choice([0, 1, 3, 10]))
         wanted = set(keys.column("id").to_pylist())
         rows = [row for row in self.publisher.rows(self.now) if row[0] in wanted]
@@ -165,7 +165,7 @@ class World:
         return pa.table(found, SCHEMA), self.publisher.lsn(self.now)
 
     async def follow(self) -> int:
-        """Until the window is passed; the number of transactions that the table then holds."""
+        """Follow the stream until the window is passed; return how many transactions the table then holds."""
         at = 0
         while True:
             one = self.window()
@@ -173,7 +173,7 @@ class World:
                 for batch in self.batches(at, stop):
                     await self.apply(batch, one)
                     at = (batch.last_lsn - 1000) // 10
-                    # What is sent has happened.
+                    # A transaction that was sent has happened at the publisher.
                     self.now = max(self.now, at)
                     if self.chance.random() < 0.1:
                         one = self.window()  # as after a crash
@@ -221,7 +221,7 @@ def test_the_rows_of_many_moments_become_those_of_one(seed: int) -> None:
         with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs():
             world = World(seed, directory)
             patch.setattr(window, "read_again", world.read_again)
-            # Rows move all the time here, until there is nothing more to come.
+            # Rows change their keys all the time here, until the history ends: the window must not give up.
             patch.setattr(window, "_MOST", 1000)
             world.copy()
             at = asyncio.run(world.follow())

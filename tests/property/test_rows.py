@@ -1,4 +1,4 @@
-"""Columns against the codec that reads message by message."""
+"""Columns from decode_changes, against the codec that reads one message at a time."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ messages = st.one_of(
 
 
 def row(values: TupleData | None) -> list[Any]:
-    """As columns of text have it: sent in binary it is the same bytes."""
+    """Return a row as text columns hold it; a value sent in binary keeps its bytes."""
     sent = [value.data if isinstance(value, Binary) else value for value in values or (None,) * len(NAMES)]
     return [value.decode() if isinstance(value, bytes) else None for value in sent]
 
 
 def completed(message: Insert | Update | Delete) -> TupleData | None:
-    """The new row with the unchanged values that the old tuple holds."""
+    """Return the new row, with unchanged values filled in from the old tuple."""
     if isinstance(message, Delete):
         return None
     if isinstance(message, Insert) or message.old is None:

@@ -74,7 +74,7 @@ _values: dict[str, st.SearchStrategy[object]] = {
 
 
 def option_sets(allowed: tuple[str, ...], least: int) -> st.SearchStrategy[SubscriptionOptions]:
-    """Options as `resolve` makes them from what a statement may give; contradictions are left out."""
+    """Draw options as `resolve` makes them from a statement's own; leave out contradictory ones."""
     chosen = st.lists(st.sampled_from(allowed), min_size=least, unique=True)
     given_values = chosen.flatmap(lambda found: st.fixed_dictionaries({name: _values[name] for name in found}))
 
@@ -173,7 +173,7 @@ def test_names_in_paths_are_safe_and_read_back(name: str) -> None:
 @given(st.decimals(allow_nan=False, allow_infinity=False) | st.integers(-(10**12), 10**12))
 @settings(max_examples=200)
 def test_numbers_are_values_of_options(number: Decimal | int) -> None:
-    """Whatever the number, the grammar takes it and the option says what is wrong with it."""
+    """The grammar takes any number; the option says what is wrong with it."""
     text = f"CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p WITH (batch_rows = {number})"
     try:
         statement = parse_one(text)

@@ -1,5 +1,4 @@
-"""Streamed transactions: however they are cut, interleaved and spilled, and whatever is aborted in them, the tables become what
-they would be had each transaction come whole."""
+"""Streamed transactions make the same tables as whole ones, however they are cut, interleaved, spilled and aborted."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class Sender:
 
 
 def sender(frames: Sequence[bytes], xid: int, data: st.DataObject, *, aborts: bool = True) -> Sender:
-    """The transaction in subtransactions, and among its changes those of others that are rolled back."""
+    """Return the transaction split into subtransactions, with changes of rolled back ones in between."""
     end = read_message(frames[-1], start=XLOG_HEADER)
     assert isinstance(end, Commit)
     left: list[tuple[int, Message]] = []
@@ -81,7 +80,7 @@ def sender(frames: Sequence[bytes], xid: int, data: st.DataObject, *, aborts: bo
 
 
 def nonsense(data: st.DataObject) -> list[Message]:
-    """What would do harm if it were not rolled back: rows, a TRUNCATE, another definition."""
+    """Draw messages that would do harm if they were not rolled back: rows, a TRUNCATE, another definition."""
     oid = data.draw(st.sampled_from([r.oid for r in RELATIONS.values()]))
     kind = data.draw(st.sampled_from(["row", "truncate", "relation"]))
     if kind == "row":
@@ -92,7 +91,7 @@ def nonsense(data: st.DataObject) -> list[Message]:
 
 
 def block(one: Sender, count: int) -> list[bytes]:
-    """Stream Start, the next `count` messages, Stream Stop."""
+    """Return Stream Start, the next `count` messages, and Stream Stop."""
     sent = [frame(StreamStart(Xid(one.xid), not one.begun)), frame(Origin(Lsn(1), "o"))]
     one.begun = True
     for xid, message in one.left[:count]:
@@ -102,7 +101,7 @@ def block(one: Sender, count: int) -> list[bytes]:
 
 
 def preparing(one: Sender, data: st.DataObject, parallel: bool, at: Lsn) -> list[bytes]:
-    """All of it, and PREPARE TRANSACTION, which ends at `at`."""
+    """Return everything left of the transaction and its PREPARE TRANSACTION, which ends at `at`."""
     one.prepared = True
     told = [(one.xid, relation) for relation in RELATIONS.values()]
     fields = (Lsn(at - 8), at, 0, Xid(one.xid), f"gid {one.xid}")
@@ -117,14 +116,14 @@ def preparing(one: Sender, data: st.DataObject, parallel: bool, at: Lsn) -> list
 
 
 def outcome(one: Sender) -> list[bytes]:
-    """COMMIT PREPARED.  What a streamed one has told of relations does not count for others: they are told again."""
+    """Return COMMIT PREPARED and every Relation message: those in a streamed transaction count only for itself."""
     end = one.commit
     committed = CommitPrepared(0, end.commit_lsn, end.end_lsn, end.commit_time, Xid(one.xid), f"gid {one.xid}")
     return [frame(committed), *(frame(relation) for relation in RELATIONS.values())]
 
 
 def ending(one: Sender, data: st.DataObject, parallel: bool) -> list[bytes]:
-    """What is left, the aborts of its subtransactions, and the commit."""
+    """Return the rest of the transaction, the aborts of its subtransactions, and the commit."""
     if one.prepared:
         return outcome(one)
     sent = block(one, len(one.left)) if one.left or not one.begun else []
@@ -145,7 +144,7 @@ def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: b
     asyncio.run(streamed_is_as_whole(history, whole, parallel, data, ahead=False))
 
 
-#: Few of these make it vain to work ahead.
+#: Few of these changes put early staging in vain.
 plain = st.tuples(
     st.sampled_from("ab"), st.sampled_from("iiiiuukd"), st.integers(0, 4), st.integers(0, 4), st.integers(0, 2)
 )
@@ -155,14 +154,14 @@ mostly_plain = st.lists(st.lists(plain, max_size=6) | st.lists(wishes, max_size=
 @settings(max_examples=150, deadline=None)
 @given(mostly_plain, wholes, st.data())
 def test_prepared_ahead_is_as_whole(history: list[list[Wish]], whole: int, data: st.DataObject) -> None:
-    """Every block is a part, prepared at once, later, or when the transaction has committed."""
+    """Every block is a part that is staged at once, later, or when the transaction has committed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apply.pipeline.dispatch, "PART_BYTES", 1)
         asyncio.run(streamed_is_as_whole(history, whole, True, data, ahead=True))
 
 
 class Node:
-    """What becomes of batches."""
+    """Commit each batch, or use what was staged ahead of it."""
 
     def __init__(self, delta: MemoryDelta, whole: int, most: int) -> None:
         self.versions: dict[str, Lsn] = {}
@@ -206,7 +205,7 @@ async def streamed_is_as_whole(
         for number, frames in enumerate(publisher.sent)
         if data.draw(st.booleans())
     }
-    # One that began, and never commits.
+    # This one begins and never commits.
     doomed = Sender(5000, Commit(0, Lsn(1), Lsn(2), 0), [(5000, m) for m in nonsense(data)])
     with tempfile.TemporaryDirectory() as home, delta.installed():
         buffer = ReorderBuffer(Path(home) / "spill", data.draw(st.sampled_from([1, 2000, 1 << 20])))

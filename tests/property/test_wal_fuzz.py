@@ -56,7 +56,7 @@ def wal_of(payloads: list[bytes]) -> Wal:
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 9000))
 def test_reader(seed: int, damage: int, step: int) -> None:
-    """Records before the damage come out as they are; nothing comes out that was not written."""
+    """Records before the damage come out unchanged; no record comes out that was not written."""
     r = random.Random(seed)
     wal = wal_of([main_data(r.randbytes(r.choice((0, 3, 50, 400, 20000)))) for _ in range(25)])
     data = bytearray(wal.data)
@@ -172,7 +172,7 @@ def test_what_is_passed_over_is_of_no_concern(
     reader.feed(wal.start, bytes(wal.data))
     if list(reader.records()):
         assert not seen
-        # Nothing is left to others that is whole and has nothing in it.
+        # An undamaged record without anything relevant must be passed over.
         assert rmgr == 1 or bytes(data) != payload or b"\xfc" in payload[:4] or 1259 in files_of(wal)
         return
     assert rmgr != 1
@@ -181,7 +181,7 @@ def test_what_is_passed_over_is_of_no_concern(
 
 
 def files_of(wal: Wal) -> set[int]:
-    """The files that its one record names.  Raises WalCorrupted."""
+    """Return the files that the WAL's only record names.  Raises WalCorrupted."""
     lsn, length, *_ = wal.records[0]
     record = parse_record(bytes(wal.data[40:]), 0, length, lsn, lsn, 0, 0, 10)
     assert not record.top_xid
@@ -270,7 +270,7 @@ def test_rows(data: bytes, columns: list[ColumnLayout], as_row: bool) -> None:
     with contextlib.suppress(DataCorrupted):
         layout.deform(row(data, len(columns)) if as_row else data)
     for make in (compiled_encoder, interpreted_encoder):
-        with suppress(DataCorrupted, struct.error, IndexError):  # the caller says where
+        with suppress(DataCorrupted, struct.error, IndexError):  # the caller adds the position to such errors
             make(described, len(described))(b"", row(data, len(described)), 0)
 
 
@@ -299,7 +299,7 @@ RANGE = registry.RangeType(TEXT)
 @settings(max_examples=500)
 @given(st.binary(max_size=80))
 def test_values(data: bytes) -> None:
-    """A value's bytes come out of a tuple whose checksum was right; still nothing but an error of a known kind."""
+    """The bytes come from a tuple whose checksum was right; broken ones still raise only errors of known kinds."""
     functions = [f for pair in (*VARIABLE, *ARRAYS) for f in pair]
     functions += [RANGE.out, RANGE.send, RANGE.multirange_out, RANGE.multirange_send]
     for function in functions:

@@ -1,4 +1,4 @@
-"""One node for the tests of a module, a database of its own for each test."""
+"""One node for the tests of a module, and a database of its own for each test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture
 def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
-    """An empty database of PostgreSQL 18; its subscription is dropped, and must leave no slot behind."""
+    """An empty database on PostgreSQL 18; its subscription is dropped afterwards and must leave no slot behind."""
     replica = Replica(node, database)
     yield replica
     if replica.created:
@@ -32,7 +32,7 @@ def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
 
 @pytest.fixture
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Delta's checkpoints after every second commit: what comes next is worked out from one."""
+    """Write a Delta checkpoint after every second commit, so that later replays of the log start from one."""
     monkeypatch.setattr(log, "_CHECKPOINT_INTERVAL", 2)
 
 
@@ -52,7 +52,7 @@ def stock_server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def stock(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[Callable[[str], Stock]]:
-    """Makes a stock subscriber's database with the given tables."""
+    """A function that makes a stock subscriber's database with the given tables."""
     made: list[Stock] = []
 
     def make(ddl: str) -> Stock:
@@ -66,6 +66,6 @@ def stock(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[Callable
 
 @pytest.fixture
 def fault(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
-    """Points of pubsub.faults in the test process."""
+    """The fault points (pubsub.faults) of the test process."""
     with faults(tmp_path_factory.mktemp("faults")) as found:
         yield found

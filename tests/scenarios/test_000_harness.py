@@ -1,4 +1,4 @@
-"""The harness itself: servers that work, die with their owner, and a comparison that finds every difference."""
+"""The harness itself: servers that work and die with their owner, and a comparison that finds every difference."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def microseconds(database: Database, value: str) -> int:
 
 @pytest.fixture
 def pair(database: Database, tmp_path: Path) -> tuple[Database, str]:
-    """A table of every kind of column and the Delta table that equals it, made without any of our code."""
+    """A table with every kind of column, and the Delta table that equals it, made without any of our code."""
     database.execute(DEFINITION)
     database.execute(ROWS)
     zoned = [

@@ -1,4 +1,4 @@
-"""A project that uses pubsub.testing, with exactly the files that docs/testing.md has."""
+"""A project that uses pubsub.testing, with exactly the files of docs/testing.md."""
 
 from __future__ import annotations
 

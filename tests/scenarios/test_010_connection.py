@@ -1,4 +1,4 @@
-"""Connections to real publishers: what a connection string means, sessions, errors, slots, streams, definitions, check."""
+"""Connections to real publishers: connection strings, sessions, errors, slots, streams, definitions, check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = "op3n;sesame' \\"
 
 
 async def eventually(database: Database, statement: str, expected: object) -> None:
-    """Wait until the server says so; the test's own timeout is the limit."""
+    """Wait until the server gives the expected rows, for 30 seconds at most."""
     async with asyncio.timeout(30):
         while (rows := database.query(statement)) != expected:
             assert rows != expected
@@ -82,7 +82,7 @@ async def test_ways_to_name_a_server(database: Database, tmp_path: Path, monkeyp
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
-    """A server that asks for a password, with a certificate for localhost where it knows TLS."""
+    """A server that asks for a password, with a certificate for localhost if it is built with TLS."""
     with EmbeddedPostgres("18", auth="scram-sha-256", password=SECRET) as server:
         openssl = shutil.which("openssl")
         if server.query("SHOW ssl_library") == [("OpenSSL",)] and openssl is not None:
@@ -144,7 +144,7 @@ async def test_tls_is_verified_and_bound(guarded: EmbeddedPostgres) -> None:
         await Connection.connect(f"{by_address} {secure}")
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize("mode", [False, True], ids=["sql", "replication"])
@@ -171,7 +171,7 @@ async def test_failures_in_postgresqls_words(database: Database, mode: bool) -> 
 
 
 async def test_a_host_that_is_silent_is_left(database: Database) -> None:
-    """connect_timeout, which libpq does not heed in a connection that does not block."""
+    """connect_timeout holds, although libpq ignores it in a nonblocking connection."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -271,7 +271,7 @@ async def test_a_slot_whose_making_is_cancelled_is_not_left_behind(database: Dat
     slot = f"slot_{database.name}"
     connection = await Connection.connect(database.conninfo, replication=True)
     with database.server.connect(database.name) as writer:
-        writer.execute("BEGIN; SELECT pg_current_xact_id()")  # a slot waits for what runs
+        writer.execute("BEGIN; SELECT pg_current_xact_id()")  # creating a slot waits for running transactions
         making = asyncio.create_task(replication.create_slot(connection, slot, snapshot="nothing"))
         await eventually(database, f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'", [(True,)])
         making.cancel()
@@ -282,7 +282,7 @@ async def test_a_slot_whose_making_is_cancelled_is_not_left_behind(database: Dat
 
 
 async def until_commit(stream: ReplicationStream, max_bytes: int = 1 << 20) -> bytes:
-    """The type bytes of pgoutput's messages up to the first Commit."""
+    """Return the type bytes of pgoutput's messages up to the first Commit."""
     kinds = bytearray()
     async with asyncio.timeout(30):
         while not kinds.endswith(b"C"):
@@ -293,11 +293,11 @@ async def until_commit(stream: ReplicationStream, max_bytes: int = 1 << 20) -> b
 
 
 async def until_end(stream: ReplicationStream) -> None:
-    """Receive and report until that raises."""
+    """Receive and report until one of them raises."""
     async with asyncio.timeout(30):
         while True:
             last = read_server_message((await stream.receive())[-1])
-            await stream.send_status(last.wal_end, last.wal_end, last.wal_end)  # a publisher waits for it to shut down
+            await stream.send_status(last.wal_end, last.wal_end, last.wal_end)  # a publisher's shutdown waits for this
 
 
 async def streaming(database: Database, connection: Connection) -> tuple[ReplicationStream, str]:

@@ -1,6 +1,6 @@
 """The Delta writer on a real Spark and Delta: every statement that commits a batch, on every kind of table.
 
-Frames go in as a publisher sends them; what comes out is read by deltalake's own engine, not by Spark.
+Frames go in as a publisher sends them; the rows are read by deltalake's own engine, not by Spark.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _typmods = {types.NUMERICOID: (38 << 16 | 18) + 4}
 
 
 def plain(value: Any) -> Any:
-    """UTC is UTC, whichever object stands for it."""
+    """Convert a time with a zone to UTC, so that equal times have equal representations."""
     return value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
 
 
 class Replica:
-    """One table, and what is sent for it: each `send` is one batch, and one commit."""
+    """One Delta table and its publisher: each `send` is one batch and one commit."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Replica:
         return self._dispatcher.take()
 
     def send(self, *messages: Message) -> int:
-        """Commit one batch; returns how many Delta versions it made."""
+        """Commit one batch; return how many Delta versions it made."""
         return self.commit(self.batch(*messages))
 
     def commit(self, batch: Batch) -> int:
@@ -116,7 +116,7 @@ class Replica:
         return DeltaTable(self.table.path).version()
 
     def rows(self, *, by: int | None = 0) -> list[tuple[Any, ...]]:
-        """Every row, as deltalake reads it, and Spark; sorted by a column, or by everything where NULLs are."""
+        """Return every row, as deltalake and Spark both read it; sorted by a column, or by everything for NULLs."""
         found = QueryBuilder().register("t", DeltaTable(self.table.path)).execute("SELECT * FROM t").read_all()
         if self.direct and self.read_by_spark:
             by_spark = self.session.read.format("delta").load(self.table.path).toArrow()
@@ -147,7 +147,7 @@ def made(spark: Spark, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
 
 
 def test_the_life_of_a_table(made: Any) -> None:
-    """One commit for each batch, by the cheapest statement that does it."""
+    """Each batch is one commit, by the cheapest statement that does it."""
     r = made(read_by_spark=True)
     assert r.send(*(insert(OID, i, f"row {i}") for i in range(1, 7))) == 1
     assert r.operations()[0] == "WRITE"
@@ -166,16 +166,16 @@ def test_the_life_of_a_table(made: Any) -> None:
         == 1
     )
     assert r.rows() == [(1, "one"), (4, "row 5"), (5, "row 4"), (6, "row 6"), (7, None), (30, "thirty")]
-    # Deletes alone, of a key that is not there too.
+    # Deletes alone; one of them is of a missing key.
     assert r.send(delete(OID, 1, None), delete(OID, 99, None)) == 1
     assert [row[0] for row in r.rows()] == [4, 5, 6, 7, 30]
-    # What matches nothing, and what comes and goes, records its version all the same.
+    # A batch that matches nothing, or that undoes itself, records its version all the same.
     assert r.send(delete(OID, 99, None)) == 1
     assert r.send(insert(OID, 50, "x"), delete(OID, 50, None)) == 1
     assert r.send(update(OID, 98, "no such row")) == 1
     rows = r.rows()
     assert (98, "no such row") in rows or len(rows) == 5
-    # TRUNCATE, with rows after it and without.
+    # TRUNCATE, with and without rows after it.
     assert r.send(insert(OID, 60, "gone"), truncate(OID), insert(OID, 61, "there")) == 1
     assert r.rows() == [(61, "there")]
     assert r.send(truncate(OID)) == 1
@@ -184,7 +184,7 @@ def test_the_life_of_a_table(made: Any) -> None:
 
 
 def test_a_batch_is_held_once(made: Any) -> None:
-    """Each statement, sent again under a version that the table has, does nothing at all."""
+    """Each statement does nothing when it is sent again under a version that the table has."""
     r = made()
     r.send(*(insert(OID, i, "x") for i in range(4)))
     batches = [
@@ -206,7 +206,7 @@ def test_a_batch_is_held_once(made: Any) -> None:
 
 
 def test_unchanged_values_come_from_the_table(made: Any) -> None:
-    """Along with changed keys, chains in one batch, rows that are not there, and rows inserted in the same batch."""
+    """Also with changed keys, chains in one batch, missing rows, and rows inserted in the same batch."""
     r = made((("id", INT8), ("v", TEXT), ("w", TEXT)), read_by_spark=True)
     big = "TOAST " * 2000
     r.send(*(insert(OID, i, big + str(i), big) for i in range(1, 7)), insert(OID, 7, None, None))
@@ -257,7 +257,7 @@ KEYS: dict[str, tuple[int, list[Any]]] = {
 
 
 def value(kind: str, text: str) -> Any:
-    """The Python value that deltalake gives for a key's text."""
+    """Return the Python value that deltalake gives for a key's text, as a repr."""
     oid = KEYS[kind][0]
     arrow = types.delta_type(oid, _typmods.get(oid, -1))
     found = types.from_text(pa.array([text.encode()]), arrow)[0].as_py()
@@ -266,11 +266,11 @@ def value(kind: str, text: str) -> Any:
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_key_types(made: Any, kind: str) -> None:
-    """Found, masked, moved and deleted by every type of key."""
+    """Rows are found, completed from the table, moved and deleted by every type of key."""
     oid, keys = KEYS[kind]
     r = made((("id", oid), ("v", TEXT), ("w", INT8)), read_by_spark=True)
     r.send(*(insert(OID, key, f"v{i}", i) for i, key in enumerate(keys)))
-    # A masked row; an update; the rest leave and come back, and one stays away.
+    # One row keeps an unchanged value; one is deleted and inserted again; one stays deleted.
     last = [delete(OID, keys[2], None, None)] if len(keys) > 2 else []
     r.send(
         update(OID, keys[0], UNCHANGED, 10),
@@ -322,7 +322,7 @@ NAMES = [
 
 @pytest.mark.parametrize("key", [NAMES[1:], NAMES[:1]], ids=["most", "one"])
 def test_odd_names(made: Any, key: list[str]) -> None:
-    """As key and as value, in every statement; with column mapping where Parquet would not take them."""
+    """As key and as value, in every statement; with column mapping where Parquet would not take the names."""
     r = made([(name, INT8) for name in NAMES], key=tuple(key))
     width, places = len(NAMES), [NAMES.index(name) for name in key]
 
@@ -346,7 +346,7 @@ def test_odd_names_without_a_key(made: Any) -> None:
 
 
 def test_full_identity_without_a_key(made: Any) -> None:
-    """Of equal rows as many go as were deleted; NULL is a value; microseconds count, and so does the sign of zero."""
+    """As many of the equal rows go as were deleted.  NULL is a value; microseconds and the sign of zero count."""
     columns = (
         ("a", INT8),
         ("at", BY_NAME["timestamptz"].oid),
@@ -379,7 +379,7 @@ def test_full_identity_without_a_key(made: Any) -> None:
         repr(empty): 2,
         repr((None, None, None, None, "", None)): 1,
     }
-    # Updates: one row becomes another; one becomes a copy of what is there; deletes of a row that is not there.
+    # Updates: one row becomes another; one becomes a copy of an existing row.  A delete of a missing row.
     moved = (2, *first[1:])
     r.send(
         update(OID, *moved, old=first, kind="O"),
@@ -395,7 +395,7 @@ def test_full_identity_without_a_key(made: Any) -> None:
         repr(empty): 1,
         repr((None, None, None, None, "", None)): 2,
     }
-    # Deletes alone, after which no row that was equal is left.
+    # Deletes alone, after which none of the equal rows is left.
     before = counts()
     assert r.send(delete(OID, *moved, kind="O"), delete(OID, *empty, kind="O")) == 1
     del before[repr((2, at.replace(microsecond=1), 0.0, b"\0", "x", n))], before[repr(empty)]
@@ -407,7 +407,7 @@ def test_full_identity_without_a_key(made: Any) -> None:
 
 
 def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
-    """Updates leave them as they are, inserts give NULL; of whatever type they are."""
+    """Updates leave the extra columns as they are, inserts set them to NULL, whatever their types."""
     extra = "note STRING, tags ARRAY<STRING>, tiny TINYINT, box STRUCT<x: INT, y: MAP<STRING, DOUBLE>>"
     r = made(extra=extra, read_by_spark=True)
     r.send(insert(OID, 1, "a"), insert(OID, 2, "b"), insert(OID, 3, "c"))
@@ -424,7 +424,7 @@ def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
 
 
 def test_full_identity_with_a_key(made: Any) -> None:
-    """Rows go by their key; what an update left unchanged is in its old row, but for columns that only the target has."""
+    """Rows are found by key.  An unchanged value comes from the old row, except in columns that only the target has."""
     r = made(identity="f", extra="note STRING")
     r.send(insert(OID, 1, "big"), insert(OID, 2, "b"))
     r.session.sql(f"UPDATE delta.{spark_writer.quote(r.table.path)} SET note = 'kept'")
@@ -433,7 +433,7 @@ def test_full_identity_with_a_key(made: Any) -> None:
 
 
 def test_a_target_with_more_columns_without_a_key(made: Any) -> None:
-    """They count as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns)."""
+    """The extra columns count as NULL (execReplication.c: FindReplTupleInLocalRel compares all columns)."""
     r = made(key=(), identity="f", extra="note STRING")
     r.send(insert(OID, 1, "a"), insert(OID, 1, "a"))
     r.send(update(OID, 1, "b", old=(1, "a"), kind="O"))
@@ -453,7 +453,7 @@ def test_a_value_that_the_table_refuses_leaves_no_commit(made: Any) -> None:
 
 
 def test_many_rows_in_many_files(made: Any) -> None:
-    """Batches above a row group, keys scattered and close; compared with a dict."""
+    """Many rows in many files: batches above a row group, keys scattered and close; compared with a dict."""
     r = made(read_by_spark=True)
     model: dict[int, str] = {}
     for first in range(0, 6000, 2000):

@@ -1,4 +1,4 @@
-"""Logs that Spark has written, or must read: checkpoints of every form, and commits of two daemons through it."""
+"""Logs that Spark has written, or must read: checkpoints of every form, and commits of two daemons."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DAMAGED = Path(__file__).parent.parent / "data" / "damaged_by_alter"
 
 
 class Engine:
-    """engine.Engine in this thread."""
+    """engine.Engine, with the work done in this thread."""
 
     def __init__(self, spark: Spark) -> None:
         self.session = spark.session
@@ -48,7 +48,7 @@ class Engine:
 
 
 class Daemon:
-    """What one process knows of the table."""
+    """One process's knowledge of the table."""
 
     def __init__(self, spark: Spark, table: TargetTable, directory: Path, *, direct: bool) -> None:
         self.table = table
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_sparks_and_a_log_that_was_cleaned(spark: Spark, tmp_pat
     for start in (0, 10, 20):
         session.sql(f"INSERT INTO delta.`{path}` SELECT id, id FROM range({start}, {start + 10})")
     session.sql(f"DELETE FROM delta.`{path}` WHERE id = 3")
-    # Delta's own API, with the session's settings.
+    # Delta's own API writes the checkpoint, with the session's settings.
     of_jvm = session._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, str(path))
     session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
     of_jvm.checkpoint()
@@ -118,7 +118,7 @@ def test_a_checkpoint_of_sparks_and_a_log_that_was_cleaned(spark: Spark, tmp_pat
     assert set(read.files) == set(DeltaTable(str(path)).get_add_actions()["path"].to_pylist())
     assert read.version == 4
     assert sum((file.rows or 0) - file.deleted for file in read.files.values()) == 29
-    # Who may write it is another matter, and no error.
+    # Which writer may write the table is a separate question, and no error.
     daemon = Daemon(spark, table, tmp_path / "stage", direct=True)
     staged = daemon.staged((100, update(OID, 5, 55)), (110, delete(OID, 4, None)), (120, insert(OID, 40, 40)))
     assert isinstance(staged.staged, DirectStaged) is (form == "parts")
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_sparks_and_a_log_that_was_cleaned(spark: Spark, tmp_pat
 
 @pytest.mark.parametrize("direct", [True, False], ids=["directly", "by Spark"])
 def test_two_daemons(spark: Spark, tmp_path: Path, direct: bool) -> None:
-    """Transactions 20, 25 and 30, a row each: A stages them together, B commits the first alone, then A goes on."""
+    """Transactions 20, 25 and 30, one row each: A stages them together, B commits the first alone, then A commits."""
     path = tmp_path / "t"
     table = TargetTable(str(path), of_spark(spark, path).schema, (), "public.t")
     a, b = (Daemon(spark, table, tmp_path / name, direct=direct) for name in "ab")
@@ -142,7 +142,7 @@ def test_two_daemons(spark: Spark, tmp_path: Path, direct: bool) -> None:
     a.start()
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     assert rows(table) == [(1, 1), (2, 2), (3, 3)]
-    # One that is there already, whoever has committed it, is done; one that went further is not passed over.
+    # A batch that the table holds already is done, whoever committed it.  If the table is further on, it is Overtaken.
     a.version = Lsn(20)
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     with pytest.raises(Overtaken):

@@ -36,7 +36,7 @@ CREATE TABLE types (
     dp price, dt tag
 )"""
 
-# One row a line: columns not named are NULL.
+# One row per line; columns that are not named are NULL.
 TYPE_ROWS = r"""
 INSERT INTO types (id) VALUES (0);
 INSERT INTO types VALUES (1,
@@ -90,7 +90,7 @@ def test_every_type_and_its_edge_values(replica: Replica) -> None:
         "ts": pa.timestamp("us"), "tz": pa.timestamp("us", "UTC"), "by": pa.binary(),
     }  # fmt: skip
     assert {name: schema.field(name).type for name in natural} == natural
-    # The same values once more, as the stream brings them.
+    # The same values again, through the stream.
     replica.execute("CREATE TABLE kept AS TABLE types", "TRUNCATE types", "INSERT INTO types TABLE kept")
     replica.assert_equal("types")
     replica.execute("UPDATE types SET id = id + 100")
@@ -127,7 +127,7 @@ CREATE TABLE other.empty (id int PRIMARY KEY, u uuid);
 INSERT INTO other.empty VALUES (1, gen_random_uuid());
 CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
 """
-# The unlogged one is not published.
+# The unlogged table is not published.
 NAMES = (
     "empty", "keyless", "only_null", "parent", "child", "generated", "dropped", "composite", "identity_index", "dead",
     "other.empty",
@@ -273,7 +273,7 @@ def test_odd_names(replica: Replica) -> None:
 
 
 def test_a_table_named_by_its_columns(replica: Replica) -> None:
-    """A column named as an alias: `t.id` must not be a field of it."""
+    """A column may have the name of an alias: `t.id` must not become a field of that column."""
     replica.execute(
         "CREATE TYPE pair AS (id int, b int); "
         "CREATE TABLE t (t pair, s text, id int PRIMARY KEY, source int, target int); "
@@ -288,7 +288,7 @@ def test_a_table_named_by_its_columns(replica: Replica) -> None:
 
 
 def test_columns_named_as_our_own(replica: Replica) -> None:
-    """The names that the writer gives to columns beside the user's."""
+    """The user's columns have the names that the writer gives to its own."""
     keyed = ["id", "__base_0", "__unchanged_1", "__unchanged_2", "__op", "c0", "h", "c"]
     keyless = ["__count", "__row", "__have", "__image", "c0", "h"]
     replica.execute(
@@ -330,7 +330,7 @@ def test_a_database_in_another_encoding(node: RunningNode, publisher: EmbeddedPo
 
 
 def test_a_table_of_several_ranges(replica: Replica) -> None:
-    """40 MB: two ranges and more, read side by side under one snapshot."""
+    """40 MB: more than two ranges, read side by side under one snapshot."""
     replica.execute(
         "CREATE TABLE big (id bigint PRIMARY KEY, t text, n numeric(12,2), at timestamptz) WITH (autovacuum_enabled = off); "
         "INSERT INTO big SELECT g, md5(g::text) || repeat('y', 100), g / 100.0, timestamptz '2024-01-01' + g * interval '1 s' "
@@ -354,7 +354,7 @@ def test_copy_data_false(replica: Replica) -> None:
     replica.subscribe(copy_data="false")
     replica.execute("INSERT INTO a VALUES (2, 'after')")
     replica.assert_equal("a", where="id > 1")
-    # Tables that join later, with and without rows of their own to come.
+    # Tables that join later, with and without new rows of their own.
     replica.execute(
         "CREATE TABLE b (id int PRIMARY KEY); INSERT INTO b VALUES (1); CREATE TABLE c (id int PRIMARY KEY); "
         "ALTER PUBLICATION p ADD TABLE b, c"
@@ -367,7 +367,7 @@ def test_copy_data_false(replica: Replica) -> None:
 
 
 def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
-    """create_tables = false: a table of the user's own, with a column of its own and another order; one with rows is refused."""
+    """create_tables = false: a user's table with one more column, in another order, is filled; one with rows is not."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY, t text, n numeric(8,2)); INSERT INTO a SELECT g, g, g FROM generate_series(1, 5) g; "
         "CREATE PUBLICATION p FOR TABLE a"
@@ -382,7 +382,7 @@ def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
     replica.subscribe(**options)
     replica.assert_equal("a")
     assert {row["own"] for row in replica.rows("a")} == {None}
-    # An update leaves what only Delta has as it is.
+    # An update leaves the column that only Delta has as it is.
     DeltaTable(str(path)).update(updates={"own": "id * 10"})
     replica.execute("UPDATE a SET t = 'x' WHERE id = 2; INSERT INTO a VALUES (6, '6', 6); DELETE FROM a WHERE id = 3")
     replica.assert_equal("a")
@@ -398,7 +398,7 @@ def test_a_target_that_holds_rows_is_refused(replica: Replica) -> None:
     assert replica.slots() == []
     assert DeltaTable(str(path)).version() == 0
     shutil.rmtree(path)
-    # Without the column, or with another type.
+    # The replicated column is missing, or has another type.
     write_deltalake(str(path), pa.table({"other": pa.array([], pa.int32())}))
     with pytest.raises(NotInPrerequisiteState, match='missing replicated columns: "id"'):
         replica.subscribe()
@@ -427,7 +427,7 @@ def test_a_value_that_delta_lacks_stops_the_copy(replica: Replica) -> None:
     error = replica.error()
     assert 'value "infinity"' in error
     assert '"at"' in error
-    # Corrected, the copy is made again.
+    # After the value is corrected the copy is made again.
     replica.execute("UPDATE a SET at = now()")
     replica.assert_equal("a", "b")
     assert compare_tables(replica.conninfo, "public.a", replica.path("a"), version=0) is not None

@@ -1,4 +1,4 @@
-"""Applying changes: what each kind of change makes of the Delta table, beside the publisher and a stock subscriber."""
+"""Applying changes: the effect of each kind on the Delta table, beside the publisher and a stock subscriber."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.replica import Faults, Replica, Stock, wait_until
 
-#: Kept apart from the row, uncompressed: an update that does not touch it leaves it out of the stream.
+#: Stored out of line and uncompressed: an update that does not touch the value leaves it out of the stream.
 TOASTED = "string_agg(md5((g * 1000 + k)::text), '') FROM generate_series(1, 150) k"
 
 
 def transactions(text: str) -> list[str]:
-    """The parts of `text` between empty lines."""
+    """Split `text` at its empty lines."""
     return [part for part in (part.strip() for part in text.split("\n\n")) if part]
 
 
@@ -99,7 +99,7 @@ def test_inserts_updates_deletes_under_every_identity(replica: Replica, stock: C
     ):
         replica.execute(statement)
         if "full_keyless" in statement:
-            replica.assert_equal("full_keyless")  # else the batch would be one, and these changes folded
+            replica.assert_equal("full_keyless")  # otherwise all would be one batch, and these changes folded
     replica.assert_equal(*ALL)
     beside.assert_equal(*ALL)
 
@@ -216,7 +216,7 @@ def test_unchanged_toast_is_kept(replica: Replica, fault: Faults) -> None:
     for text in TOAST_CHANGES:
         change(text, 0)
         replica.assert_equal(*names)
-    # All in one batch: it opens behind a commit that is held.
+    # All in one batch: it collects them while a commit is held.
     fault.arm("commit public.toasted")
     replica.execute("UPDATE toasted SET n = 77 WHERE id = 15")
     fault.wait("commit public.toasted")
@@ -297,7 +297,7 @@ def test_transactions_small_and_large(replica: Replica, stock: Callable[[str], S
             connection.execute(
                 "INSERT INTO a VALUES (%s, 0, 'x') ON CONFLICT (id) DO UPDATE SET n = a.n + 1", [number % 500]
             )
-        # What is rolled back, in whole or in part, and what is empty.
+        # Transactions that are rolled back, in whole or in part, and an empty one.
         with connection.transaction(force_rollback=True):
             connection.execute("INSERT INTO a VALUES (-1, 0, 'never'); TRUNCATE b")
         with connection.transaction():
@@ -335,7 +335,7 @@ def test_what_delta_can_not_hold_stops_before_anything_is_applied(replica: Repli
     replica.execute(
         "INSERT INTO z VALUES (2, 'b'); INSERT INTO a VALUES (2, 'infinity'); INSERT INTO z VALUES (3, 'c')"
     )
-    # Between its tries the slot may still be in use, which is another failure.
+    # Between two attempts the slot may still be in use, which is a different failure.
     counted = wait_until(
         lambda: next((row for row in [replica.node.statistics(replica.name)] if row["error_detail"]), None),
         "its failure",
@@ -354,14 +354,17 @@ def test_what_delta_can_not_hold_stops_before_anything_is_applied(replica: Repli
         (True,)
     ]
     assert {name: replica.version(name) for name in ("a", "z")} == before
-    # It is tried again, and fails again.
+    # The worker tries again and fails again.
     wait_until(lambda: replica.node.statistics(replica.name)["apply_error_count"] > 2, "another try")
     assert {name: replica.version(name) for name in ("a", "z")} == before
     assert len(replica.slots()) == 1
 
 
 def test_a_row_without_identity_stops_with_its_reason(replica: Replica) -> None:
-    """The publisher refuses updates without an identity itself, unless the publication leaves them out: then it is changed."""
+    """The publisher refuses an update without an identity, unless updates are not published.
+
+    An update that arrives without the key that Delta has stops the subscription.
+    """
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY, n int); INSERT INTO a VALUES (1, 1); CREATE PUBLICATION p FOR TABLE a"
     )
@@ -369,7 +372,7 @@ def test_a_row_without_identity_stops_with_its_reason(replica: Replica) -> None:
     replica.assert_equal("a")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
         replica.execute("ALTER TABLE a REPLICA IDENTITY NOTHING; UPDATE a SET n = 2")
-    # Under FULL the key that Delta has still names the row.
+    # Under FULL the old row still has the key that Delta knows.
     replica.execute("ALTER TABLE a REPLICA IDENTITY FULL", "UPDATE a SET n = 3", "UPDATE a SET id = 2")
     replica.assert_equal("a")
     replica.execute("CREATE UNIQUE INDEX other ON a (n)", "ALTER TABLE a ALTER n SET NOT NULL")

@@ -1,4 +1,4 @@
-"""Tables that are copied while they are written: nothing lost, nothing doubled, no slot left."""
+"""Tables that are copied while they are written: nothing is lost or doubled, and no slot is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSERT INTO {0} SELECT g, 0, md5(g::text), CASE WHEN g % 100 = 0 THEN repeat(md5
 
 
 class Writer:
-    """Writes to tables, a transaction after the other, until it is stopped."""
+    """A thread that writes to tables, one transaction after another, until it is stopped."""
 
     def __init__(self, replica: Replica, tables: Sequence[str], number: int) -> None:
         self.transactions = 0
@@ -33,7 +33,7 @@ class Writer:
         try:
             database = self._replica.database
             with database.server.connect(database.name) as connection:
-                # Some dozens a second: the machine has other work.
+                # Some dozens of transactions a second: the machine has other work.
                 while not self._stop.wait(0.02):
                     connection.execute(self._transaction().encode())
                     self.transactions += 1
@@ -41,7 +41,10 @@ class Writer:
             self._failure = error
 
     def _transaction(self) -> str:
-        """What no replay could hide.  Writers keep to rows of their own, so that none waits for another."""
+        """Return changes in which a lost or repeated replay shows.
+
+        Each writer has rows of its own, so that no writer waits for another.
+        """
         step = self.transactions
         table = self._tables[step % len(self._tables)]
         mine, own = f"id % 10 = {self._number}", 10 * (100_000 + step) + self._number
@@ -62,14 +65,14 @@ class Writer:
             raise self._failure
 
     def passes(self, count: int) -> None:
-        """Wait until it has done `count` more transactions."""
+        """Wait until the writer has done `count` more transactions."""
         goal = self.transactions + count
         wait_until(lambda: self.transactions >= goal or self._failure, "the writers")
 
 
 @contextmanager
 def writing(replica: Replica, *tables: str) -> Iterator[Writer]:
-    """Two writers, of which the first is given."""
+    """Run two writers; yield the first."""
     writers = [Writer(replica, tables, number) for number in (1, 2)]
     try:
         yield writers[0]
@@ -105,7 +108,7 @@ def test_written_while_copied(replica: Replica) -> None:
 
 
 def test_a_batch_across_the_hand_over(replica: Replica, fault: Faults) -> None:
-    """One batch of apply's holds transactions of before and after C: the sync worker has applied the first, apply the others."""
+    """One batch of apply's spans C: the sync worker has applied the transactions before C, apply those after it."""
     setup(replica, "a")
     fault.arm("copy committed public.a")
     replica.subscribe()
@@ -147,7 +150,7 @@ def test_refreshed_while_written(replica: Replica) -> None:
     with writing(replica, "a", "gone", "d", "e") as writer:
         replica.subscribe()
         writer.passes(20)
-        # Before the first tables are ready, and again with one of the new ones taken away.
+        # REFRESH before the first tables are ready, and again after one of them has left.
         replica.execute("ALTER PUBLICATION p ADD TABLE d, e")
         replica.alter("REFRESH PUBLICATION")
         writer.passes(20)
@@ -158,7 +161,7 @@ def test_refreshed_while_written(replica: Replica) -> None:
     replica.assert_equal("a", "d", "e", "log")
     assert set(replica.states()) == {"public.a", "public.d", "public.e", "public.log"}
     only_the_main_slot(replica)
-    # One that comes back is copied anew: what its Delta table holds is our own.
+    # A table that comes back can be copied again: the rows in its Delta table are our own.
     path = replica.node.home / "warehouse" / replica.database.name / "public" / "gone"
     assert path.is_dir(), "the Delta table of a table that left stays"
 
@@ -182,7 +185,7 @@ def test_a_table_that_leaves_while_it_is_copied(replica: Replica, fault: Faults)
 def test_disabled_and_enabled_while_written(replica: Replica, fault: Faults) -> None:
     setup(replica, "a", "b")
     with writing(replica, "a", "b") as writer:
-        # In the middle of the copy, in the middle of the catch-up, and twice while all is ready.
+        # In the middle of the copy, in the middle of the catch-up, and twice while all tables are ready.
         fault.arm("slot created public.a")
         replica.subscribe()
         fault.wait("slot created public.a")

@@ -1,4 +1,4 @@
-"""What touches the protocol, on PostgreSQL 15, 16 and 17; everything else is tried on 18."""
+"""Everything that depends on the protocol, on PostgreSQL 15, 16 and 17; all else is tested on 18 alone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ UPDATE listed SET t = 'u', secret = 'x'; UPDATE listed SET id = -5 WHERE id = 11
 
 @pytest.fixture(params=["15", "16", "17"])
 def old(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Database]:
-    """An empty database on each version in turn."""
+    """An empty database on each older version in turn."""
     server = servers[request.param]
     name = f"old_{request.param}"
     server.create_database(name)
@@ -75,7 +75,7 @@ def test_copy_apply_restart(old: Database, spark: Spark, tmp_path: Path) -> None
         compare(replica)
         replica.execute("TRUNCATE a, keyless; INSERT INTO a VALUES (1, 1, repeat('x', 9000))", "TRUNCATE part CASCADE")
         compare(replica)
-    # Changes that come while no one listens; the first of them to a value that is left out of the stream.
+    # Changes while no node runs; the first leaves a value out of the stream.
     replica.execute(
         "UPDATE a SET n = 2", "INSERT INTO part VALUES (1, 'a'), (2, 'b')", "INSERT INTO keyless VALUES (9)"
     )
@@ -84,7 +84,7 @@ def test_copy_apply_restart(old: Database, spark: Spark, tmp_path: Path) -> None
         compare(replica)
         replica.execute("ALTER TABLE part ADD CONSTRAINT c CHECK (id > 0); DELETE FROM part WHERE id = 1")
         compare(replica)
-        # The walsender is ended: the worker connects again.
+        # The walsender is terminated: the worker connects again.
         replica.query(
             f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
         )

@@ -1,4 +1,4 @@
-"""Copies that are cut short, and go on under another snapshot: the chunks that were finished stay."""
+"""Interrupted copies continue under another snapshot and keep the finished chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSERT INTO a SELECT g, 0, md5(g::text), CASE WHEN g % 3 = 0 THEN repeat(md5(g::
 CREATE PUBLICATION p FOR TABLE a;
 """
 
-#: What moves rows between blocks, forth and back, changes keys, and leaves values out.
+#: Writes that move rows between blocks and back, change keys, and leave values out of the stream.
 WRITES = (
     "UPDATE a SET n = n + 1 WHERE id % 7 = 0",
     "DELETE FROM a WHERE id % 10 = 1",
@@ -39,12 +39,12 @@ WRITES = (
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some dozens of chunks for a few megabytes."""
+    """Divide a few megabytes into some dozens of chunks."""
     monkeypatch.setattr(copyjob, "_LEAST_RANGE_BLOCKS", 2)
 
 
 class Interruptions:
-    """Fails each attempt of a copy after so many chunks, and has something done before it."""
+    """Each attempt of a copy runs a function and fails after a given number of chunks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept: list[str] = []
@@ -96,7 +96,7 @@ def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions:
     assert replica.slots() == [replica.name]
     data = {file["add"]["path"] for chunk in interruptions.files for file in chunk}
     assert data <= {path.name for path in Path(replica.path("a")).glob("part-*")}
-    # What goes on is applied as before.
+    # Later changes are applied as before.
     replica.execute(*WRITES)
     replica.assert_equal("a")
 

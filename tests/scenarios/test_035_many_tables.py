@@ -1,4 +1,4 @@
-"""Many tables in one subscription: they are all copied, a few at a time."""
+"""Many tables in one subscription: all are copied, a few at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(replica: Replica, count: int) -> list[str]:
 
 
 def test_a_hundred_tables(replica: Replica) -> None:
-    """max_sync_workers_per_subscription bounds slots and connections; rows that come meanwhile arrive."""
+    """max_sync_workers_per_subscription bounds slots and connections; rows written meanwhile arrive."""
     names = make(replica, COUNT)
     replica.subscribe()
     slots = connections = step = 0
@@ -38,7 +38,7 @@ def test_a_hundred_tables(replica: Replica) -> None:
         )
         step += 1
     assert 1 <= slots <= 3
-    # Of each sync worker: its slot's, the one that holds the table, the task's, the progress'; apply's and the monitor's.
+    # Per sync worker: its slot's, the table lock's, the task's and the progress'.  Then apply's and the monitor's.
     assert connections <= 3 * 4 + 3
     replica.assert_equal(*names[:: COUNT // 20])
     wait_until(lambda: replica.slots() == [replica.name], "the sync slots to be dropped")

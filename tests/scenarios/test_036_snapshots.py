@@ -1,4 +1,4 @@
-"""Snapshots under load: the versions that are named together show one LSN, whatever is committed meanwhile."""
+"""Snapshots under load: the versions named together show one LSN, whatever is committed meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tests.support.replica import Replica, read, wait_until
 
-# pgbench's tables: whatever a transaction adds to an account it adds to a teller, to a branch and, as a row, to the history.
+# pgbench's tables: a transaction adds one amount to an account, a teller, a branch and, as a row, to the history.
 TABLES = {"accounts": "abalance", "tellers": "tbalance", "branches": "bbalance", "history": "delta"}
 DDL = """
 CREATE TABLE accounts (aid int PRIMARY KEY, bid int, abalance int DEFAULT 0, filler text);
@@ -30,7 +30,7 @@ CREATE PUBLICATION p FOR TABLE accounts, tellers, branches, history
 
 @contextmanager
 def load(conninfo: str) -> Iterator[Callable[[], int]]:
-    """pgbench's transactions, one after the other, until the end; gives how many there were."""
+    """Run pgbench's transactions one after the other until the block ends; yield a function that counts them."""
     ending = threading.Event()
     done = 0
 
@@ -59,7 +59,7 @@ def load(conninfo: str) -> Iterator[Callable[[], int]]:
 
 
 def merges(path: str) -> int:
-    """How many of the table's commits have merged small files."""
+    """Return how many of the table's commits have merged small files."""
     return sum(b'"OPTIMIZE"' in file.read_bytes() for file in (Path(path) / "_delta_log").glob("*.json"))
 
 

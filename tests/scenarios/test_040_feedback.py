@@ -1,4 +1,4 @@
-"""What the publisher is told is durable, and connections that break."""
+"""Only what is durable is reported to the publisher; and connections that break."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture
 def own_server() -> Iterator[EmbeddedPostgres]:
-    """A server to stop and start, impatient with silent receivers."""
+    """A server that can be stopped and started, with a short wal_sender_timeout."""
     with EmbeddedPostgres("18", settings={"wal_sender_timeout": "3s"}) as server:
         yield server
 
 
 @pytest.fixture
 def own(node: RunningNode, own_server: EmbeddedPostgres) -> Iterator[Replica]:
-    name = f"own_{next(_numbers)}"  # and so is its folder in the warehouse
+    name = f"own_{next(_numbers)}"  # the name of its folder in the warehouse, too
     own_server.create_database(name)
     replica = Replica(node, Database(own_server, name))
     yield replica
@@ -65,7 +65,7 @@ def confirmed(replica: Replica, comparison: str) -> bool:
 
 
 def walsender(replica: Replica) -> dict[str, Any]:
-    """The slot's walsender, and how long after now, at the publisher, its last reply came."""
+    """Return the slot's walsender: pid, reported LSNs, and when its last reply was sent; {} if there is none."""
     row = replica.query(
         "SELECT r.pid, r.write_lsn::text, r.flush_lsn::text, r.reply_time FROM pg_stat_replication r "
         f"JOIN pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = '{replica.name}'"
@@ -74,7 +74,7 @@ def walsender(replica: Replica) -> dict[str, Any]:
 
 
 def replies_for(replica: Replica, seconds: float) -> None:
-    """Wait until the receiver has answered something that was asked `seconds` from now or later."""
+    """Wait for a reply that the receiver has sent `seconds` from now or later."""
     (until,) = replica.query(f"SELECT clock_timestamp() + interval '{seconds} s'")[0]
     wait_until(lambda: (found := walsender(replica)) and found["reply_time"] > until, "a reply")
 
@@ -88,7 +88,7 @@ def test_what_is_reported_is_durable(replica: Replica, fault: Faults) -> None:
             f"INSERT INTO {other} VALUES ((SELECT count(*) FROM {other}), 0); UPDATE a SET n = n + 1 WHERE id < 10"
         )
         fault.wait(held)
-        # More of the same, and what would advance it if nothing were pending.
+        # Another change, and WAL that would advance the slot if nothing were pending.
         replica.execute("UPDATE a SET n = n + 1", "INSERT INTO unpublished VALUES (1)")
         replies_for(replica, 1.5)
         assert confirmed(replica, f"<= '{before}'"), held
@@ -112,7 +112,7 @@ def test_what_is_not_published_advances_it_too(replica: Replica) -> None:
 
 @pytest.mark.parametrize("rows", [10, 500_000], ids=["a full batch", "an open batch"])
 def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, rows: int) -> None:
-    """Whether the next batch has room or not, keepalives are answered, with the old flush LSN."""
+    """Keepalives are answered with the old flush LSN, whether or not the next batch has room."""
     make(own, batch_rows=rows)
     before, sender = current_lsn(own), walsender(own)
     fault.arm("commit public.a")
@@ -133,7 +133,7 @@ def test_a_commit_longer_than_wal_sender_timeout(own: Replica, fault: Faults, ro
 def test_a_publisher_that_waits_for_the_subscription(
     own: Replica, own_server: EmbeddedPostgres, fault: Faults, level: str
 ) -> None:
-    """synchronous_standby_names goes by application_name, which is the subscription's name (worker.c: run_apply_worker)."""
+    """synchronous_standby_names names application_name: the subscription's name (worker.c: run_apply_worker)."""
     make(own, slot_name="'a_slot_of_another_name'")
     standbys = own.query("SELECT application_name FROM pg_stat_replication WHERE state = 'streaming'")
     assert standbys == [(own.name,)]
@@ -163,7 +163,7 @@ def test_a_publisher_that_waits_for_the_subscription(
 
 
 def test_nothing_is_reported_unasked(spark: Spark, tmp_path: Path) -> None:
-    """wal_receiver_status_interval = 0: only requests are answered, as worker.c's send_feedback does."""
+    """wal_receiver_status_interval = 0: only requests are answered (worker.c: send_feedback)."""
     with (
         EmbeddedPostgres("18") as server,
         RunningNode(tmp_path / "node", spark, wal_receiver_status_interval=0) as node,
@@ -202,7 +202,7 @@ def test_the_publisher_restarts(own: Replica, own_server: EmbeddedPostgres) -> N
 
 
 def test_the_walsender_is_killed(replica: Replica, fault: Faults) -> None:
-    """Also while a commit is under way: it ends, and what it holds is not applied again."""
+    """A commit that is under way is completed, and its changes are not applied again."""
     make(replica)
     terminate = f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
     for point in ("commit public.a", "committed public.a", "batch committed"):

@@ -1,4 +1,4 @@
-"""ALTER SUBSCRIPTION … RESYNC TABLE: tables that are copied anew, whatever their Delta tables have become."""
+"""ALTER SUBSCRIPTION … RESYNC TABLE: tables are copied anew, whatever their Delta tables have become."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_table_that_another_writer_has_spoiled(replica: Replica, spark: object
     assert replica.relation("b").copy_generation == other.copy_generation
     assert replica.states() == {"public.a": "r", "public.b": "r"}
     assert replica.slots() == [replica.name]
-    # What goes on is applied as before.
+    # Later changes are applied as before.
     replica.execute("UPDATE a SET id = -id WHERE id < 10; TRUNCATE b")
     replica.assert_equal("a", "b")
 

@@ -18,7 +18,7 @@ CREATE PUBLICATION p FOR TABLE a, b;
 
 
 def finish_lsn(replica: Replica) -> str:
-    """As the error's DETAIL names it."""
+    """Return the finish LSN that the error's DETAIL names."""
     replica.error()
     detail = replica.node.statistics(replica.name)["error_detail"]
     (found,) = re.findall(r"finished at ([0-9A-F]+/[0-9A-F]+)", detail)
@@ -27,7 +27,7 @@ def finish_lsn(replica: Replica) -> str:
 
 @pytest.mark.parametrize("disable", ["true", "false"])
 def test_the_transaction_that_fails_is_skipped(replica: Replica, disable: str) -> None:
-    """A value that Delta can not hold stops the subscription; the transactions around it are applied."""
+    """A value that Delta cannot hold stops the subscription; the transactions around it are applied."""
     replica.execute(TABLES)
     replica.subscribe(disable_on_error=disable)
     replica.assert_equal("a", "b")
@@ -53,14 +53,14 @@ def test_the_transaction_that_fails_is_skipped(replica: Replica, disable: str) -
     assert sorted(row["id"] for row in replica.rows("b")) == [1, 3]
     assert sorted((row["id"], row["at"].year) for row in replica.rows("a")) == [(1, 2024), (2, 2025)]
     assert skip_lsn(replica) == "0/0"
-    # What comes later is not skipped.
+    # Later transactions are not skipped.
     replica.execute("INSERT INTO b VALUES (4)")
     replica.caught_up()
     assert sorted(row["id"] for row in replica.rows("b")) == [1, 3, 4]
 
 
 def test_another_transaction_takes_skip_back(replica: Replica) -> None:
-    """worker.c: clear_subskiplsn."""
+    """Clear SKIP as worker.c: clear_subskiplsn does."""
     replica.execute(TABLES)
     replica.subscribe()
     replica.assert_equal("a", "b")
@@ -68,7 +68,7 @@ def test_another_transaction_takes_skip_back(replica: Replica) -> None:
     numbers = itertools.count(1)
 
     def taken_back() -> bool:
-        # The worker from before the ALTER may still have applied the first.
+        # The worker from before the ALTER may still have applied the first row.
         replica.execute(f"INSERT INTO b VALUES ({next(numbers)})")
         replica.assert_equal("a", "b")
         return skip_lsn(replica) == "0/0"

@@ -1,4 +1,4 @@
-"""on_table_error = isolate: the table that fails stops alone, durably; the others go on, and only RESYNC TABLE brings it back."""
+"""on_table_error = isolate: the failing table stops alone, durably, and only RESYNC TABLE brings it back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATE PUBLICATION p FOR TABLE a, b;
 
 
 def table(replica: Replica, name: str) -> dict[str, Any]:
-    """The table's row in pg_subscription_rel."""
+    """Return the table's row in pg_subscription_rel."""
     found = replica.node.fetch(
         f"SELECT r.* FROM pg_subscription_rel r JOIN pg_subscription s ON r.srsubid = s.oid "
         f"WHERE s.subname = '{replica.name}' AND relation = 'public.{name}'"
@@ -27,7 +27,7 @@ def table(replica: Replica, name: str) -> dict[str, Any]:
 
 
 def stopped(replica: Replica, name: str) -> dict[str, Any]:
-    """The same, once the table has stopped."""
+    """Wait until the table has stopped; return its row in pg_subscription_rel."""
 
     def find() -> dict[str, Any] | None:
         row = table(replica, name)
@@ -48,16 +48,16 @@ def test_a_value_that_does_not_fit_stops_its_table_alone(replica: Replica) -> No
     row = stopped(replica, "a")
     assert row["error"].startswith('column "at" of table "public.a":')
     assert 'RESYNC TABLE "public"."a"'.replace('"', "") in row["error_hint"].replace('"', "")
-    # The other table, and the origin, do not wait for it; nothing was disabled.
+    # The other table and the origin do not wait for it, and the subscription is not disabled.
     replica.execute("INSERT INTO b VALUES (4, 'later'); DELETE FROM a WHERE id = 1")
     replica.assert_equal("b")
-    # What it holds is what the publisher held before the transaction that it names.
+    # It holds what the publisher held before the transaction that its error names.
     assert [r["id"] for r in replica.rows("a", "id FROM delta_t ORDER BY id")] == [1, 2, 3]
     assert table(replica, "a")["error_lsn"] == row["error_lsn"] != None  # noqa: E711
     assert replica.node.statistics(replica.name)["apply_error_count"] == 1
     (enabled,) = replica.node.fetch(f"SELECT subenabled FROM pg_subscription WHERE subname = '{replica.name}'")
     assert enabled["subenabled"]
-    # Neither a restart of the worker nor the other setting brings it back; a copy does, once the row can be held.
+    # Neither a restart of the worker nor the other setting brings it back; a copy does, once Delta can hold the row.
     replica.alter("SET (on_table_error = stop)")
     replica.execute("INSERT INTO b VALUES (5, 'later still')")
     replica.assert_equal("b")
@@ -112,7 +112,7 @@ def test_a_copy_that_fails_stops_alone_and_leaves_no_slot(replica: Replica) -> N
 
 
 def test_a_catch_up_that_fails_stops_alone(replica: Replica, fault: Faults) -> None:
-    """What comes between the copy and the hand-over fails under the sync worker."""
+    """A change between the copy and the hand-over fails in the sync worker."""
     replica.execute(TABLES)
     fault.arm("copy finished public.a")
     replica.subscribe(on_table_error="isolate")

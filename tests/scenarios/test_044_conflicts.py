@@ -1,4 +1,4 @@
-"""Rows that are not as the publisher thinks: PostgreSQL 18's conflicts, and Delta tables that others write."""
+"""PostgreSQL 18's conflicts: Delta tables whose rows differ from the publisher's, or that others write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CREATE PUBLICATION p FOR TABLE a, b;
 
 
 def table(replica: Replica, name: str) -> dict[str, Any]:
-    """The table's row in pg_subscription_rel."""
+    """Return the table's row in pg_subscription_rel."""
     found = replica.node.fetch(
         f"SELECT r.* FROM pg_subscription_rel r JOIN pg_subscription s ON r.srsubid = s.oid "
         f"WHERE s.subname = '{replica.name}' AND relation = 'public.{name}'"
@@ -28,7 +28,7 @@ def table(replica: Replica, name: str) -> dict[str, Any]:
 
 
 def foreign(replica: Replica, spark: Spark, statement: str) -> None:
-    """Another engine's statement on a's Delta table."""
+    """Run a statement of another engine on a's Delta table."""
     spark.session.sql(statement.format(f"delta.`{replica.path('a')}`")).collect()
 
 
@@ -49,7 +49,7 @@ def test_a_commit_of_others_is_noticed_at_the_next_batch(replica: Replica, spark
     assert conflicts(replica) == {"update_origin_differs": 1}
     status = replica.node.status_json(replica.name)
     assert [t["foreign_commit"] for t in status["tables"] if t["name"] == "public.a"] == [noticed]
-    # A copy makes it this node's alone again.
+    # A copy makes the table this node's alone again.
     replica.alter("RESYNC TABLE a")
     replica.assert_equal("a", "b")
     assert table(replica, "a")["foreign_commit"] is None
@@ -82,7 +82,7 @@ def test_a_table_that_went_back_or_lost_a_file(replica: Replica, spark: Spark) -
 
 
 def conflicts(replica: Replica) -> dict[str, int]:
-    """The conflicts that were counted."""
+    """Return the conflicts that were counted."""
     row = replica.node.statistics(replica.name)
     return {name.removeprefix("confl_"): n for name, n in row.items() if name.startswith("confl_") and n}
 
@@ -145,7 +145,7 @@ def test_rows_that_are_in_the_way_stop_the_subscription(replica: Replica, spark:
     detail = replica.node.statistics(replica.name)["error_detail"]
     assert detail == "Key already exists in the Delta table.\nKey (id)=(100); remote row (100, ours)."
     assert conflicts(replica)["insert_exists"] >= 1
-    # Nothing of the transaction is there; what is in the way goes, and all of it comes.
+    # None of the transaction is applied until the row in the way is deleted; then all of it is.
     assert replica.rows("b") == []
     foreign(replica, spark, "DELETE FROM {} WHERE id = 100")
     wait_until(lambda: replica.rows("b"), "the transaction to be applied")
@@ -157,7 +157,7 @@ def test_rows_that_are_in_the_way_stop_the_subscription(replica: Replica, spark:
 
 
 def test_a_table_that_existed_before(replica: Replica, spark: Spark) -> None:
-    """With copy_data = false only what is there is updated and deleted; b is partitioned, c has mapped columns: Spark writes them."""
+    """With copy_data = false only existing rows change; Spark writes b (partitioned) and c (mapped columns)."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY, t text); CREATE TABLE b (id int PRIMARY KEY, t text);"
         "INSERT INTO a SELECT g, 'row ' || g FROM generate_series(1, 20) g; INSERT INTO b SELECT * FROM a;"

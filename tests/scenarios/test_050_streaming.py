@@ -1,7 +1,7 @@
 """Transactions that are streamed while in progress (src/test/subscription/t/015 to 019), on PostgreSQL 15 to 18.
 
-The publisher streams from 64 kB on, and the node has 64 kB for changes: every transaction here arrives in many blocks, and is
-moved to disk.  After each, all rows are compared with the publisher's.
+The publisher streams from 64 kB on, and the node has 64 kB for changes, so every transaction here arrives in many
+blocks and is moved to disk.  After each one, all rows are compared with the publisher's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ UPDATE a SET n = n - 1 WHERE id > 21000;
 RELEASE SAVEPOINT s5;
 COMMIT
 """
-#: Each row in a subtransaction of its own, half of them rolled back.
+#: Each row is in a subtransaction of its own; half of them are rolled back.
 MANY_SUBTRANSACTIONS = """
 DO $$ BEGIN
     FOR i IN 1..2000 LOOP
@@ -88,8 +88,8 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
-#: Definitions that hold from there on, and one that is rolled back.  (Nothing of the table may follow the latter: PostgreSQL's
-#: walsender, when it streams, then fails with "could not map filenumber".)
+#: Definitions that hold from there on, and one that is rolled back.  (The table must not change after the latter:
+#: PostgreSQL's walsender, when it streams, then fails with "could not map filenumber".)
 DEFINITIONS = """
 BEGIN;
 INSERT INTO a SELECT g, 1, 'before' FROM generate_series(40000, 42000) g;
@@ -128,7 +128,7 @@ ALL = (SIMPLE, SUBTRANSACTIONS, MANY_SUBTRANSACTIONS, DEFINITIONS, TRUNCATES, RO
 
 
 def prepare(database: Database) -> None:
-    """The tables, and a publisher that streams early; for the walsenders of this database alone."""
+    """Make the tables, and let the walsenders of this database alone stream early."""
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     database.execute(DDL)
     database.execute("CREATE PUBLICATION p FOR TABLE a, b, big, full_keyless")
@@ -137,21 +137,21 @@ def prepare(database: Database) -> None:
 
 
 def streamed(replica: Replica) -> int:
-    """How many blocks the slot has streamed."""
+    """Return how many blocks the slot has streamed."""
     replica.caught_up()
     query = f"SELECT stream_count FROM pg_stat_replication_slots WHERE slot_name = '{replica.name}'"
     return int(wait_until(lambda: replica.query(query)[0][0], "blocks to be streamed"))
 
 
 def counters(replica: Replica) -> dict[str, int] | None:
-    """What the subscriber has counted, once it has told of all streams."""
+    """Return the subscriber's counters once it has counted all streams; None before."""
     (row,) = replica.node.fetch("SELECT * FROM pg_stat_subscription_stats")
     return row if row["stream_txns"] >= len(ALL) - 1 else None
 
 
 @pytest.fixture
 def any_replica(request: pytest.FixtureRequest, servers: Servers, spark: Spark, tmp_path: Path) -> Iterator[Replica]:
-    """A node of its own with 64 kB for changes, and an empty database of each version."""
+    """A node of its own with 64 kB for changes, and an empty database on each version."""
     server = servers[request.param]
     database = Database(server, f"stream_{request.param}")
     server.create_database(database.name)
@@ -192,7 +192,7 @@ def test_streamed_transactions(any_replica: Replica, streaming: str, binary: boo
 
 @on("18")
 def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what has more bytes than are decoded at once: of every table that is changed a part of the keys at a time."""
+    """Stage as if the batch were too large to be decoded at once: of each changed table, part of the keys at a time."""
     monkeypatch.setattr(apply.staging.stage_batch, "_WHOLE", 60_000)
     replica = any_replica
     replica.subscribe("p, q")
@@ -215,7 +215,7 @@ def test_off_streams_nothing_and_spills_all_the_same(any_replica: Replica) -> No
 
 @on("18")
 def test_interleaved_transactions(any_replica: Replica) -> None:
-    """Three at a time over the same tables, one of them rolled back, in an order of commit that is not the one of begin."""
+    """Three at a time over the same tables, one of them rolled back; they commit in another order than they begin."""
     replica = any_replica
     replica.subscribe("p, q")
     replica.assert_equal(*TABLES)
@@ -242,7 +242,7 @@ def test_interleaved_transactions(any_replica: Replica) -> None:
 
 @on("18")
 def test_the_disk_is_full(any_replica: Replica) -> None:
-    """It is said, and tried again; once there is room, nothing is missing."""
+    """The error is reported and the worker tries again; once there is room, nothing is missing."""
     replica = any_replica
     replica.subscribe("p, q")
     replica.assert_equal(*TABLES)
@@ -258,7 +258,7 @@ def test_the_disk_is_full(any_replica: Replica) -> None:
 
 @on("17")
 def test_the_connection_is_cut_between_blocks(any_replica: Replica) -> None:
-    """What was streamed before the cut is streamed again."""
+    """Blocks that were streamed before the cut are streamed again."""
     replica = any_replica
     replica.subscribe("p, q")
     replica.assert_equal(*TABLES)
@@ -291,7 +291,7 @@ def test_beside_a_stock_subscriber(replica: Replica, stock: Callable[[str], Stoc
 
 @pytest.mark.parametrize("streaming", ["parallel"])
 def test_a_value_past_max_message_size(database: Database, spark: Spark, tmp_path: Path, streaming: str) -> None:
-    """Refused with its size and the setting's name; with room for it, it passes."""
+    """It is refused with its size and the setting's name; with a larger setting it is applied."""
     prepare(database)
     with RunningNode(tmp_path, spark, max_message_size="1MB") as node:
         replica = Replica(node, database)

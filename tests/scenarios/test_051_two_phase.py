@@ -1,5 +1,7 @@
-"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 18: nothing of one is in a table before its
-outcome, and the outcome finds it whatever happened between."""
+"""Prepared transactions (src/test/subscription/t/021 and 023), on PostgreSQL 15 to 18.
+
+Nothing of one is in a table before its outcome, and the outcome finds it whatever happened in between.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path
                 replica.assert_equal("a", "b")
                 wait_until(lambda: not prepared(replica), "the transaction to be gone")
                 replica.execute("DELETE FROM a WHERE id >= 10000")
-        # Two at once, an empty one, the same gid again.
+        # Two at once, an empty one, and the same gid again.
         publisher.execute("BEGIN; PREPARE TRANSACTION 'empty'")
         publisher.execute("BEGIN; INSERT INTO a VALUES (20000, 1, 'x'); PREPARE TRANSACTION 'one'")
         publisher.execute("BEGIN; INSERT INTO a VALUES (20001, 1, 'x'); PREPARE TRANSACTION 'two'")
@@ -85,7 +87,7 @@ def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path
         publisher.execute(LARGE.format(30000) + "PREPARE TRANSACTION 'kept'")
         wait_until(lambda: prepared(replica) == ["kept"], "the transaction to be listed")
         (oid,) = (row["oid"] for row in node.fetch("SELECT oid FROM pg_subscription"))
-    # It survives the node, and is committed while no one listens.
+    # It survives the node's stop, and is committed while no node runs.
     assert len(list((tmp_path / "prepared" / str(oid)).iterdir())) == 1
     replica.execute("COMMIT PREPARED 'kept'", "UPDATE a SET n = -1 WHERE id = 30001")
     with RunningNode(tmp_path, spark) as node:
@@ -99,7 +101,7 @@ def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path
 
 
 def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
-    """18's rules: only while disabled; not off while a prepared transaction waits."""
+    """18's rules: two_phase is altered only while disabled, and not to off while a prepared transaction waits."""
     if publisher.server.version != "18":
         pytest.skip("a slot's two_phase is altered from 18 on")
     with RunningNode(tmp_path, spark) as node:
@@ -137,7 +139,7 @@ def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
 
 
 def test_beside_a_stock_subscriber(spark: Spark, tmp_path: Path) -> None:
-    """Small and large ones, committed and rolled back, those of two sessions in turn, one that is committed after a restart."""
+    """Small and large ones, committed and rolled back; two sessions' in turn; one that is committed after a restart."""
     settings: dict[str, str | int] = {"max_prepared_transactions": 20}
     with (
         EmbeddedPostgres("16", settings=settings) as server,

@@ -1,7 +1,7 @@
-"""streaming = parallel: what a transaction has changed is staged while it is in progress (t/015 to 018, with parallel).
+"""streaming = parallel: a transaction's changes are staged while it is in progress (t/015 to 018, with parallel).
 
-Parts are made as small as blocks are, so that every streamed transaction has several.  `taken` says for each that committed
-whether its early work was used, or had been in vain; the rows are right either way.
+Parts are as small as blocks, so that every streamed transaction has several.  `taken` says for each transaction that
+committed whether its early work was used or was in vain; the rows are right either way.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_early_work_is_used(any_replica: Replica, taken: list[bool]) -> None:
     replica.assert_equal(*TABLES)
     replica.execute(INSERTS)
     replica.assert_equal(*TABLES)
-    # Each key once: rows of the table, rows that hold unchanged TOAST, and keys that move.
+    # Each key once: rows of the table, rows with unchanged TOAST values, and keys that move.
     replica.execute("UPDATE a SET n = n + 1")
     replica.execute("UPDATE big SET n = n + 1; UPDATE a SET id = -id; DELETE FROM a WHERE id % 3 = 0")
     replica.assert_equal(*TABLES)
@@ -98,7 +98,7 @@ def test_early_work_in_vain(any_replica: Replica, taken: list[bool]) -> None:
     replica.execute("INSERT INTO keyless VALUES (1, 'after')")
     replica.assert_equal(*TABLES)
     assert data_files(replica, "a") == before
-    # What went well before goes well after.
+    # Early work succeeds again after it was in vain.
     replica.database.execute("INSERT INTO b SELECT g, 'again', 0 FROM generate_series(1, 5000) g")
     replica.assert_equal(*TABLES)
     assert taken == [False, False, True]
@@ -106,7 +106,10 @@ def test_early_work_in_vain(any_replica: Replica, taken: list[bool]) -> None:
 
 @on("18")
 def test_others_commit_meanwhile(any_replica: Replica, taken: list[bool]) -> None:
-    """They are not in the same batch, and come before it where they committed before; more at once than workers."""
+    """Others commit in batches of their own, before the streamed one if they committed before it.
+
+    More transactions are streamed at once than there are workers.
+    """
     replica = any_replica
     replica.subscribe("p, q", streaming="parallel")
     replica.assert_equal(*TABLES)

@@ -1,4 +1,4 @@
-"""The publisher goes down while it streams transactions: those are lost there, and leave nothing here."""
+"""The publisher goes down while it streams transactions: they are lost there and leave nothing here."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_inside_a_stream(spark: Spark, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def received(replica: Replica) -> int:
-    """Bytes that the publisher has streamed."""
+    """Return how many bytes the publisher has streamed."""
     query = f"SELECT coalesce(max(stream_bytes), 0) FROM pg_stat_replication_slots WHERE slot_name = '{replica.name}'"
     return int(replica.query(query)[0][0])

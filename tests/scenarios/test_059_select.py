@@ -1,4 +1,4 @@
-"""SELECTs on replicated tables and on the publisher's own: the same names of columns, the same values, the same errors."""
+"""SELECTs on replicated tables and on the publisher's own: the same column names, values and errors."""
 
 from __future__ import annotations
 

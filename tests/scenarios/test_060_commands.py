@@ -1,4 +1,4 @@
-"""Commands against real publishers: what is refused, in which words, and that it leaves nothing behind."""
+"""Commands against real publishers: what is refused, in which words; a refused command leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Cli:
         return ["--home", str(self.home), "--verbose", *arguments]
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """In a process of its own, for what a signal does."""
+        """Start a command in a process of its own, so that a test can send it signals."""
         command = [sys.executable, "-m", "pubsub.cli", *self.arguments(*arguments)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *arguments: str) -> Result:
-        """In this process: to start one costs more than most commands do."""
+        """Run a command in this process: starting a process costs more than most commands do."""
         ran = CliRunner().invoke(app, self.arguments(*arguments))
         if ran.exception is not None and not isinstance(ran.exception, SystemExit):
             raise ran.exception
@@ -50,14 +50,14 @@ class Cli:
         return self.run("sql", statement)
 
     def done(self, statement: str) -> str:
-        """It works, with nothing but command tags on standard output; what it said on standard error."""
+        """Run a statement that succeeds with only command tags on standard output; return its standard error."""
         ran = self.sql(statement)
         assert ran.exit_code == 0, ran.stderr
         assert all(line.endswith(" SUBSCRIPTION") for line in ran.stdout.splitlines()), ran.stdout
         return ran.stderr
 
     def refused(self, statement: str) -> list[str]:
-        """It fails, with exit code 1 and nothing on standard output; the lines of the error."""
+        """Run a statement that fails with exit code 1 and an empty standard output; return the lines of its error."""
         ran = self.sql(statement)
         assert (ran.exit_code, ran.stdout) == (1, ""), ran
         return ran.stderr.splitlines()
@@ -81,7 +81,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[EmbeddedPostgres]:
-    """A server that wants passwords and has one slot, which is taken."""
+    """A server that asks for passwords, and whose only slot is taken."""
     with EmbeddedPostgres(
         "18", auth="scram-sha-256", password=PASSWORD, settings={"max_replication_slots": 1}
     ) as server:
@@ -119,7 +119,7 @@ def nothing_left(cli: Cli, database: Database) -> bool:
     return cli.is_empty() and slots(database) == [] and origins == []
 
 
-# What CREATE refuses
+# Refusals of CREATE
 
 
 def test_an_unknown_publication(cli: Cli, database: Database) -> None:
@@ -211,7 +211,7 @@ def test_a_slot_that_is_there_already(cli: Cli, database: Database) -> None:
         'ERROR:  42710: could not create replication slot "s": ERROR:  replication slot "s" already exists'
     ]
     assert cli.is_empty()
-    assert slots(database) == ["s"]  # it is another's
+    assert slots(database) == ["s"]  # the slot is another's
 
 
 def test_columns_that_differ_only_in_case(cli: Cli, database: Database) -> None:
@@ -276,7 +276,7 @@ def test_a_table_that_another_subscription_owns(cli: Cli, database: Database) ->
 
 
 def test_a_table_without_replica_identity(cli: Cli, database: Database) -> None:
-    """It can be subscribed to, as long as rows only come: the publisher itself refuses to update it.  check says so."""
+    """It can be subscribed to if rows are only inserted: the publisher refuses updates itself.  `check` warns of it."""
     database.execute("CREATE TABLE t (a int); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not have a replica identity"):
         database.execute("UPDATE t SET a = 2")
@@ -292,13 +292,13 @@ def test_a_table_without_replica_identity(cli: Cli, database: Database) -> None:
 def test_check_of_what_will_not_work(cli: Cli, physical: EmbeddedPostgres) -> None:
     ran = cli.run("check", physical.conninfo(), "p", "nope")
     assert ran.exit_code == 1
-    assert ran.stdout.count("ERROR:") >= 2  # wal_level, the publication
+    assert ran.stdout.count("ERROR:") >= 2  # one for wal_level, one for the publication
 
 
 def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     with database.server.connect(database.name) as other:
-        other.execute("BEGIN; INSERT INTO t VALUES (1)")  # the slot waits for it
+        other.execute("BEGIN; INSERT INTO t VALUES (1)")  # creating the slot waits for this transaction
         process = cli.start("sql", create(database.conninfo))
         with process:
             try:
@@ -313,7 +313,7 @@ def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> Non
     assert nothing_left(cli, database)
 
 
-# What works
+# Successes
 
 
 def test_life_of_a_subscription(cli: Cli, any_database: Database) -> None:
@@ -403,4 +403,4 @@ def test_drop_while_the_publisher_is_away(cli: Cli) -> None:
         cli.done("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s")
         assert cli.is_empty()
         server.start()
-        assert slots(database) == ["s"]  # as PostgreSQL leaves it: the user's to drop
+        assert slots(database) == ["s"]  # left for the user to drop, as PostgreSQL does

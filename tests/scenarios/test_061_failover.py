@@ -1,4 +1,4 @@
-"""The publisher fails over: a real standby takes over, and the subscription goes on there with every row, or says why not."""
+"""A real standby takes over from the publisher: the subscription goes on there with every row, or says why not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pair:
             )
 
     def replayed(self) -> None:
-        """Until the standby has all that the primary has written."""
+        """Wait until the standby has replayed all that the primary has written."""
         ((lsn,),) = self.primary.query("SELECT pg_current_wal_lsn()::text")
         wait_until(
             lambda: self.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)],
@@ -71,7 +71,7 @@ def follower(node: RunningNode, pair: Pair) -> Iterator[Replica]:
 
 
 def move(replica: Replica, server: EmbeddedPostgres) -> None:
-    """ALTER SUBSCRIPTION … CONNECTION."""
+    """Run ALTER SUBSCRIPTION … CONNECTION."""
     replica.database = Database(server, "postgres")
     replica.alter(f"CONNECTION '{replica.conninfo}'")
 
@@ -89,7 +89,7 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     follower.assert_equal("t", "log")
     wait_until(lambda: synced(pair, follower.name), "the slot on the standby")
     follower.alter("DISABLE")
-    pair.write(pair.primary, 20)  # what the subscription has not received is to come from the standby
+    pair.write(pair.primary, 20)  # rows that are not received yet must come from the standby
     follower.alter("ENABLE")
     pair.write(pair.primary, 20)
     pair.primary.kill()
@@ -103,7 +103,7 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     (row,) = follower.node.fetch(f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{follower.name}'")
     assert row["publisher_timeline"] == 2
     wait_until(lambda: follower.node.statistics(follower.name)["error"] is None, "the error to be overcome")
-    # And back to the old primary, which knows nothing of all this: refused, and nothing is lost.
+    # Back to the old primary, which lacks all of this: refused, and nothing is lost.
     pair.primary.start()
     pair.write(pair.primary, 5)
     move(follower, pair.primary)
@@ -115,7 +115,7 @@ def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
 
 
 def test_several_hosts(node: RunningNode) -> None:
-    """target_session_attrs = primary finds the new primary without a command, on 17."""
+    """On 17, target_session_attrs = primary finds the new primary without a command."""
     pair = Pair("17", synchronized_standby_slots="sb")
     try:
         replica = Replica(node, Database(pair.primary, "postgres"))
@@ -142,7 +142,7 @@ def test_several_hosts(node: RunningNode) -> None:
 
 
 def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
-    """Without synchronized_standby_slots a subscriber may run ahead of the standby: told, and not papered over."""
+    """Without synchronized_standby_slots a subscriber may be ahead of the standby: an error says so."""
     pair = Pair("18")
     try:
         replica = Replica(node, Database(pair.primary, "postgres"))
@@ -159,10 +159,10 @@ def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
         pair.primary.kill()
         pair.standby.start()
         pair.standby.promote()
-        # A slot that is made anew begins past the switch, and before what was received.
+        # A new slot begins past the switch, and before the end of what was received.
         pair.standby.query(f"SELECT pg_drop_replication_slot('{replica.name}')")
         pair.standby.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
-        # Its WAL goes on past where ours ended: other transactions, in the same place.
+        # The standby's WAL goes on past where ours ended: other transactions, at the same positions.
         for _ in range(10):
             pair.standby.execute("UPDATE t SET note = md5(note)")
         pair.write(pair.standby, 20)
@@ -180,14 +180,14 @@ def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
 
 
 def test_a_standby_publishes(node: RunningNode) -> None:
-    """From 16 on; it is promoted while it publishes, and the stream goes on."""
+    """From 16 on.  The standby is promoted while it publishes, and the stream goes on."""
     pair = Pair("16")
     try:
         replica = Replica(node, Database(pair.standby, "postgres"))
         stop = threading.Event()
 
         def beat() -> None:
-            """A slot on a standby begins where the primary says which transactions run."""
+            """Log the primary's running transactions: a slot on a standby waits for such a record to begin at."""
             while not stop.wait(0.5):
                 pair.primary.query("SELECT pg_log_standby_snapshot()")
 
@@ -207,7 +207,7 @@ def test_a_standby_publishes(node: RunningNode) -> None:
         pair.standby.promote()
         pair.write(pair.standby, 3)
         replica.assert_equal("t", "log")
-        # The timeline of what is committed is known by then: what is received next is past where it began.
+        # The new timeline is stored by then, since what is received next lies past its beginning.
         known = f"SELECT publisher_timeline FROM pg_subscription WHERE subname = '{replica.name}'"
         assert replica.node.fetch(known) == [{"publisher_timeline": 2}]
         replica.alter("DISABLE")

@@ -1,4 +1,4 @@
-"""What can happen to a publisher under a subscription: each is told with its reason and a hint, and nothing is lost."""
+"""Faults of a publisher under a subscription: each is reported with its reason and a hint, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
-    """A server to do as one likes with, of PostgreSQL 18 unless a test says otherwise."""
+    """A server that a test may break; PostgreSQL 18 unless the test names a version."""
     with EmbeddedPostgres(getattr(request, "param", "18"), settings={"max_prepared_transactions": 5}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, n int); CREATE TABLE u (id int PRIMARY KEY)")
         server.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g; CREATE PUBLICATION p FOR TABLE t, u")
@@ -25,7 +25,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
 
 
 class Followed(Replica):
-    """All these databases have one name: each subscription has a folder of its own."""
+    """A subscription with a folder of its own, because all these databases have one name."""
 
     def subscribe(self, publication: str = "p", **options: object) -> None:
         super().subscribe(publication, target=f"'{self.name}'", **options)
@@ -47,7 +47,7 @@ def status(replica: Replica) -> dict[str, Any]:
 
 
 def failure(replica: Replica, part: str) -> dict[str, Any]:
-    """What status says once the error with `part` is there; pg_stat_subscription says the same."""
+    """Wait for an error that contains `part`; return `status`, and check that pg_stat_subscription agrees."""
 
     def told() -> dict[str, Any] | None:
         one = status(replica)
@@ -87,7 +87,7 @@ def test_the_slot_is_dropped_and_made_anew(replica: Replica, server: EmbeddedPos
     replica.execute("UPDATE t SET n = 1")
     found = failure(replica, f'replication slot "{replica.name}" does not exist')
     assert "RESYNC TABLE" in found["hint"]
-    # Another one of that name does not have what was written meanwhile: a stock subscriber would go on without it.
+    # A new slot of that name lacks what was written meanwhile; a stock subscriber would go on without it.
     server.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
     found = failure(replica, f'replication slot "{replica.name}" begins at')
     assert "RESYNC TABLE" in found["hint"]
@@ -100,7 +100,7 @@ def test_the_slot_is_dropped_and_made_anew(replica: Replica, server: EmbeddedPos
 
 @on_both
 def test_the_slot_is_lost(node: RunningNode, server: EmbeddedPostgres, replica: Replica) -> None:
-    """max_slot_wal_keep_size: a warning before, the reason after."""
+    """max_slot_wal_keep_size: first a warning, then the reason."""
     replica.subscribe()
     replica.assert_equal("t", "u")
     replica.alter("DISABLE")
@@ -111,7 +111,7 @@ def test_the_slot_is_lost(node: RunningNode, server: EmbeddedPostgres, replica: 
     for _ in range(3):
         replica.execute("INSERT INTO filler SELECT repeat(md5(g::text), 30) FROM generate_series(1, 12000) g")
         server.query("SELECT pg_switch_wal()")
-    replica.alter("SET (batch_age = '30ms')")  # it is looked at seldom while it is disabled
+    replica.alter("SET (batch_age = '30ms')")  # the publisher is looked at again, which is rare while disabled
     warning = warned(replica, "retains")
     assert "max_slot_wal_keep_size" in warning["hint"]
     assert status(replica)["retained_wal_bytes"] > 30_000_000
@@ -169,7 +169,7 @@ def test_a_publication_is_dropped_and_comes_back(replica: Replica, server: Embed
     assert kept == []
     replica.execute("CREATE PUBLICATION p FOR TABLE t, u", "INSERT INTO u VALUES (2)")
     if server.version == "15":
-        # Its walsender looks publications up as of the change, for ever.
+        # 15's walsender looks publications up as of the change, so the error stays forever.
         found = failure(replica, 'publication "p" does not exist')
         wait_until(lambda: "RESYNC" in (status(replica)["hint"] or ""), "the hint")
     else:
@@ -215,7 +215,7 @@ def test_another_cluster_at_the_address(replica: Replica, server: EmbeddedPostgr
         server.start()
         replica.execute("INSERT INTO t VALUES (51, 0)")
         replica.assert_equal("t", "u")
-        # By command it may be followed: every table anew.
+        # By command the other system may be followed: every table is copied anew.
         server.stop()
         other.start()
         replica.database = Database(other, "postgres")
@@ -226,7 +226,7 @@ def test_another_cluster_at_the_address(replica: Replica, server: EmbeddedPostgr
 
 
 def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> None:
-    """A server with logical slots does not start so: the slot is gone, too."""
+    """A server with logical slots does not start with this setting, so the slot is gone, too."""
     replica.subscribe()
     replica.assert_equal("t", "u")
     replica.alter("DISABLE")
@@ -243,7 +243,7 @@ def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> Non
 
 
 def test_a_transaction_that_stays_open_holds_a_copy_up(replica: Replica, server: EmbeddedPostgres) -> None:
-    """status names it: a slot waits for every transaction that runs when it is made."""
+    """`status` names the transaction: creating a slot waits for every transaction that runs then."""
     replica.subscribe()
     replica.assert_equal("t", "u")
     with psycopg.connect(server.conninfo(application_name="forgotten")) as open_one:
@@ -282,7 +282,7 @@ def test_a_transaction_that_stays_open_holds_a_copy_up(replica: Replica, server:
 
 
 def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, server: EmbeddedPostgres) -> None:
-    """worker.c: run_apply_worker: before the stream begins nothing is disabled; a shutdown is no error at all."""
+    """Nothing is disabled before the stream begins (worker.c: run_apply_worker); a shutdown is no error at all."""
     replica.subscribe(disable_on_error="true")
     replica.assert_equal("t", "u")
     server.stop()
@@ -295,7 +295,7 @@ def test_disable_on_error_is_not_for_a_publisher_that_is_away(replica: Replica, 
 
 
 def test_a_slot_that_waits_is_given_up(replica: Replica, server: EmbeddedPostgres) -> None:
-    """DISABLE and DROP take effect while a table's slot can not be made; nothing of it stays on the publisher."""
+    """DISABLE and DROP take effect while a table's slot waits to be created; nothing of it stays on the publisher."""
     replica.subscribe()
     replica.assert_equal("t", "u")
     with psycopg.connect(server.conninfo()) as open_one:
@@ -317,7 +317,7 @@ def test_a_slot_that_waits_is_given_up(replica: Replica, server: EmbeddedPostgre
 
 
 def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPostgres) -> None:
-    """18: idle_replication_slot_timeout; a disabled subscription is warned of it."""
+    """18's idle_replication_slot_timeout: a disabled subscription gets a warning."""
     replica.subscribe()
     replica.assert_equal("t", "u")
     replica.alter("DISABLE")
@@ -329,7 +329,7 @@ def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPost
         return server.query("SELECT invalidation_reason FROM pg_replication_slots") == [("idle_timeout",)]
 
     wait_until(lost, "the slot to be invalidated", 60)
-    replica.alter("SET (disable_on_error = false)")  # looked at anew
+    replica.alter("SET (disable_on_error = false)")  # the publisher is looked at again
     assert "idle_timeout" in warned(replica, "has been invalidated")["detail"]
     server.execute("ALTER SYSTEM RESET idle_replication_slot_timeout")
     server.query("SELECT pg_reload_conf()")

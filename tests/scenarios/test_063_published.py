@@ -1,6 +1,6 @@
-"""What PostgreSQL's own list of subscription tests checks (src/test/subscription/t) and no other scenario here does.
+"""What PostgreSQL's own subscription tests (src/test/subscription/t) check and no other scenario here does.
 
-The number in each name is that test's.  Most run on 18; what differed before runs on 15 too.
+The number in each name is that test's.  Most run on 18; tests of what differed before run on 15, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ on_both = pytest.mark.parametrize("database", ["15", "18"], indirect=True)
 
 @pytest.fixture
 def database(request: pytest.FixtureRequest, servers: Any) -> Iterator[Database]:
-    """An empty database, on PostgreSQL 18 unless a test says otherwise."""
+    """An empty database, on PostgreSQL 18 unless a test names a version."""
     server: EmbeddedPostgres = servers[getattr(request, "param", "18")]
     name = f"published_{abs(hash(request.node.name)) % 10**8}"
     server.create_database(name)
@@ -34,20 +34,20 @@ def database(request: pytest.FixtureRequest, servers: Any) -> Iterator[Database]
 
 
 def ids(replica: Replica, table: str) -> list[int]:
-    """The ids in the Delta table, once the node has caught up."""
+    """Return the ids in the Delta table, once the node has caught up."""
     replica.caught_up()
     return sorted(row["id"] for row in replica.rows(table, "id"))
 
 
 def notices(replica: Replica, statement: str) -> list[str]:
-    """A statement's messages, as psql prints them."""
+    """Return a statement's messages, as psql prints them."""
     results = replica.node.execute(statement)
     return [str(notice) for result in results for notice in result.notices]
 
 
 @on_both
 def test_001_inherited_tables_and_publications_of_inserts(replica: Replica) -> None:
-    """Each table of an inheritance tree is copied by itself; what is not published does not come."""
+    """Each table of an inheritance tree is copied by itself; unpublished tables and actions do not arrive."""
     replica.execute(
         """
         CREATE TABLE parent (id int PRIMARY KEY, t text); CREATE TABLE child (more int, PRIMARY KEY (id)) INHERITS (parent);
@@ -81,13 +81,13 @@ def test_001_inherited_tables_and_publications_of_inserts(replica: Replica) -> N
         (3, 3),
     ]
     assert ids(replica, "nothing") == [1, 2]
-    # A publication that publishes more from now on takes effect on the stream.
+    # The stream follows a publication that is altered to publish more.
     replica.execute("ALTER PUBLICATION i SET (publish = 'insert, delete')", "DELETE FROM ins WHERE id = 2")
     assert ids(replica, "ins") == [1, 3]
 
 
 def test_001_what_is_not_logged_is_not_published(replica: Replica) -> None:
-    """FOR ALL TABLES leaves unlogged and temporary tables out; one made logged later comes by REFRESH."""
+    """FOR ALL TABLES leaves unlogged and temporary tables out; one that becomes logged joins at REFRESH."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)",
         "CREATE VIEW v AS SELECT * FROM a", "CREATE MATERIALIZED VIEW m AS SELECT * FROM a", "CREATE PUBLICATION p FOR ALL TABLES",
@@ -101,7 +101,7 @@ def test_001_what_is_not_logged_is_not_published(replica: Replica) -> None:
 
 
 def test_004_a_copy_that_fails_goes_on_when_it_can(replica: Replica) -> None:
-    """A value that Delta lacks stops one table's copy alone; mended, the copy is made."""
+    """A value that Delta lacks stops that table's copy alone; after a correction the copy is made."""
     replica.execute(
         "CREATE TABLE bad (id int PRIMARY KEY, d date); CREATE TABLE good (id int PRIMARY KEY)",
         "INSERT INTO bad VALUES (1, 'infinity'); INSERT INTO good VALUES (1)",
@@ -113,7 +113,7 @@ def test_004_a_copy_that_fails_goes_on_when_it_can(replica: Replica) -> None:
     assert replica.node.statistics(replica.name)["sync_error_count"] > 0
     replica.execute("UPDATE bad SET d = '2024-01-01'; INSERT INTO good VALUES (2)")
     replica.assert_equal("bad", "good")
-    # A table that goes while it is to be copied.
+    # A table that is dropped while it waits for its copy.
     replica.execute("CREATE TABLE gone (id int PRIMARY KEY, d date); INSERT INTO gone VALUES (1, 'infinity')")
     replica.execute("ALTER PUBLICATION p ADD TABLE gone")
     replica.alter("REFRESH PUBLICATION")
@@ -125,7 +125,7 @@ def test_004_a_copy_that_fails_goes_on_when_it_can(replica: Replica) -> None:
 
 
 def test_008_a_delta_table_with_more_columns(replica: Replica, node: RunningNode) -> None:
-    """Columns that the publisher lacks are NULL; their order is the table's own."""
+    """Columns that the publisher lacks are NULL; the Delta table keeps its own order of columns."""
     replica.execute("CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x'), (2, 'y')")
     replica.execute("CREATE PUBLICATION p FOR TABLE t")
     path = node.home / "warehouse" / "wider" / "public" / "t"
@@ -140,7 +140,7 @@ def test_008_a_delta_table_with_more_columns(replica: Replica, node: RunningNode
 
 
 def test_010_truncate_is_published_by_any(replica: Replica) -> None:
-    """Of two publications of one table either's TRUNCATE counts; a cascade reaches tables that are not published."""
+    """TRUNCATE counts if either of a table's two publications publishes it; a cascade reaches unpublished tables."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY REFERENCES a); CREATE TABLE c (id int PRIMARY KEY)",
         "INSERT INTO a VALUES (1); INSERT INTO b VALUES (1); INSERT INTO c VALUES (1)",
@@ -154,7 +154,7 @@ def test_010_truncate_is_published_by_any(replica: Replica) -> None:
 
 
 def test_011_generated_columns(replica: Replica) -> None:
-    """18: published as the publication says, or where a column list names them; a virtual one never."""
+    """18: stored ones are published as the publication or a column list says; virtual ones never."""
     for name in ("none", "stored"):
         replica.execute(
             f"CREATE TABLE g_{name} (id int PRIMARY KEY, s int GENERATED ALWAYS AS (id * 2) STORED, "
@@ -180,7 +180,7 @@ def test_011_generated_columns(replica: Replica) -> None:
 
 @on_both
 def test_013_partitions_come_and_go(replica: Replica) -> None:
-    """Published by themselves, a new partition joins by REFRESH; published via the root it is simply there."""
+    """Published by themselves, a new partition joins at REFRESH; published via the root, its rows simply arrive."""
     for name in ("apart", "whole"):
         replica.execute(
             f"CREATE TABLE {name} (id int, k int, t text, PRIMARY KEY (id, k)) PARTITION BY LIST (k); "
@@ -203,7 +203,7 @@ def test_013_partitions_come_and_go(replica: Replica) -> None:
         )
     replica.alter("REFRESH PUBLICATION")
     replica.assert_equal("apart_1", "apart_d", "apart_2")
-    # Rows that an attached table brought were never sent, as in PostgreSQL.
+    # Rows that came with an attached table were never sent, as in PostgreSQL.
     replica.assert_equal("whole", where="id <> 100")
     replica.execute("ALTER TABLE apart DETACH PARTITION apart_2", "INSERT INTO apart_2 VALUES ('detached', 2, 103)")
     replica.execute("ALTER TABLE whole DETACH PARTITION whole_2", "INSERT INTO whole_2 VALUES ('detached', 2, 103)")
@@ -217,7 +217,7 @@ def test_013_partitions_come_and_go(replica: Replica) -> None:
 
 
 def test_013_one_publication_via_the_root_is_enough(replica: Replica) -> None:
-    """Of a partitioned table in two publications, via its root and not, the root stands for all."""
+    """If one of two publications publishes a partitioned table via its root, the root stands for all partitions."""
     replica.execute(
         "CREATE TABLE r (id int PRIMARY KEY, t text) PARTITION BY RANGE (id); "
         "CREATE TABLE r_1 PARTITION OF r FOR VALUES FROM (0) TO (10); CREATE TABLE r_2 PARTITION OF r FOR VALUES FROM (10) TO (100); "
@@ -231,7 +231,7 @@ def test_013_one_publication_via_the_root_is_enough(replica: Replica) -> None:
 
 
 def test_024_publications_come_and_go(replica: Replica) -> None:
-    """ADD, DROP and SET PUBLICATION, with and without a refresh; what is refused changes nothing."""
+    """ADD, DROP and SET PUBLICATION, with and without a refresh; a refused one changes nothing."""
     for name in ("a", "b", "c"):
         replica.execute(
             f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)",
@@ -248,7 +248,7 @@ def test_024_publications_come_and_go(replica: Replica) -> None:
     replica.alter("ADD PUBLICATION pc WITH (refresh = false)")
     assert set(replica.states()) == {"public.b"}
     replica.execute("INSERT INTO c VALUES (2)")
-    replica.caught_up()  # it is passed over: the table has not joined
+    replica.caught_up()  # the row is passed over: the table has not joined
     replica.alter("REFRESH PUBLICATION WITH (copy_data = false)")
     replica.execute("INSERT INTO c VALUES (3)")
     assert ids(replica, "c") == [3]
@@ -328,7 +328,7 @@ def test_027_a_role_that_may_just_do_it(replica: Replica) -> None:
 
 @on_both
 def test_028_row_filters(replica: Replica) -> None:
-    """At the copy the filters of all publications are alternatives; on the stream those that publish the action."""
+    """The copy takes rows that any publication's filter lets in; the stream asks those that publish the action."""
     replica.execute(
         """
         CREATE TABLE f (id int PRIMARY KEY, n int, t text); INSERT INTO f SELECT g, g % 10, 'x' FROM generate_series(1, 40) g;
@@ -356,7 +356,7 @@ def test_028_row_filters(replica: Replica) -> None:
     assert (2 in rows, 21 in rows) == (False, True)
     replica.assert_equal("every")
     replica.assert_equal("root", where="id % 2 = 0")
-    # A row whose new image the filter lets in comes as an insert, and one that it lets out as a delete.
+    # An update of a row that the filter then lets in comes as an insert; one that it then leaves out, as a delete.
     replica.execute("UPDATE root SET id = 30 WHERE id = 7", "UPDATE root SET id = 31 WHERE id = 8")
     replica.assert_equal("root", where="id % 2 = 0")
     replica.execute(
@@ -367,7 +367,7 @@ def test_028_row_filters(replica: Replica) -> None:
 
 
 def test_030_origin_none(replica: Replica, servers: Any) -> None:
-    """What the publisher has from elsewhere is not sent, and a copy that takes it all the same is warned of."""
+    """Rows that the publisher has from elsewhere are not sent; a copy that includes them anyway gives a warning."""
     replica.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE PUBLICATION p FOR TABLE t")
     server = replica.database.server
     upstream = Database(server, f"{replica.database.name}_up")
@@ -394,7 +394,7 @@ def test_030_origin_none(replica: Replica, servers: Any) -> None:
             active := f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{replica.name}'"
         )
         replica.alter("SET (origin = any)")
-        # As in PostgreSQL the stream in progress keeps its options until the worker starts another, and passes over what it passed.
+        # As in PostgreSQL, the open stream keeps its options until the worker starts another, which repeats nothing.
         wait_until(lambda: replica.query(active) not in ([before], [(None,)]), "a stream with the new options")
         upstream.execute("INSERT INTO t VALUES (101)")
         wait_until(lambda: replica.query("SELECT 1 FROM t WHERE id = 101"), "the row from upstream")
@@ -410,7 +410,10 @@ def test_030_origin_none(replica: Replica, servers: Any) -> None:
 
 @on_both
 def test_031_column_lists(replica: Replica) -> None:
-    """The publisher sends what the list names; two lists for one table are refused, at CREATE, at REFRESH and on the stream."""
+    """The publisher sends the columns of the list.
+
+    Two lists for one table are refused, at CREATE, at REFRESH and in the stream.
+    """
     replica.execute(
         """
         CREATE TABLE l (id int PRIMARY KEY, a text, b text, c text); INSERT INTO l VALUES (1, 'a', 'b', 'c');
@@ -443,7 +446,7 @@ def test_031_column_lists(replica: Replica) -> None:
 
 
 def test_034_a_key_without_overlaps(replica: Replica) -> None:
-    """18: a range in the key; it is kept as text, and found by it."""
+    """18: a range in the key is kept as text, and rows are found by it."""
     replica.execute(
         "CREATE EXTENSION IF NOT EXISTS btree_gist; CREATE TABLE t (id int4range, valid daterange, n int, "
         "PRIMARY KEY (id, valid WITHOUT OVERLAPS)); INSERT INTO t VALUES ('[1,2)', '[2024-01-01,2024-06-01)', 0), "
@@ -459,7 +462,7 @@ def test_034_a_key_without_overlaps(replica: Replica) -> None:
 
 
 def test_100_several_subscriptions_of_one_publisher(replica: Replica) -> None:
-    """The same table twice, in folders of their own; one of them goes, and the other goes on."""
+    """The same table twice, in folders of its own; one subscription is dropped, and the other goes on."""
     replica.execute(
         "CREATE SCHEMA s; CREATE TABLE t (id int PRIMARY KEY, dropped int, n int); ALTER TABLE t DROP COLUMN dropped; "
         "CREATE TABLE s.t (id int PRIMARY KEY); INSERT INTO t VALUES (1, 1); INSERT INTO s.t VALUES (7); "
@@ -482,7 +485,7 @@ def test_100_several_subscriptions_of_one_publisher(replica: Replica) -> None:
 
 
 def test_100_an_empty_publication_gets_its_tables_later(replica: Replica) -> None:
-    """Also in the middle of a transaction that writes them."""
+    """A table may also join in the middle of a transaction that writes it."""
     replica.execute("CREATE PUBLICATION p", "CREATE TABLE t (id int PRIMARY KEY)")
     replica.subscribe()
     with replica.database.server.connect(replica.database.name) as connection:
@@ -497,7 +500,7 @@ def test_100_an_empty_publication_gets_its_tables_later(replica: Replica) -> Non
 
 
 def test_pg_stat_progress_copy_and_status_during_a_copy(replica: Replica, fault: Any) -> None:
-    """While a copy is held: its row in pg_stat_progress_copy, and its table in status."""
+    """While a copy is held, pg_stat_progress_copy has its row and `status` its table."""
     replica.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 1000)", "ANALYZE t")
     replica.execute("CREATE PUBLICATION p FOR TABLE t")
     fault.arm("copy committed public.t")

@@ -1,4 +1,4 @@
-"""The same statements to a node and to a stock PostgreSQL 18: the same outcome, SQLSTATE, words and notices."""
+"""The same statements on a node and on a stock PostgreSQL 18: the same outcome, SQLSTATE, words and notices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 
-#: Option lists of CREATE SUBSCRIPTION; the subscription goes again after each.
+#: Option lists of CREATE SUBSCRIPTION; the subscription is dropped after each.
 CREATED_WITH = """
 connect = false, enabled = true
 connect = false, create_slot = true
@@ -56,7 +56,7 @@ refresh = true
 lsn = '0/1'
 """
 
-#: One after the other; @ is the publisher.
+#: Statements in order; @ stands for the publisher.
 STATEMENTS = """
 DROP SUBSCRIPTION IF EXISTS x
 CREATE SUBSCRIPTION x CONNECTION 'foo' PUBLICATION p
@@ -128,7 +128,7 @@ AWAY = "ALTER SUBSCRIPTION x DISABLE; ALTER SUBSCRIPTION x SET (slot_name = NONE
 
 
 def first_line(text: str | None) -> str:
-    """libpq's own words may go on; what it advises is our hint."""
+    """Return the first line: libpq's advice comes after it, and is a hint here."""
     return (text or "").split("\n")[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""The catalog in a PostgreSQL database: its own tests pass there as they do on SQLite, and a node lives on it."""
+"""The catalog in a PostgreSQL database: its own tests pass there as on SQLite, and a node runs on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.replica import Replica, RunningNode, wait_until
 from tests.unit import test_catalog
 
 _numbers = itertools.count(1)
-#: These look at a file of SQLite.
+#: These tests look at SQLite's files.
 _OF_FILES = {"test_the_files_beside_it_are_private_too", "test_a_failed_statement_does_not_show_its_parameters"}
 
 for _name, _test in vars(test_catalog).items():
@@ -64,7 +64,7 @@ async def test_a_refused_role_is_a_typed_error(publisher: EmbeddedPostgres) -> N
 
 
 def sessions(publisher: EmbeddedPostgres, location: str) -> list[int]:
-    """The processes of daemons' own sessions."""
+    """Return the process ids of the daemons' own sessions."""
     database = location.rpartition("/")[2]
     rows = publisher.query(
         f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}' AND application_name = 'pubsub daemon'"
@@ -92,7 +92,7 @@ async def test_a_daemon_that_lost_its_session_proves_itself_again(
 async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
     catalog: Catalog, location: str, publisher: EmbeddedPostgres, stays: bool
 ) -> None:
-    """Whether the other one still runs or not: what this one has read is of before."""
+    """Whether or not the other daemon still runs, what this one has read is outdated."""
     await catalog.hold()
     await catalog.set_daemon(1)
     (session,) = sessions(publisher, location)
@@ -114,7 +114,7 @@ async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
 
 
 class Proxy:
-    """Forwards connections to a server, until it is told to stand still; then nothing is refused, and nothing answered."""
+    """Forwards connections to a server.  While stopped, it neither refuses nor answers anything."""
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self._to = (server.host, server.port)
@@ -163,7 +163,7 @@ def proxy(publisher: EmbeddedPostgres) -> Iterator[Proxy]:
 
 
 def through(proxy: Proxy, location: str) -> str:
-    """The URL by way of the proxy."""
+    """Return the URL that leads through the proxy."""
     before, _, name = location.rpartition("/")
     return f"{before.partition('@')[0]}@127.0.0.1:{proxy.port}/{name}"
 
@@ -191,7 +191,10 @@ async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location:
 
 @pytest.mark.parametrize("patience", ["1min", "3s"], ids=["a hang", "a hang that is given up"])
 def test_a_catalog_that_hangs(spark: Spark, location: str, proxy: Proxy, tmp_path: Path, patience: str) -> None:
-    """The publisher, which is impatient, has its replies meanwhile; given up, it is a failure like others, and tried again."""
+    """The publisher, which is impatient, still gets its replies.
+
+    A hang that is given up is a failure like any other, and the worker tries again.
+    """
     with EmbeddedPostgres("18", settings={"wal_sender_timeout": "2s"}) as server:
         database = Database(server, "postgres")
         database.execute(
@@ -207,7 +210,7 @@ def test_a_catalog_that_hangs(spark: Spark, location: str, proxy: Proxy, tmp_pat
             proxy.stall()
             replica.execute("UPDATE t SET n = 2", "INSERT INTO t VALUES (2, 2)")
             if patience == "1min":
-                # Answers to what was asked after three times wal_sender_timeout.
+                # Replies that were sent three times wal_sender_timeout later.
                 ((until,),) = server.query("SELECT clock_timestamp() + interval '6 s'")
                 asked = f"SELECT pid FROM pg_stat_replication WHERE reply_time > '{until}'"
                 wait_until(lambda: server.query(asked), "a reply")

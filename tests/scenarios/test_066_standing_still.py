@@ -1,4 +1,4 @@
-"""What stands still says so, and stands alone: locks on the publisher, worker slots, a publisher that is away."""
+"""Locks on the publisher, worker slots, a publisher that is away: what waits says why, and nothing else waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
-#: More than threads for copies ever were.
+#: More tables than there ever were threads for copies.
 LOCKED = [f"locked{number}" for number in range(5)]
 _numbers = itertools.count(1)
 
@@ -55,7 +55,7 @@ def waits(replica: Replica, name: str) -> dict[str, Any] | None:
 
 
 def says(replica: Replica, name: str, part: str) -> dict[str, Any]:
-    """What a table waits for, once it waits for that."""
+    """Wait until the table waits for something whose message contains `part`; return that wait."""
 
     def told() -> dict[str, Any] | None:
         found = waits(replica, name)
@@ -65,7 +65,7 @@ def says(replica: Replica, name: str, part: str) -> dict[str, Any]:
 
 
 def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other: Replica, fault: Faults) -> None:
-    """Four of them once stopped the commits of all subscriptions; nobody said why."""
+    """Four such copies once stopped the commits of all subscriptions, and nothing said why."""
     replica.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)" for name in LOCKED))
     replica.execute("CREATE TABLE early (id int PRIMARY KEY)")
     replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join([*LOCKED, 'early'])}")
@@ -106,10 +106,10 @@ def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other:
 def test_a_job_that_meets_a_lock_leaves_spark_to_others(
     replica: Replica, other: Replica, fault: Faults, noticed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks would have all of Spark's places: statements of other subscriptions came never to one."""
+    """Otherwise its tasks would hold all of Spark's places, and other subscriptions' statements would never get one."""
     replica.execute("CREATE TABLE big (id int PRIMARY KEY, filler text)", "CREATE PUBLICATION p FOR TABLE big")
     replica.execute("INSERT INTO big SELECT g, repeat(md5(g::text), 30) FROM generate_series(1, 5000) g")
-    # A key that is a float: Spark writes it.
+    # Spark writes this table, because its key is a float.
     other.execute("CREATE TABLE f (x float8 PRIMARY KEY, n int)", "ALTER PUBLICATION p ADD TABLE f")
     other.subscribe()
     other.assert_equal("t", "u", "f")
@@ -221,7 +221,7 @@ def test_rows_and_lsn_are_the_table_s(replica: Replica, other: Replica) -> None:
     other.alter("RESYNC TABLE t")
     other.assert_equal("t", "u")
     rows("t", 90)
-    # What the log does not say of a table that Spark writes is not made up.
+    # The rows of a table that Spark writes are counted, too.
     other.execute(
         "CREATE TABLE f (x float8 PRIMARY KEY); INSERT INTO f VALUES (1.5)", "ALTER PUBLICATION p ADD TABLE f"
     )
@@ -235,7 +235,7 @@ def test_rows_and_lsn_are_the_table_s(replica: Replica, other: Replica) -> None:
 def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
     spark: Spark, tmp_path: Any, replica: Replica, other: Replica, fault: Faults
 ) -> None:
-    """One slot: the first subscription applies and copies, the other is told of, and begins when it may."""
+    """One slot: the first subscription applies and copies; the other's wait is reported, and ends when it may begin."""
     replica.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)" for name in "ab"))
     replica.execute("CREATE PUBLICATION p FOR TABLE a, b")
     with (
@@ -262,7 +262,7 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
         for name in "ab":
             fault.release(f"copy planned public.{name}")
         first.assert_equal("a", "b")
-        second.alter("DISABLE")  # although it waits
+        second.alter("DISABLE")  # even while it waits
         assert "enabled" in says(second, "t", "until the subscription is enabled")["message"]
         second.alter("ENABLE")
         says(second, "t", "out of logical replication worker slots")
@@ -272,7 +272,7 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
         second.drop()
     logged = [e for e in entries if e["event"] == "out of logical replication worker slots"]
     assert {e["log_level"] for e in logged} == {"warning"}
-    # Once each time that it begins to wait, and once for the tables that wait together.
+    # One entry each time a subscription begins to wait, and one for the tables that wait together.
     assert [(e["subscription"], e["relation"]) for e in logged[:3]] == [
         (first.name, f"public.{behind}"),
         (second.name, None),

@@ -1,4 +1,4 @@
-"""What a daemon's log says, on a terminal and as JSON lines, of commands, signals and connections that fail."""
+"""A daemon's log, on a terminal and as JSON lines: commands, signals and connections that fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def guarded() -> Iterator[EmbeddedPostgres]:
 
 
 class Daemon:
-    """`pubsub daemon` and what it writes to standard error, a terminal or a pipe."""
+    """`pubsub daemon`, and what it writes to standard error, which is a terminal or a pipe."""
 
     def __init__(self, home: Path, *arguments: str, terminal: bool) -> None:
         self.home = home
@@ -56,7 +56,7 @@ class Daemon:
             while data := os.read(descriptor, 65536):
                 self.text += data.decode(errors="replace")
         except OSError:
-            return  # a terminal whose other side has gone
+            return  # the terminal's other side is closed
         finally:
             os.close(descriptor)
 
@@ -142,7 +142,7 @@ def test_commands_signals_and_failures(guarded: EmbeddedPostgres, tmp_path: Path
 def test_a_task_of_a_copy_that_can_not_connect_shows_no_password(
     guarded: EmbeddedPostgres, spark: Spark, tmp_path: Path
 ) -> None:
-    """In Spark's own process, whose traceback comes back as a text, and into the log of its JVM."""
+    """It fails in Spark's own process; its traceback comes back as a text, and goes into the log of the JVM."""
     import pyarrow as pa
 
     from tablesync.copyjob import CopySource, read_range

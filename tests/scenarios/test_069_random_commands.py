@@ -1,8 +1,9 @@
-"""ALTER of one table, DROP TABLE of another, REFRESH and DISABLE at random moments: no worker fails of it, and no row is lost.
+"""ALTER of one table, DROP TABLE of another, REFRESH and DISABLE at random moments: no worker fails, no row is lost.
 
-The publisher's catalog is slow to answer now and then, so that commands come while a worker waits for it.
+The publisher's catalog answers slowly now and then, so that commands come while a worker waits for it.
 
-Each run prints its seed; PUBSUB_SEED repeats its statements, though not to the millisecond when they meet the workers.
+Each run prints its seed.  PUBSUB_SEEDS, or PUBSUB_SEED in the soak, repeats its statements, though not to the
+millisecond when they meet the workers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROWS = 50
 
 
 class Commands:
-    """The publisher's tables, and what is done to them and to the subscription."""
+    """The publisher's tables, and the commands on them and on the subscription."""
 
     def __init__(self, replica: Replica, seed: int) -> None:
         self.replica = replica
@@ -66,7 +67,7 @@ class Commands:
             self.replica.execute(f"ALTER TABLE {name} ADD COLUMN {columns[-1]} text")
 
     def drop(self) -> None:
-        """A table whose copy is made: the sync worker of another would say, rightly, that it is gone."""
+        """Drop a table whose copy is made: the sync worker of another would report, rightly, that the table is gone."""
         states = self.replica.states()
         ready = [name for name in self.columns if states.get(f"public.{name}") == "r"]
         if len(ready) > 1:
@@ -88,14 +89,14 @@ class Commands:
         self.enabled = False
 
     def pause(self) -> None:
-        """The moments are what is random."""
+        """Sleep for a random time: the moments of the commands are what is random."""
         time.sleep(self.random.choice([0, 0, 0.01, 0.05, 0.2, 0.5]))
 
     def step(self) -> None:
         actions = [self.alter, self.drop, self.refresh, self.disable]
         self.random.shuffle(actions)
         if self.random.random() < 0.5:
-            # Columns are asked for, and a table leaves while they are looked at.
+            # Have a worker ask for columns, and drop a table while it looks at them.
             actions = [self.alter, self.refresh, self.write, self.drop, self.refresh, self.disable]
         for action in actions:
             action()

@@ -1,7 +1,7 @@
 """`python -m walsender decode` beside PostgreSQL's own decoding of the same WAL: the same bytes.
 
-A logical slot per plugin and set of options on the same server; repeats of Relation and Type messages are left out of the
-comparison (tests/support/walsender_compare.py: comparable).
+The same server has a logical slot for each plugin and set of options.  Repeated Relation and Type messages are left
+out of the comparison (tests/support/walsender_compare.py: comparable).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Case:
-    """One decoding: ours in a process, PostgreSQL's out of a slot."""
+    """One decoding: ours in a process, PostgreSQL's from a slot."""
 
     plugin: str = "pgoutput"
     publications: str = "p"
@@ -101,8 +101,11 @@ def compare(
     eager: bool = False,
     interpreted: bool = False,
 ) -> None:
-    """`eager`: PostgreSQL decodes after each statement, so that what is rolled back later is there still.  `interpreted`: ours
-    without its compiled modules."""
+    """Run the statements and compare our decoding with PostgreSQL's for each case.
+
+    `eager`: PostgreSQL decodes after each statement, so that it still finds what is rolled back later.
+    `interpreted`: ours runs without its compiled modules.
+    """
     dbname = f"wal_{next(_numbers)}"
     server.create_database(dbname)
     with server.connect(dbname) as connection:
@@ -157,7 +160,7 @@ def test_everything_a_change_can_be(upstreams: Servers, version: str) -> None:
         [
             Case(options={"messages": "true"}),
             Case("test_decoding"),
-            # What these do is the same in between.
+            # On the versions in between these cases behave the same.
             *(
                 [
                     Case(options={"binary": "true"}),
@@ -181,7 +184,7 @@ def test_everything_a_change_can_be(upstreams: Servers, version: str) -> None:
 
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: str) -> None:
-    """reg* types, aclitem; jsonpath; types of extensions."""
+    """Values of reg* types and aclitem, which name what the catalogs have; jsonpath; types of extensions."""
     compare(
         upstreams[version],
         walsender_names.SETUP,
@@ -231,7 +234,7 @@ def test_what_the_database_sets_for_its_sessions(upstreams: Servers, version: st
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_publications(upstreams: Servers, version: str) -> None:
-    """Row filters, column lists, schemas, partition roots, and all of them changed under way."""
+    """Row filters, column lists, schemas, partition roots, all of them altered along the way."""
     compare(
         upstreams[version],
         workload.FILTER_SETUP,
@@ -241,7 +244,7 @@ def test_publications(upstreams: Servers, version: str) -> None:
 
 
 def test_trees_of_partitions(upstreams: Servers) -> None:
-    """What is above a partitioned table changes, and with it what its partitions are sent as."""
+    """The tree above a partitioned table changes, and with it the root that its partitions are sent as."""
     compare(
         upstreams["18"],
         workload.TREE_SETUP,
@@ -252,7 +255,7 @@ def test_trees_of_partitions(upstreams: Servers) -> None:
 
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_row_filters(upstreams: Servers, version: str) -> None:
-    """One table for each filter, of which each gets the same rows; and again when they are changed."""
+    """Each filter has a table of its own with the same rows; then the rows are changed."""
     names = [f"t{number}" for number in range(len(walsender_filters.FILTERS))]
     filters = dict(zip(names, walsender_filters.FILTERS, strict=True))
     setup = [
@@ -286,7 +289,7 @@ def test_two_phase(upstreams: Servers, version: str) -> None:
 
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_origins(upstreams: Servers, version: str) -> None:
-    """Transactions that came from elsewhere: told, left out, prepared, streamed."""
+    """Transactions that came from another origin: sent, left out, prepared, streamed."""
     streamed = {"proto_version": "3", "two_phase": "on", "streaming": "on"}
     compare(
         upstreams[version],
@@ -295,7 +298,7 @@ def test_origins(upstreams: Servers, version: str) -> None:
         [
             Case(options={"proto_version": "3", "two_phase": "on", "messages": "true"}, two_phase=True),
             Case(options=streamed, two_phase=True, work_mem="64kB"),
-            # The only one of 15's that leaves them out.
+            # 15's only option that leaves them out.
             Case("test_decoding", options={"only-local": "on", "include-timestamp": "on"}, two_phase=True)
             if version == "15"
             else Case(
@@ -310,9 +313,10 @@ def test_origins(upstreams: Servers, version: str) -> None:
 
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
 def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) -> None:
-    """It is sent as it was prepared, at COMMIT PREPARED.
+    """Such a transaction is sent at COMMIT PREPARED, as it was prepared.
 
-    Three transactions, so that the slot's snapshot builder gets as far as to see the third whole, and is not done.
+    There are three transactions, so that the slot's snapshot builder gets far enough to see the third whole, but is not
+    done.
     """
     server = upstreams[version]
     dbname = f"wal_{next(_numbers)}"
@@ -323,7 +327,7 @@ def test_prepared_before_the_consistent_point(upstreams: Servers, version: str) 
     waits = "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
     followed = "SELECT 1 FROM pg_stat_replication WHERE application_name = 'walsender' AND state = 'streaming'"
     with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(ThreadPoolExecutor(1))  # which waits for the slot when the others have gone
+        executor = stack.enter_context(ThreadPoolExecutor(1))  # shut down last, when the slot waits for nothing
         one, two = (stack.enter_context(server.connect(dbname)) for _ in range(2))
 
         def begin(connection: psycopg.Connection[tuple[object, ...]], number: int) -> str:
@@ -408,7 +412,7 @@ def test_streaming(upstreams: Servers, version: str, streaming: str, two_phase: 
 def test_streaming_as_text(upstreams: Servers) -> None:
     """test_decoding says where a stream begins and ends, and that something is changed.
 
-    What is rolled back is not compared: a server that reads late sends less of it.
+    Transactions that are rolled back are not compared: a server that reads late sends less of them.
     """
     options = {"stream-changes": "on"}
     compare(
@@ -424,7 +428,7 @@ def test_streaming_as_text(upstreams: Servers) -> None:
 
 
 def test_a_definition_that_is_rolled_back(upstreams: Servers) -> None:
-    """What a stream said of a relation inside of a subtransaction does not hold after it."""
+    """A definition that a stream sent within a subtransaction does not hold after the subtransaction's rollback."""
     server = upstreams["18"]
     dbname = f"wal_{next(_numbers)}"
     server.create_database(dbname)
@@ -452,8 +456,8 @@ def test_a_definition_that_is_rolled_back(upstreams: Servers) -> None:
 def test_definitions_that_differ_by_transaction(upstreams: Servers, streaming: str) -> None:
     """Rows are sent with the definition that they were decoded with, and streams are applied late, and in part.
 
-    Columns are published and not, which takes no lock that writers would wait for.  PostgreSQL's own walsender can get this
-    wrong; so the messages are read as a subscriber does.
+    The test publishes columns and withdraws them, which takes no lock that writers would wait for.  PostgreSQL's own
+    walsender can get this wrong, so the messages are read as a subscriber reads them.
     """
     server = upstreams["18"]
     dbname = f"wal_{next(_numbers)}"
@@ -468,12 +472,12 @@ def test_definitions_that_differ_by_transaction(upstreams: Servers, streaming: s
         server.connect(dbname) as other,
     ):
         decoding.wait_consistent()
-        # The first row of all is described while another transaction has changed the publication, and is sent after it.
+        # The first row is described while another transaction has changed the publication, and is sent after that one.
         one.execute("BEGIN; ALTER PUBLICATION p SET TABLE st (a); INSERT INTO st VALUES (1, 1)")
         other.execute("BEGIN; INSERT INTO st VALUES (2, 2)")
         one.execute("COMMIT")
         other.execute("COMMIT; ALTER PUBLICATION p SET TABLE st; INSERT INTO st VALUES (3, 3)")
-        # What a stream said of the old definition is applied after the new one was told.
+        # A stream that described the old definition is applied after the new one was sent.
         one.execute(f"BEGIN; {many.format(10_000)}")
         other.execute("ALTER PUBLICATION p SET TABLE st (a)")
         other.execute("INSERT INTO st VALUES (4, 4)")
@@ -481,12 +485,12 @@ def test_definitions_that_differ_by_transaction(upstreams: Servers, streaming: s
         one.execute("ROLLBACK TO s")
         one.execute("COMMIT")
         other.execute("INSERT INTO st VALUES (5, 5)")
-        # A stream says something that holds for it alone, while others go on.
+        # A stream sends a definition that holds for it alone, while others go on.
         one.execute(f"BEGIN; ALTER PUBLICATION p SET TABLE st (a, c); {many.format(30_000)}")
         other.execute("INSERT INTO st VALUES (6, 6)")
         one.execute("ROLLBACK")
         other.execute("INSERT INTO st VALUES (7, 7)")
-        # A stream that is prepared, without two_phase, and rolled back.
+        # A streamed transaction that is prepared, without two_phase, and rolled back.
         one.execute(f"BEGIN; {many.format(40_000)}; PREPARE TRANSACTION 'undone'")
         one.execute("ROLLBACK PREPARED 'undone'")
         decoding.wait_for(flush_lsn(server, dbname))
@@ -497,7 +501,7 @@ def test_definitions_that_differ_by_transaction(upstreams: Servers, streaming: s
 
 
 def test_a_definition_from_before_the_start(upstreams: Servers) -> None:
-    """A transaction that had changed a table when decoding began, and is rolled back, does not leave its view of it behind."""
+    """A transaction that changed a table before decoding began and is rolled back leaves no trace of its definition."""
     server = upstreams["18"]
     dbname = f"wal_{next(_numbers)}"
     server.create_database(dbname)
@@ -520,7 +524,7 @@ def test_a_definition_from_before_the_start(upstreams: Servers) -> None:
 
 @pytest.mark.parametrize(("version", "streaming"), [("16", "on"), ("18", "off")])
 def test_files_that_move(upstreams: Servers, version: str, streaming: str) -> None:
-    """A row's relation is found by its file, whoever has written the catalogs anew in between."""
+    """A row's relation is found by its file, even if the catalogs were rewritten in between."""
     server = upstreams[version]
     dbname = f"wal_{next(_numbers)}"
     server.create_database(dbname)
@@ -549,7 +553,7 @@ def test_files_that_move(upstreams: Servers, version: str, streaming: str) -> No
 
 
 def test_a_catalog_is_kept_once(upstreams: Servers, tmp_path: Path) -> None:
-    """What a transaction had begun to write anew goes with it when it is rolled back."""
+    """A rewrite of a catalog that is rolled back leaves none of its rows in memory."""
     server = upstreams["18"]
     dbname = f"wal_{next(_numbers)}"
     server.execute(f"CREATE DATABASE {dbname}")

@@ -1,14 +1,15 @@
 """Random DDL and DML in concurrent sessions, decoded and compared, in three ways.
 
     bytes      pgoutput's, or test_decoding's lines, against those of a logical slot on the same server
-    streams    with logical_decoding_work_mem at 64kB on both sides: transactions compared whole, for where a server under
-               concurrent DDL breaks its streams depends on what it still knows of transactions that have ended; where its
-               own walsender fails (walsender_decodings.py: ServerStream), it goes on without streaming
-    replay     no slot anywhere, so that pruning and VACUUM bite: the changes applied, against the tables
+    streams    with logical_decoding_work_mem at 64kB on both sides: transactions are compared whole, because where a
+               server breaks its streams under concurrent DDL depends on what it still knows of transactions that have
+               ended; where its own walsender fails (walsender_decodings.py: ServerStream), it goes on without streaming
+    replay     no slot anywhere, so that pruning and VACUUM take effect: the changes applied, against the tables
 
-What is asked of both, plugin, protocol, two_phase, publications and so on, is drawn from the seed (walsender_options.py).
-Each prints its seed; PUBSUB_SEED repeats it, as far as sessions beside each other can be.  `make soak` lets them run for
-PUBSUB_SOAK_SECONDS (3600) together; a round that fails is kept there, to be decoded again (walsender_evidence.py).
+The request to both (plugin, protocol, two_phase, publications and so on) is drawn from the seed
+(walsender_options.py).  Each round prints its seed; PUBSUB_SEED repeats it, as far as concurrent sessions can be
+repeated.  `make soak` lets them run for PUBSUB_SOAK_SECONDS (3600) together; it keeps a round that fails, to be decoded
+again (walsender_evidence.py).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from tests.support.walsender_options import KINDS, Kind, draw
 
 
 class Done(NamedTuple):
-    """Of one round."""
+    """The figures of one round."""
 
     statements: int
     messages: int
 
 
 def run(version: str, kind: Kind, seed: int, seconds: float, evidence: Evidence | None = None) -> Done:
-    """One round.  `evidence` is where everything is left if it fails."""
+    """Run one round; if it fails, leave everything in `evidence`."""
     r = random.Random(seed)
     asked = draw(version, kind, r)
     print(f"version {version}, {kind}, seed {seed}: {asked}", flush=True)

@@ -1,4 +1,4 @@
-"""Where the WAL comes from: crashes, archives, roles; and what is refused before anything starts."""
+"""The sources of the WAL: crashes, archives, roles; and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_crashes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["15", "18"])
 def test_an_archive(version: str) -> None:
-    """A part of the past out of compressed segments, its end from the server, which has removed the rest."""
+    """Part of the past comes from compressed segments, the end from the server, which has removed the rest."""
     with EmbeddedPostgres(version, settings={"autovacuum": "off", "max_prepared_transactions": 10}) as server:
         archive = server.socket_dir / "archive"
         archive.mkdir()
@@ -86,7 +86,7 @@ def test_an_archive(version: str) -> None:
         more = ["--wal", str(archive), "--start", str(Lsn(start)), "--end", str(Lsn(end))]
         with Decoding(server, "db", more=more) as decoding:
             assert differences(decoding.finish(), theirs) == ""
-        # A broken segment with others behind it stops, with the position.
+        # A broken segment with others after it ends the decoding, with the position.
         broken = archive / segments[1].name
         with pa.CompressedInputStream(str(broken) + ".gz", "gzip") as stream:
             data = bytearray(stream.read())
@@ -98,7 +98,7 @@ def test_an_archive(version: str) -> None:
 
 
 def test_a_copy_of_a_servers_directory(tmp_path: Path) -> None:
-    """Files that it keeps for later lie behind what it writes; another cluster's are none of its own; a gap is told."""
+    """Segments kept for reuse lie after those in use; another cluster's segments are refused; a gap is reported."""
     small = ["--wal-segsize=1"]
     settings: dict[str, str | int] = {"autovacuum": "off", "min_wal_size": "8MB", "max_wal_size": "8MB"}
     with (
@@ -128,7 +128,7 @@ def test_a_copy_of_a_servers_directory(tmp_path: Path) -> None:
         shutil.copytree(directory, archive)
         ((current,),) = server.query("SELECT pg_walfile_name(pg_current_wal_lsn())")
         for number in (1, 2):
-            # As the server has them ready itself when there was more to do before.
+            # Recycled segments, as the server itself keeps them ready after a time of more WAL.
             shutil.copy(archive / segments(archive)[0], archive / f"{int(current, 16) + number:024X}")
         until = ["--start", str(Lsn(start)), "--end", str(Lsn(end))]
         with Decoding(server, "postgres", more=["--wal", str(archive), *until]) as decoding:
@@ -137,7 +137,7 @@ def test_a_copy_of_a_servers_directory(tmp_path: Path) -> None:
         for number in range(20, 24):
             server.execute(load.format(number))
             server.execute("CHECKPOINT")
-        # What the one has begins where what the other has ends.
+        # The server's segments begin where the archive's end.
         assert segments(directory)[0] == held
         for name in segments(archive):
             if name >= held:
@@ -199,7 +199,7 @@ def test_roles_and_settings() -> None:
 
 
 def test_what_cannot_be_decoded_is_named() -> None:
-    """When the stream starts, by name; what comes later, with its first value."""
+    """It is refused by name when the stream starts; what comes later is refused at its first value."""
     with EmbeddedPostgres("18") as server:
         server.execute(
             "CREATE EXTENSION seg; CREATE TABLE rules (id int PRIMARY KEY, a seg); "
@@ -260,7 +260,7 @@ def test_what_a_killed_decoder_has_spilled_is_removed_by_the_next(
 
 
 def test_sessions_that_end_while_the_catalogs_are_read() -> None:
-    """Ended by an administrator, and by a restart: it is begun anew.  Who is not let in is told so at once."""
+    """Reading begins anew if an administrator or a restart ends the session; a refused connection is reported."""
     with EmbeddedPostgres("18", settings={"autovacuum": "off", "max_wal_senders": 1}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
         busy = (

@@ -1,4 +1,4 @@
-"""A standby takes over: the decoding goes on over the switch of timelines, from the stream and from an archive."""
+"""A standby takes over: the decoding goes on across the switch of timelines, from the stream and from an archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS: dict[str, str | int] = {"autovacuum": "off", "wal_keep_size": "256MB"}
 
 
 def change(server: EmbeddedPostgres, number: int) -> None:
-    """Rows and DDL, whose meaning depends on what came before."""
+    """Make rows and DDL whose meaning depends on what came before."""
     server.execute(
         f"INSERT INTO t1 SELECT g, 'row ' || g FROM generate_series({number * 100}, {number * 100 + 60}) g; "
         f"UPDATE t1 SET b = 'changed in {number}' WHERE id % 7 = {number % 7}; DELETE FROM t1 WHERE id % 11 = {number}"
@@ -57,12 +57,12 @@ def test_a_promotion(tmp_path: Path) -> None:
             replica = Replica()
             replica.apply(streamed)
             assert replica.difference(standby, "postgres") == ""
-            # What the old primary wrote last, and the new one's part, with its history, beside each other.
+            # The last segments of the old primary and those of the new one, with its history, lie beside each other.
             for path in (standby.data_dir / "pg_wal").iterdir():
                 if path.name.startswith("00000002"):
                     shutil.copy(path, archive)
             more = ["--wal", str(archive), "--start", str(Lsn(start)), "--end", str(Lsn(end))]
-            # Before the new timeline's first checkpoint its history is learned of on the way, after it from the directory.
+            # Before the new timeline's first checkpoint its history is found on the way, after it in the directory.
             for statement in ("SELECT", "CHECKPOINT"):
                 standby.execute(statement)
                 with Decoding(standby, "postgres", more=more) as decoding:

@@ -1,4 +1,4 @@
-"""The command's options and its output, as a user may get them wrong: PostgreSQL's words, and nothing is lost that was there."""
+"""The command's options and output, also with mistakes: PostgreSQL's words, and earlier output is not lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_options_are_taken_and_refused_as_the_server_does(servers: Servers, vers
     server = servers[version]
     dbname = "walsender_options"
     server.create_database(dbname)
-    # They all publish nothing: what the names are is not asked.
+    # All of these publish nothing: the names are not looked up.
     server.execute("CREATE TABLE t (id int)", dbname)
     with server.connect(dbname) as connection:
         for plugin, function, cases in (
@@ -107,7 +107,7 @@ def test_a_publication_may_have_any_name(publisher: EmbeddedPostgres) -> None:
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: str) -> None:
-    """What is not there is told of, as 18 does, though it could not even be; in SQL_ASCII names are the bytes that were given."""
+    """A missing publication is reported, as by 18, even if no such name can exist; SQL_ASCII takes names as bytes."""
     database = f"in_{encoding.lower()}"
     publisher.create_database(database, f"TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
     with psycopg.connect(publisher.conninfo(database), client_encoding="UTF8", autocommit=True) as connection:
@@ -121,7 +121,7 @@ def test_publications_in_other_encodings(publisher: EmbeddedPostgres, encoding: 
     assert (code, errors.count("\n")) == (0, 1)
     assert [message.data[:1] for message in read_messages(output)] == [b"B", b"R", b"I", b"C"]
     both = (*more, "--publication", "p\u00e4,\u8868")
-    # Without a word it is an error, before anything is written.
+    # Without the option a missing publication is an error, before anything is written.
     code, output, errors = decode(publisher, *both)
     assert (code, output) == (1, b"")
     assert 'ERROR:  publication "\u8868" does not exist' in errors.splitlines()
@@ -141,7 +141,7 @@ def test_pgoutput_is_not_written_to_a_terminal(publisher: EmbeddedPostgres) -> N
         assert code == 2
         assert "ERROR:  pgoutput is binary, and is not written to a terminal" in errors.splitlines()
         assert "--output -" in errors
-        # Who insists gets as far as the publication, and test_decoding is text.
+        # `--output -` gets as far as the publication; test_decoding is text and needs no such option.
         code, _, errors = decode(publisher, "--publication", "nothing", "--output", "-", stdout=theirs)
         assert (code, errors.splitlines()[0]) == (1, 'ERROR:  publication "nothing" does not exist')
         code, _, errors = decode(publisher, "--plugin", "test_decoding", "--option", "include-xid=1", stdout=theirs)
@@ -198,13 +198,13 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
         assert code == 0
         assert "consistent point" in errors
         assert len(list(read_messages(output))) == 2003
-        # Of the other plugin's options nothing is taken.
+        # The other plugin's options are ignored.
         code, lines, _ = decode(server, *more, "--proto-version", "4", "--plugin", "test_decoding")
         assert code == 0
         assert lines.count(b"\n") == 2002
         file = tmp_path / "output"
         file.write_bytes(b"of the last time")
-        # What was written before is there until there is something new.
+        # Earlier output stays until there is new output.
         assert decode(server, *more, "--slot", "nothing", "--output", str(file))[0] == 1
         assert file.read_bytes() == b"of the last time"
         assert decode(server, *more, "--output", str(file))[0] == 0
@@ -221,7 +221,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
             code, _, errors = decode(server, *more, stdout=full.fileno())
         assert code == 1
         assert "ERROR:  could not write to standard output: No space left on device" in errors.splitlines()
-        # Who reads has what he wants: nothing is said, as of other programs in a pipe.
+        # A reader that closes the pipe has what it wants: nothing is said, as by other programs in a pipe.
         command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo(), *more]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -233,7 +233,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
 
 
 def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
-    """With whole messages where someone reads them, without anybody where not, and nothing is left behind."""
+    """It ends with a whole message if someone reads the output, and also if nobody does; nothing is left behind."""
     spill = tmp_path / "spill"
     spill.mkdir()
     fifo = tmp_path / "fifo"
@@ -267,7 +267,7 @@ def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
 
             wait_until(is_full, "the pipe is full")
 
-        # A pipe that nobody reads from, twice; one that is read on; while nobody has opened the FIFO.
+        # A pipe that nobody reads, with two signals; one that is read on; a FIFO that nobody has opened.
         with started() as process:
             consistent_and_full(process)
             process.terminate()

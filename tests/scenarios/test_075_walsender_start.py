@@ -1,4 +1,4 @@
-"""--start and --end: the piece of PostgreSQL's own decoding between them, whatever ran, and wherever checkpoints were."""
+"""--start and --end give the same piece of PostgreSQL's own decoding, whatever ran and wherever checkpoints were."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def insert_lsn(server: EmbeddedPostgres) -> int:
 
 
 def piece(messages: Sequence[Message], start: int, end: int) -> list[Message]:
-    """The transactions whose commit records lie from `start` on and before `end`; definitions are told before, too."""
+    """Return the transactions whose commit records lie in [start, end), and all definitions."""
     found: list[Message] = []
     for message in messages:
         if message.data[:1] == b"B":
@@ -38,7 +38,10 @@ def between(start: int, end: int) -> list[str]:
 
 
 def test_a_start_among_transactions() -> None:
-    """A checkpoint serves only if what ran then has ended; an older one does.  Each end of a transaction can be the start."""
+    """A checkpoint serves only if every transaction that ran at it has ended; otherwise an older one does.
+
+    The end of any transaction can be the start.
+    """
     with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--wal-segsize=1"]) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
         server.query("SELECT pg_create_physical_replication_slot('hold', true)")
@@ -57,7 +60,7 @@ def test_a_start_among_transactions() -> None:
             server.execute("CHECKPOINT")
             long.execute("COMMIT")
             server.execute("INSERT INTO t VALUES (-4)")
-            # By now the server has other checkpoints, and this one runs still.
+            # The server has other checkpoints by now, and this transaction is still running.
             server.execute(LOAD.format(5))
             end = flush_lsn(server)
             with Decoding(server, "postgres", more=between(start, end)) as decoding:
@@ -70,11 +73,11 @@ def test_a_start_among_transactions() -> None:
         with Decoding(server, "postgres", more=between(start, end)) as decoding:
             assert differences(decoding.finish(), wanted) == ""
         assert differences(before_the_last, wanted[:-3]) == ""
-        # A commit record's LSN is a transaction's: with it begins what is wanted, in front of it ends what is.
+        # A transaction's LSN is its commit record's: --start includes the transaction, --end excludes it.
         commits = [int.from_bytes(m.data[1:9]) for m in wanted if m.data[:1] == b"B"]
         with Decoding(server, "postgres", more=between(commits[1], commits[3])) as decoding:
             assert differences(decoding.finish(), piece(theirs, commits[1], commits[3])) == ""
-        # Without what held the WAL it can not be done, and is not done in part.
+        # Without the slot that held the WAL the start is impossible, and is refused as a whole.
         server.drop_slot("hold")
         server.drop_slot("compare")
         with server.connect() as long:
@@ -94,7 +97,7 @@ def test_a_start_among_transactions() -> None:
 
 
 def test_killed_and_begun_again_at_its_position() -> None:
-    """A physical slot keeps what the next process needs: more than what this one has not read."""
+    """A physical slot keeps the WAL that the next process needs, which is more than what this one has not read."""
     with EmbeddedPostgres("18", settings=SETTINGS, initdb=["--wal-segsize=1"]) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
         server.query("SELECT pg_create_physical_replication_slot('hold', true)")
@@ -136,7 +139,7 @@ def test_killed_and_begun_again_at_its_position() -> None:
 
 
 def test_a_start_in_a_database_made_since_the_checkpoint() -> None:
-    """What is there of its catalogs at the checkpoint is nothing; the WAL has them whole.  Others may be made meanwhile, too."""
+    """The files at the checkpoint hold none of its catalogs; the WAL has them whole.  Others may be made meanwhile."""
     with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
         server.create_database("made")
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES", "made")
@@ -156,7 +159,7 @@ def test_a_start_in_a_database_made_since_the_checkpoint() -> None:
 
 
 def test_a_start_where_the_server_was_shut_down() -> None:
-    """Nobody ran at that checkpoint: an older one, of a catalog's other file, is not needed."""
+    """No transaction ran at the shutdown checkpoint, so an older one, with a catalog's other file, is not needed."""
     with EmbeddedPostgres("15", settings={"autovacuum": "off"}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
         server.execute("VACUUM FULL pg_class")
@@ -171,7 +174,7 @@ def test_a_start_where_the_server_was_shut_down() -> None:
 
 
 def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
-    """It ran when decoding began, so that a part of it was not seen, and is no consistent point before its end."""
+    """It ran when decoding began, so a part of it was not seen, and no point before its end is consistent."""
     settings: dict[str, str | int] = {"autovacuum": "off", "max_prepared_transactions": 5}
     with EmbeddedPostgres("18", settings=settings) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES")
@@ -196,7 +199,7 @@ def test_a_transaction_that_is_prepared_outlives_the_server() -> None:
 
 @pytest.mark.parametrize("version", ["15", "18"])
 def test_a_start_before_the_wal_was_for_logical_decoding(version: str) -> None:
-    """Rows are not whole there, and would be left out silently; other settings may change as they like."""
+    """Rows in that WAL are not whole and would be left out silently; other settings may change freely."""
     with EmbeddedPostgres(version, settings={"autovacuum": "off"}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR ALL TABLES")
         server._settings["wal_level"] = "replica"

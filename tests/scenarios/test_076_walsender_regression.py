@@ -2,8 +2,8 @@
 
     PUBSUB_REGRESS=…/src/test/regress make soak      the directory of a PostgreSQL source tree, of any version from 15 on
 
-What a version does not know fails there, as much of a test without its C library does; all that is left is compared: every
-catalog, type, and kind of table that PostgreSQL has.
+Statements that a version does not know fail there, and so do those that need the tests' C library.  All the rest is
+compared: every catalog, type, and kind of table that PostgreSQL has.
 
     in turn      each test after the other; test_decoding, which takes every table, and pgoutput
     at once      the tests of a line of parallel_schedule beside each other, autovacuum on
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.soak
 REGRESS: Final = os.environ.get("PUBSUB_REGRESS", "")
 SESSIONS: Final = 6
 LEFT_OUT: Final = frozenset({"infinite_recurse"})
-"""It asks how deep the stack is."""
+"""This test probes the depth of the stack."""
 
-# Without it pgoutput could not be told of changes to tables that have no key.
+# Without an identity, pgoutput could not publish changes to tables that have no key.
 IDENTITY: Final = """
 CREATE FUNCTION public.walsender_identity() RETURNS event_trigger LANGUAGE plpgsql AS $$
 DECLARE made record;
@@ -60,14 +60,14 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
 
 
 def schedule() -> list[list[str]]:
-    """The tests' names, those of one line together."""
+    """Return the tests' names, grouped by line of parallel_schedule."""
     lines = (Path(REGRESS) / "parallel_schedule").read_text().splitlines()
     groups = [line.removeprefix("test:").split() for line in lines if line.startswith("test:")]
     return [[name for name in group if name not in LEFT_OUT] for group in groups]
 
 
 def run_test(server: EmbeddedPostgres, name: str) -> None:
-    """As pg_regress does; what fails is left to fail."""
+    """Run a test as pg_regress does; ignore statements that fail."""
     environment = {
         **os.environ,
         "PG_ABS_SRCDIR": REGRESS,

@@ -1,6 +1,6 @@
-"""A whole archive with broken bytes in its records, under checksums that are right: typed errors with the position, and no hang.
+"""A whole archive with broken bytes in its records, under valid checksums: typed errors with the position, and no hang.
 
-What is read of the catalogs when decoding begins is whole: each time a process decodes the WAL from there with other bytes
+The catalogs that are read when decoding begins are intact.  From there, each process decodes the WAL with other bytes
 broken.
 """
 
@@ -32,7 +32,7 @@ from walsender.xlog.reader import WalReader
 
 STEP = 1 << 17
 HEADERS = 80
-"""Bytes behind a record's header that are mostly headers of what is in it."""
+"""The number of bytes after a record's header that are mostly headers of its contents."""
 MEMORY = 3 << 30
 SECONDS = 60
 SOAK_SECONDS = 600.0
@@ -72,7 +72,7 @@ class Archive:
         return cls(first, end, data, geometry, records)
 
     def places(self, lsn: int, length: int) -> list[int]:
-        """Where in `data` the bytes of a record lie."""
+        """Return the offsets in `data` of a record's bytes."""
         found: list[int] = []
         while len(found) < length:
             if lsn % XLOG_BLCKSZ == 0:
@@ -94,7 +94,7 @@ class Archive:
 
 
 def seal(data: bytearray, places: list[int]) -> None:
-    """Put a record's checksum right."""
+    """Make a record's checksum valid."""
     record = bytes(data[place] for place in places)
     crc = extend(extend(0, record[RECORD_HEADER_BYTES:]), record[:20])
     for place, byte in zip(places[20:24], crc.to_bytes(4, "little"), strict=True):
@@ -102,7 +102,7 @@ def seal(data: bytearray, places: list[int]) -> None:
 
 
 def decoded(session: Session, archive: Archive, data: bytes) -> str:
-    """What became of it, in a process of its own: "", a typed error's report, or what should not have been."""
+    """Decode in a process of its own; return "", the report of a typed error, or a description of any other end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -155,7 +155,7 @@ async def broken_records(version: str, kind: str, directory: Path, seconds: floa
             connection.execute("CHECKPOINT")
             start = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0]
             for number, statement in enumerate(workload.STATEMENTS):
-                # A catalog that moves to another file can not be in the part that is read at the start.
+                # A catalog that moves to another file cannot be in the part that is read at the start.
                 if not statement.startswith("VACUUM FULL pg_"):
                     connection.execute(statement.encode())
                 if number % 25 == 24:
@@ -171,7 +171,7 @@ async def broken_records(version: str, kind: str, directory: Path, seconds: floa
         geometry = session.reader.geometry
         archive = Archive.of(server.data_dir / "pg_wal", geometry, session.reader.position, lsns[1])
     assert decoded(session, archive, archive.data) == ""
-    # A name that is none in the database's encoding.
+    # A name that is invalid in the database's encoding.
     data = bytearray(archive.data)
     for lsn, length in itertools.chain.from_iterable(archive.records.values()):
         places = archive.places(lsn, length)

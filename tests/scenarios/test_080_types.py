@@ -53,7 +53,7 @@ def test_corpus(any_replica: Replica) -> None:
 
 
 def test_the_contract_has_every_type(servers: Servers) -> None:
-    """Of 15 and 18; what is in pg_catalog and is no array, row type or pseudo-type."""
+    """The contract has every type in pg_catalog of 15 and 18, except arrays, row types and pseudo-types."""
     known = {(rule.oid, rule.name) for rule in RULES}
     for version in ("15", "18"):
         found = servers[version].query(
@@ -66,7 +66,7 @@ def test_the_contract_has_every_type(servers: Servers) -> None:
 
 
 def test_values_and_choices(replica: Replica) -> None:
-    """A value outside of the natural type stops everything, with table, column, key and LSN; text takes it."""
+    """A value outside the natural type stops everything, with table, column, key and LSN; text holds it."""
     replica.execute(
         "CREATE TABLE a (id int, part text, at timestamptz, d date, n numeric(6,2), PRIMARY KEY (part, id))",
         "CREATE PUBLICATION p FOR TABLE a",
@@ -87,7 +87,7 @@ def test_values_and_choices(replica: Replica) -> None:
     assert "types = 'public.a.n text'" in row["error_hint"]
     replica.execute("UPDATE a SET n = 2 WHERE id = 2")
     replica.drop()
-    # The same while it is copied.
+    # The same during the copy.
     replica.execute("UPDATE a SET at = '0044-03-15 BC' WHERE id = 1")
     replica.subscribe(types="'date text, numeric text'", target="'copied'")
     error = replica.error()
@@ -107,7 +107,7 @@ def test_values_and_choices(replica: Replica) -> None:
     ],
 )
 def test_encodings(encoding: str, text: str, node: RunningNode, servers: Servers) -> None:
-    """Names and values of a database that is not in UTF8; of one that knows no encoding, what is no UTF-8 is refused."""
+    """Names and values of a database that is not in UTF8; SQL_ASCII, which knows no encoding, must hold UTF-8."""
     name = f"in_{encoding.lower()}"
     server = servers["18"]
     server.create_database(name, f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
@@ -123,7 +123,7 @@ def test_encodings(encoding: str, text: str, node: RunningNode, servers: Servers
         replica.assert_equal("t")
     assert replica.rows("t", "n FROM delta_t WHERE id = 1") == [{"n": text}]
     if encoding == "SQL_ASCII":
-        # The publisher itself refuses what is no UTF-8.
+        # The publisher itself refuses bytes that are not UTF-8.
         replica.execute("INSERT INTO t (id, n) VALUES (3, convert_from('\\xff', 'SQL_ASCII'))")
         assert 'invalid byte sequence for encoding "UTF8": 0xff' in replica.error()
     replica.drop()
@@ -131,7 +131,7 @@ def test_encodings(encoding: str, text: str, node: RunningNode, servers: Servers
 
 
 def test_names(replica: Replica, spark: Spark) -> None:
-    """As long as they can be, mixed case, quotes, dots, line ends: of schemas, tables and columns."""
+    """Names of schemas, tables and columns: of maximal length, with mixed case, quotes, dots, line ends."""
     columns = [
         "Id",
         'quo"te',
@@ -177,7 +177,7 @@ def test_names_that_differ_only_in_case_are_refused(replica: Replica, ddl: str) 
 
 
 def test_other_readers(replica: Replica, spark: Spark) -> None:
-    """What Spark, DataFusion and DuckDB read in the corpus' table is the same, value by value."""
+    """Spark, DataFusion and DuckDB read the same values in the corpus' table."""
     wanted = corpus.columns(18)
     replica.execute(corpus.SETUP, corpus.create("v", wanted), "CREATE PUBLICATION p FOR TABLE v")
     replica.execute(corpus.insert("v", wanted, 1))

@@ -1,4 +1,4 @@
-"""binary = true: the same rows as text gives; what can not be read is refused by name (subscription/t/014_binary.pl)."""
+"""binary = true: the same rows as with text; a type that cannot be read is refused by name (t/014_binary.pl)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_each_value_as_its_text_says(version: str, servers: Servers) -> None:
-    """What the server's own functions give for each value of the corpus, as text and in binary, without a subscription."""
+    """The server's own text and binary form of each value of the corpus give one value, without a subscription."""
     server = servers[version]
     name = f"binary_{version}"
     server.create_database(name)
@@ -69,7 +69,7 @@ def _values(connection: psycopg.Connection[Any], column: corpus.Column, result_f
 
 
 def _outcome(convert: Any, *given: Any) -> Any:
-    """Values, floats by their texts, or the error's words."""
+    """Return the values, with floats as texts, or the error's message and index."""
     try:
         return [str(value) if isinstance(value, float) else value for value in convert(*given).to_pylist()]
     except InvalidText as error:
@@ -91,7 +91,7 @@ def test_corpus(replica: Replica) -> None:
         "DELETE FROM v WHERE id % 3 = 0",
     )
     replica.assert_equal("v")
-    # Types that come while it runs; both ways of transfer, one after the other.
+    # Types that are made while it runs; both formats of transfer, one after the other.
     replica.execute(
         "CREATE TYPE later AS (m mood, r textrange); ALTER TYPE mood ADD VALUE 'new'",
         "CREATE TABLE w (id int PRIMARY KEY, a later[], d date)",
@@ -109,7 +109,7 @@ def test_corpus(replica: Replica) -> None:
 
 
 def test_streamed_and_unchanged_values(replica: Replica) -> None:
-    """TOAST that is not sent again, a large transaction in progress, a key that changes."""
+    """TOAST values that are not sent again, a large transaction in progress, a key that changes."""
     replica.execute(
         "CREATE TABLE t (id int, part text, big bytea, n numeric, u uuid, PRIMARY KEY (part, id))",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
@@ -141,7 +141,7 @@ def test_refused_by_name(replica: Replica, type_: str) -> None:
 
 
 def test_value_outside_of_its_natural_type(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the values did come in binary."""
+    """Such a value is refused, and the values did come in binary."""
     seen = []
     monkeypatch.setattr(rows, "from_binary", lambda *given: seen.append(given[1]) or from_binary(*given))
     replica.execute("CREATE TABLE t (id int PRIMARY KEY, d date)", "CREATE PUBLICATION p FOR TABLE t")
@@ -155,7 +155,7 @@ def test_value_outside_of_its_natural_type(replica: Replica, monkeypatch: pytest
 
 
 def test_random_types_and_values(database: Database) -> None:
-    """Text and binary of what the server makes of random expressions of random types."""
+    """Text and binary form of random expressions of random types, both made by the server, agree."""
     settings_ = "-c timezone=UTC -c extra_float_digits=3"
 
     @given(st.integers(min_value=0, max_value=2**32))

@@ -9,7 +9,7 @@ import pytest
 from pubsub.errors import FeatureNotSupported
 from tests.support.replica import Replica, Stock
 
-# A name, the key's type, and four values: the first two are equal to PostgreSQL where it has equal values that differ.
+# A name, the key's type, and four values.  If the type has values that are equal but differ, the first two are such.
 KEYED = (
     ("k_numeric", "numeric", "1.0", "1.00", "2", "NaN"),
     ("k_float8", "float8", "0", "-0", "NaN", "Infinity"),
@@ -74,7 +74,7 @@ CREATE DOMAIN amount AS numeric;
 
 
 def test_each_type(replica: Replica, stock: Callable[[str], Stock]) -> None:
-    """A key that becomes an equal one, another, and goes; the rows are those of a stock subscriber."""
+    """A key becomes an equal one, then another, and goes; the rows are those of a stock subscriber."""
     ddl = DDL + "".join(f"CREATE TABLE {name} (k {type_} PRIMARY KEY, n int);" for name, type_, *_ in KEYED)
     names = [name for name, *_ in KEYED]
     replica.execute(ddl, f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
@@ -136,19 +136,19 @@ def test_shapes_and_chains(replica: Replica, stock: Callable[[str], Stock]) -> N
         "UPDATE composite SET b = 'moved', c = c + 100 WHERE a = 1; DELETE FROM composite WHERE b = 'x2'",
         "UPDATE by_index SET u = u || '!', n = -n WHERE id < 10; DELETE FROM by_index WHERE id % 7 = 0; "
         "UPDATE by_index SET id = 1000 + id",
-        # Of equal rows exactly one changes, or goes.
+        # Of equal rows exactly one changes or goes.
         "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE a = 1 AND t IS NULL); "
         "UPDATE bag SET t = 'changed' WHERE ctid = (SELECT min(ctid) FROM bag WHERE a IS NULL); "
         "DELETE FROM bag WHERE ctid = (SELECT max(ctid) FROM bag WHERE f = 'NaN')",
-        # Two rows, and all rows, change places within one transaction.
+        # Two rows, then all rows, change places within one transaction.
         "UPDATE swap SET id = 3 - id WHERE id IN (1, 2); UPDATE swap SET id = 21 - id",
-        # A key deleted and inserted again; keys handed on, with values that are not sent again.
+        # A key deleted and inserted again; keys passed on, with values that are not sent again.
         "UPDATE chain SET id = 100 WHERE id = 1; UPDATE chain SET id = 1 WHERE id = 2; UPDATE chain SET id = 2 WHERE id = 100; "
         "DELETE FROM chain WHERE id = 3; INSERT INTO chain VALUES (3, 33, 'new'); UPDATE chain SET n = 34 WHERE id = 3",
     )
     replica.assert_equal(*names)
     for step in range(4):
-        # Chains that go on through batches.
+        # Chains of key changes that go on through batches.
         replica.execute(
             "UPDATE chain SET id = id + 1000; UPDATE chain SET id = id - 999; UPDATE chain SET id = 1 WHERE id = 21",
             f"DELETE FROM chain WHERE id = {step + 5}; INSERT INTO chain VALUES ({step + 5}, {step}, NULL)",
@@ -156,7 +156,7 @@ def test_shapes_and_chains(replica: Replica, stock: Callable[[str], Stock]) -> N
             "INSERT INTO bag VALUES (1, NULL, NULL, 1.0); DELETE FROM bag WHERE ctid = (SELECT max(ctid) FROM bag WHERE a = 1)",
         )
     replica.assert_equal(*names)
-    # Of rows that are equal to PostgreSQL, 1.0 and 1.00, a stock subscriber takes the first; here it is the publisher's own.
+    # Of rows that PostgreSQL holds equal (1.0, 1.00) a stock subscriber takes the first, ours the publisher's own.
     other.assert_equal(*[name for name in names if name != "bag"])
 
 

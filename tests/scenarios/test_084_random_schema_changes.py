@@ -1,4 +1,4 @@
-"""Random ALTERs among random rows, alone and inside transactions: the Delta table becomes what the publisher's is."""
+"""Random ALTERs among random rows, alone and inside transactions: the Delta table becomes the publisher's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.replica import Replica
 
-# What is altered is altered after checkpoints too.
+# Tables are altered after checkpoints, too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
 
 TYPES = {
@@ -24,7 +24,7 @@ SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEEDS", "1 2 4").split()]
 
 
 class History:
-    """One table's statements; what it has is known from what was said."""
+    """Random statements for one table; its columns are known from the statements alone."""
 
     def __init__(self, seed: int, *, keyed: bool) -> None:
         self.random = random.Random(seed)
@@ -96,7 +96,7 @@ class History:
         return "ALTER TABLE a ALTER id SET STATISTICS 50"
 
     def transaction(self) -> str:
-        """Rows, and now and then the table, changed in any order; some of it rolled back."""
+        """Return a transaction: rows and now and then an ALTER, in any order, some of it rolled back."""
         parts = []
         for _ in range(self.random.randint(1, 4)):
             if self.random.random() < 0.3:
@@ -113,7 +113,7 @@ class History:
 
 
 def check(replica: Replica) -> None:
-    """An ALTER is noticed at the next row."""
+    """Compare the tables after one more row: an ALTER is noticed at the next row."""
     replica.execute("INSERT INTO a (id) SELECT coalesce(max(id), 0) + 1 FROM a")
     replica.assert_equal("a")
 

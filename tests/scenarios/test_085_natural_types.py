@@ -1,4 +1,4 @@
-"""types = '… natural': arrays, composites and jsonb as Delta's own, through copy and stream, text and binary."""
+"""types = '… natural': arrays, composites and jsonb as Delta's own types, through copy and stream, text and binary."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def arrow_schema(replica: Replica) -> pa.Schema:
 
 @pytest.mark.parametrize("binary", ["false", "true"])
 def test_corpus(replica: Replica, binary: str) -> None:
-    """Copied, inserted, updated, deleted; with the whole old row, too."""
+    """Copied, inserted, updated, deleted; also with the whole old row."""
     replica.execute(SETUP, insert(0))
     replica.subscribe(types=CHOICES, binary=binary)
     replica.assert_equal("t")
@@ -87,7 +87,7 @@ def test_corpus(replica: Replica, binary: str) -> None:
 
 @pytest.mark.parametrize("binary", ["false", "true"])
 def test_without_a_key(replica: Replica, binary: str) -> None:
-    """Rows are found by all their values: exactly one of those that are equal changes."""
+    """Rows are found by all their values: of equal rows exactly one changes."""
     replica.execute(
         SETUP,
         "ALTER TABLE t DROP CONSTRAINT t_pkey",
@@ -111,7 +111,7 @@ def test_without_a_key(replica: Replica, binary: str) -> None:
 
 
 def test_other_readers(replica: Replica, spark: Spark) -> None:
-    """What Spark, DataFusion and DuckDB read is the same, value by value."""
+    """Spark, DataFusion and DuckDB read the same values."""
     replica.execute(SETUP, insert(0))
     replica.subscribe(types=CHOICES)
     replica.execute(insert(10), "DELETE FROM t WHERE id = 2")
@@ -132,14 +132,14 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
         scan = f"delta_scan('{replica.path('t')}') ORDER BY id"
         found = connection.sql(f"SELECT * EXCLUDE (j) FROM {scan}").to_arrow_table()
         assert list(map(str, found.to_pylist())) == list(map(str, ours))
-        # DuckDB writes .5 where every digit is a fractional one, and takes the JSON null for NULL.
+        # DuckDB writes .5 where all digits are fractional, and takes the JSON null for NULL.
         shown = "regexp_replace(j::json::varchar, '([\\[:,-])\\.', '\\10.', 'g')"
         documents = connection.sql(f"SELECT id, CASE WHEN j IS NOT NULL THEN {shown} END FROM {scan}").fetchall()
     assert_same_documents(replica, [(key, None if text == "null" else text) for key, text in wanted], documents)
 
 
 def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
-    """Their structs' fields have names of their own in data files, since a column's name can stand in none."""
+    """In data files the fields of structs have names of their own, because a column's name may not stand there."""
     replica.execute(
         "CREATE TYPE pair AS (a int, b text[])",
         'CREATE TABLE t (id int PRIMARY KEY, "a b" int[], p pair, ps pair[], j jsonb)',
@@ -159,7 +159,7 @@ def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
         "UPDATE t SET p.a = 7, j = '[{}]' WHERE id < 4; UPDATE t SET id = 40 WHERE id = 5; DELETE FROM t WHERE id = 6",
     )
     replica.assert_equal("t")
-    # Without a key, rows that differ in little; deletes alone.
+    # Without a key: rows that differ in little; deletes alone.
     replica.execute(
         "UPDATE u SET ints = ints || 7 WHERE ctid = (SELECT min(ctid) FROM u WHERE texts IS NULL)",
         "DELETE FROM u WHERE texts = '{\"a, b\"}'; DELETE FROM u WHERE (p).b = ''",
@@ -172,8 +172,10 @@ def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
 
 
 async def test_random_types(database: Database) -> None:
-    """What the server makes of random expressions of random types: its text and its binary form are the same values, and these
-    are the server's text again."""
+    """For random expressions of random types, the server's text and binary form are the same values.
+
+    The text of these values is the server's text again.
+    """
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
     made = RandomTypes(random.Random(seed))
@@ -209,7 +211,7 @@ async def test_random_types(database: Database) -> None:
 
 
 def outcome(convert: Any, value: bytes | None, *more: Any) -> list[Any] | str:
-    """The value, or why it is refused."""
+    """Return the values, or the reason why they are refused."""
     try:
         return list(convert(pa.array([value], pa.binary()), *more).to_pylist())
     except InvalidText as error:
@@ -218,7 +220,7 @@ def outcome(convert: Any, value: bytes | None, *more: Any) -> list[Any] | str:
 
 @pytest.mark.parametrize("binary", ["false", "true"])
 def test_streamed_transactions(replica: Replica, binary: str) -> None:
-    """Decoded in parts while it is in progress, and divided by keys; values that are not sent again."""
+    """Transactions are decoded in parts while in progress, and divided by keys; some values are not sent again."""
     replica.execute(
         "CREATE TYPE pair AS (a int, b text)",
         "CREATE TABLE t (id int PRIMARY KEY, big int[], p pair, j jsonb)",
@@ -236,7 +238,7 @@ def test_streamed_transactions(replica: Replica, binary: str) -> None:
 
 
 def assert_same_documents(replica: Replica, wanted: Documents, found: Documents) -> None:
-    """The server says whether two are equal."""
+    """Assert that the documents are equal; the server says whether two are."""
     for (key, text), (_, other) in zip(wanted, found, strict=True):
         if text is None or other is None:
             assert text is other, key
@@ -245,7 +247,7 @@ def assert_same_documents(replica: Replica, wanted: Documents, found: Documents)
 
 
 def test_choices_that_are_refused(replica: Replica) -> None:
-    """Before anything is made; a key's column by its own choice, while its type's leaves it text."""
+    """Refused before anything is made.  A key's column is refused by name; its type's choice leaves it text."""
     replica.execute(
         SETUP,
         'CREATE TYPE cased AS (a int, "A" int); CREATE TYPE nothing AS ()',
@@ -276,7 +278,7 @@ def test_choices_that_are_refused(replica: Replica) -> None:
 
 @pytest.mark.parametrize("binary", ["false", "true"])
 def test_values_that_are_refused(replica: Replica, binary: str) -> None:
-    """The table, the column and the LSN are named; nothing of the transaction is there."""
+    """The error names the table, the column and the LSN; nothing of the transaction is there."""
     replica.execute(
         "CREATE TYPE pair AS (a int, b numeric(6,2)[])",
         "CREATE TABLE t (id int PRIMARY KEY, a int[], p pair, j jsonb)",
@@ -329,13 +331,13 @@ def test_schema_changes(replica: Replica) -> None:
     replica.assert_equal("t")
     replica.execute("ALTER TABLE t ALTER big TYPE bigint[]", "UPDATE t SET big = '{9000000000}' WHERE id = 1")
     replica.assert_equal("t")
-    # The first value with another attribute is refused; the worker's next start sees why, and the table is copied again.
+    # The first value with one more attribute is refused; the worker's next start sees why and copies the table again.
     replica.execute("INSERT INTO t (id, p) VALUES (39, (1, 'a'))")
     replica.assert_equal("t")
     replica.execute("ALTER TYPE pair ADD ATTRIBUTE c int[]", "INSERT INTO t (id, p) VALUES (40, (1, 'a', '{2}'))")
     replica.assert_equal("t")
     assert "c" in {field.name for field in arrow_schema(replica).field("p").type}
-    # As many attributes as before: seen when the table is next altered.
+    # The number of attributes stays the same, so the rename is seen only when the table is next altered.
     replica.execute(
         "ALTER TYPE pair RENAME ATTRIBUTE b TO d",
         "ALTER TABLE t ADD more jsonb",

@@ -1,5 +1,7 @@
-"""ALTER TABLE inside large streamed transactions and prepared ones, on an old server and a new one, text and binary: each case has
-a table of its own in one subscription, and after each stage its Delta table is the publisher's."""
+"""ALTER TABLE inside large streamed transactions and prepared ones, on an old and a new server, text and binary.
+
+Each case has a table of its own in one subscription; after each stage its Delta table is the publisher's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import Replica, RunningNode, wait_until
 
-# What is altered is altered after checkpoints too.
+# Tables are altered after checkpoints, too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
 
 TABLE = """
@@ -31,7 +33,7 @@ INSERT INTO a SELECT g, 'row ' || g, g / 7.0 FROM generate_series(1, 200) g, gen
 
 
 def rows(first: int) -> str:
-    """Enough to be streamed."""
+    """Return an INSERT of enough rows for the transaction to be streamed."""
     return f"INSERT INTO a (id, t) SELECT g, repeat('p', 20) FROM generate_series({first}, {first} + 999) g;"
 
 
@@ -56,7 +58,7 @@ COMMIT, ROLLBACK = ("COMMIT PREPARED 'a'",), ("ROLLBACK PREPARED 'a'",)
 CHANGES = (
     "UPDATE a SET n = 1 WHERE id < 9; {} UPDATE a SET n = 7 WHERE id < 20; INSERT INTO a (id, n) VALUES (1000, 9);"
 )
-#: What a transaction does to the definition; rows are changed before and after it.
+#: The ALTERs of a transaction; rows are changed before and after each.
 ALTERS = (
     ADDED,
     "ALTER TABLE a RENAME t TO u;",
@@ -196,7 +198,7 @@ KEYS = (
         ),
         FULL,
     ),
-    # Rows repeat what was the key.
+    # Rows repeat the old key.
     Case(
         (
             (
@@ -280,7 +282,7 @@ PARTITIONS = (
         ),
         PARTITIONED,
     ),
-    # An empty partition that leaves its table, and comes back for other rows.
+    # An empty partition leaves its table and comes back for other rows.
     Case(
         (
             (
@@ -293,7 +295,7 @@ PARTITIONS = (
     ),
     Case((("ALTER TABLE a ALTER n TYPE bigint", "UPDATE a SET n = 6 WHERE id = 150"),), PARTITIONED, copies=2),
 )
-#: Types that change under their columns: pgoutput tells nothing of it.
+#: Types that change under their columns; pgoutput does not tell.
 USER_TYPES = (
     Case(
         (
@@ -338,7 +340,7 @@ USER_TYPES = (
         ),
         "CREATE DOMAIN a_d AS int CHECK (VALUE > 0); CREATE TABLE a (id int PRIMARY KEY, d a_d); INSERT INTO a VALUES (1, 1);",
     ),
-    # To and fro: the message that comes last is one that was known.
+    # Back and forth: the last message is one that was known.
     Case(
         (
             ("UPDATE a SET n = 1 WHERE id < 4; ALTER TABLE a RENAME t TO u", "UPDATE a SET u = 'x' WHERE id < 3"),
@@ -375,7 +377,7 @@ def of(name: str, statement: str) -> str:
 
 
 def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **options: object) -> None:
-    """`behind`: the subscription is disabled while a stage runs, so that few batches have it all."""
+    """Run the cases.  `behind`: the subscription is disabled while a stage runs, so that few batches hold it all."""
     names = [f"a{number}" for number in range(len(cases))]
     for name, case in zip(names, cases, strict=True):
         replica.execute(of(name, case.table))
@@ -392,7 +394,7 @@ def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **op
             replica.execute(*(of(name, one) for some in case.stages[stage : stage + 1] for one in some))
         if behind:
             replica.alter("ENABLE")
-        # One that is prepared has its table locked.
+        # A table with a prepared transaction is locked, and cannot be compared.
         free = [
             name
             for name, case in zip(names, cases, strict=True)
@@ -432,5 +434,5 @@ def test_everywhere(
     altering: Replica, streaming: str, binary: str, cases: tuple[Case, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 50_000)
-    # No copy is made anew while a transaction is prepared: its slot would wait for that, as PostgreSQL's would.
+    # No table is copied again while a transaction is prepared: its slot would wait for that, as PostgreSQL's would.
     run(altering, cases, streaming=streaming, binary=binary, two_phase="true" if cases is PREPARED else "false")

@@ -1,4 +1,4 @@
-"""schema_changes = refuse beside a stock subscriber whose tables are left as they are: the same rows, and the same errors.
+"""schema_changes = refuse beside a stock subscriber whose tables stay as they are: the same rows and errors.
 
 Every row of the table in docs/schema-changes.md, each with a table of its own.
 """
@@ -16,14 +16,14 @@ from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.readers import assert_read_alike
 from tests.support.replica import Replica, wait_until
 
-# What is altered is altered after checkpoints too.
+# Tables are altered after checkpoints, too.
 pytestmark = pytest.mark.usefixtures("frequent_checkpoints")
 
 TABLE = "CREATE TABLE a (id int PRIMARY KEY, t varchar(20), n numeric(10,2) DEFAULT 0);"
 ROWS = "INSERT INTO a SELECT g, 'row ' || g, g / 7.0 FROM generate_series(1, 50) g;"
 AFTER = "UPDATE a SET n = 3 WHERE id < 9", "UPDATE a SET id = -id WHERE id = 12; DELETE FROM a WHERE id = 13"
 
-#: What goes on, as rows that both subscribers have.
+#: Changes after which both subscribers go on, with the same rows.
 SAME = (
     (
         "ALTER TABLE a ADD COLUMN g int GENERATED ALWAYS AS (id + 1) STORED",
@@ -58,7 +58,7 @@ SAME = (
 )
 MISSING = 'logical replication target relation "public.a" is missing replicated column: "{}"'
 NO_TABLE = 'logical replication target relation "{}" does not exist'
-#: What stops, with PostgreSQL's error where Delta's types have none of their own.
+#: Changes that stop the table, with PostgreSQL's error where Delta's types have none of their own.
 STOPS = (
     (MISSING.format("c"), "ALTER TABLE a ADD COLUMN c int", "INSERT INTO a VALUES (100, 'x', 1)"),
     (MISSING.format("c"), "ALTER TABLE a ADD COLUMN c int DEFAULT 5", "UPDATE a SET n = 9 WHERE id = 1"),
@@ -84,7 +84,7 @@ def of(name: str, statement: str) -> str:
 
 @pytest.fixture
 def beside(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[str]:
-    """A database of the stock subscriber's; its subscriptions go with the publisher's slots."""
+    """A database of the stock subscriber's; its subscriptions and their slots are dropped afterwards."""
     name = replica.database.name
     stock_server.create_database(name)
     yield name
@@ -107,7 +107,7 @@ def test_each_change_is_what_it_is_to_postgresql(replica: Replica, stock_server:
         replica.execute(f"CREATE PUBLICATION p_{name} FOR TABLE {name}")
     publications = ["p", *(f"p_{name}" for name in stops)]
     for publication in publications:
-        # An error ends all of a stock subscription: each table that stops has one of its own.
+        # An error stops a whole stock subscription, so each table that stops has a subscription of its own.
         stock_server.execute(
             f"CREATE SUBSCRIPTION {beside}_{publication} CONNECTION {quote_literal(replica.conninfo)} "
             f"PUBLICATION {publication} WITH (slot_name = stock_{beside}_{publication}, disable_on_error, copy_data = false)",

@@ -1,4 +1,4 @@
-"""make demo, as a stranger runs it: a process of its own, judged by what it prints, its exit code, and what it leaves."""
+"""make demo as a stranger runs it: a process of its own, judged by its output, exit code, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 900.0
 
 
 class Demo:
-    """A running demo in a process group of its own, its output read as it comes."""
+    """A running demo in a process group of its own; its output is read as it comes."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.home = home
@@ -46,7 +46,7 @@ class Demo:
         return "\n".join(self.lines)
 
     def await_text(self, text: str) -> None:
-        """Until a line with `text` was printed; fails when the demo ends without it."""
+        """Wait until a line with `text` was printed; fail if the demo ends without it."""
         with self._spoken:
             found = self._spoken.wait_for(
                 lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), SECONDS
@@ -76,8 +76,8 @@ class Demo:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """The node's directory, beside it what is temporary; whatever happened, nothing runs on them afterwards."""
-    # Below /tmp itself: the servers' account must reach it, and a socket's path is short.
+    """The node's directory, with the demo's temporary files beside it; afterwards no process may run on them."""
+    # Directly below /tmp: the servers' account must reach it, and a socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="demo-", dir="/tmp") as scratch:
         Path(scratch).chmod(0o755)
         yield Path(scratch) / "node"
@@ -86,7 +86,7 @@ def home() -> Iterator[Path]:
 
 
 def processes(home: Path) -> list[str]:
-    """The command lines that name the directory: servers, daemon, JVM, Spark's workers, watchers, commands."""
+    """Return the command lines that name the directory: servers, daemon, JVM, Spark's workers, watchers, commands."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -102,7 +102,7 @@ def processes(home: Path) -> list[str]:
 
 
 def servers_of(demo: Demo) -> list[str]:
-    """The embedded servers that the demo named and that still take connections."""
+    """Return the ports of the embedded servers that the demo named and that still take connections."""
     ports = set(re.findall(r"port=(\d+)", demo.output))
     listening = Path("/proc/net/tcp").read_text()
     return [port for port in ports if re.search(rf":{int(port):04X} 00000000:0000 0A", listening)]
@@ -132,7 +132,7 @@ def test_the_demo_copies_follows_and_compares(home: Path) -> None:
     ):
         assert re.search(figure, demo.output), figure
     assert servers_of(demo) == []
-    # What it prints to be pasted works where it was printed.
+    # The commands that the demo prints to be pasted work.
     pasted = re.findall(r"^\S+ - <<'END'\n.*?\nEND$", demo.output, re.MULTILINE | re.DOTALL)
     assert len(pasted) == 3
     pasted.append(re.findall(r"^\S+ .*--home \S+ sql .*$", demo.output, re.MULTILINE)[-1])
@@ -157,7 +157,7 @@ def test_a_falsified_value_is_found(home: Path) -> None:
 
 @pytest.fixture
 def own(database: Database) -> Database:
-    """A database with tables that can be followed, and with some that can not."""
+    """A database with tables that can be followed, and with some that cannot."""
     database.execute(
         """
         CREATE TABLE accounts (id int PRIMARY KEY, name text, amount numeric(12,2));
@@ -175,7 +175,7 @@ def own(database: Database) -> Database:
 
 @pytest.fixture
 def writers(own: Database, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Somebody who goes on writing, to the table without a key as well."""
+    """A client that goes on writing, also to the table without a key."""
     script = tmp_path / "writers.sql"
     script.write_text(
         "\\set id random(1, 5000)\n"
@@ -199,7 +199,7 @@ def writers(own: Database, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def assert_untouched(own: Database) -> None:
-    """Nothing of a demo's is left in the database."""
+    """Assert that the demo left nothing in the database."""
     assert own.query("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
     assert own.query("SELECT pubname FROM pg_publication") == []
     left = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%pubsub%'"
