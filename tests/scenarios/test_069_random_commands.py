@@ -2,8 +2,7 @@
 
 The publisher's catalog answers slowly now and then, so that commands come while a worker waits for it.
 
-Each run prints its seed.  PUBSUB_SEEDS, or PUBSUB_SEED in the soak, repeats its statements, though not to the
-millisecond when they meet the workers.
+Each run prints its seed.  PUBSUB_SEED repeats the statements, though not the moments when they meet the workers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import structlog
 from apply.schema_changes.follow import Looked, Publisher
 from tests.support.replica import Replica
 
-SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEEDS", "1 2").split()]
+SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEED", "1 2").split()]
 ROWS = 50
 
 
