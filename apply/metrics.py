@@ -79,8 +79,7 @@ class Figures:
     behind_since: float | None = None
     """While committed transactions wait to become durable: when one last became durable (time.monotonic())."""
     rows: dict[int, tuple[str, int, Lsn]] = field(default_factory=dict)
-    """By relid, for tables committed to: application id, rows the table held after the last commit, that commit's
-    LSN."""
+    """By relid: the application id, the rows that the table held after its last commit, and that commit's LSN."""
     lag: LagHistogram = field(default_factory=LagHistogram)
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
     """The publisher's warnings on the stream by text, each with its time (time.monotonic())."""

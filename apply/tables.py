@@ -230,8 +230,7 @@ class ApplyTables:
 
     @property
     def held(self) -> Lsn:
-        """The LSN past which no table holds anything (0: nothing is held); see `held_by_copies` for tables not yet in
-        s."""
+        """The LSN past which no table holds anything (0: nothing is held), but see `held_by_copies`."""
         return max(
             (Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)) for entry in self._entries.values()),
             default=INVALID_LSN,

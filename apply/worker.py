@@ -75,8 +75,7 @@ class ApplyWorker:
         self._enabling = False
 
     async def run(self) -> None:
-        """Run until drained, or to `stop_lsn`.  Raises PubsubError; StartAgain when only the worker's decisions are
-        stale."""
+        """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale."""
         subscription = self._subscription
         slot_name = subscription.slot_name
         if slot_name is None:
@@ -187,8 +186,7 @@ class ApplyWorker:
                 await publisher_identity.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
-        """Disable the subscription once everything up to `stop_lsn` is durable, until it is enabled with another
-        one."""
+        """Disable the subscription if everything up to `stop_lsn` is durable; ENABLE it with another one to go on."""
         stop = self._subscription.options.stop_lsn
         if stop is not None and flushed >= stop:
             stored = await self._catalog.subscription(self._subscription.oid)
@@ -202,8 +200,7 @@ class ApplyWorker:
             await self._catalog.set_enabled(self._subscription.oid, False)
 
     def _ahead(self) -> int:
-        """Return how many streamed transactions to stage while they arrive; 0 with two-phase, which keeps them
-        whole."""
+        """Return how many streamed transactions to stage as they arrive: none with two-phase commit."""
         options = self._subscription.options
         if options.streaming != "parallel" or options.two_phase_state != "d" or self._enabling:
             return 0
