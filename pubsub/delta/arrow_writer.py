@@ -63,8 +63,7 @@ class DirectStaged:
 
 @dataclass(slots=True)
 class _Found:
-    """Rows of one file whose keys are in the batch: their positions, each with its key's number, and the file's
-    vector."""
+    """Rows of one file whose keys are in the batch: their positions, and the key's number for each."""
 
     file: DataFile
     positions: Indices
@@ -126,8 +125,8 @@ def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch once; do nothing if the table holds `record.last` already.
 
     Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
-    Overtaken if it holds another version than `record.before`; OthersWereFirst if others changed rows since the batch
-    was staged; OSError.
+    Overtaken if it holds another version than `record.before`; OthersWereFirst if others have changed rows since
+    it was last checked, unless `still_holds`; OSError.
     """
     log = staged.log
     with log.writing:
@@ -165,8 +164,7 @@ def log_of(path: str) -> TableLog | None:
 def commit_copy(
     log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit, definition: Sequence[Action] = ()
 ) -> None:
-    """Commit the files of an initial copy in place of all the table's files; `definition`: actions that set its
-    columns.
+    """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
 
     Raises NotInPrerequisiteState and OSError as `commit` does, and Overtaken if the table already holds a commit of
     this copy.
