@@ -98,8 +98,7 @@ class Engine:
         return await self._finish(in_thread, lambda: self._spark.cancel(group))
 
     async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work(…)` in one of the same threads, without Spark.  Even if cancelled, return only when it has
-        ended."""
+        """Run `work(…)` in such a thread without Spark.  Returns only when it has ended, even if cancelled."""
         return await self.run_until_told(lambda: None, work, *args, **kwargs)
 
     async def run_until_told(

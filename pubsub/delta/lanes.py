@@ -32,8 +32,7 @@ class Places:
 
     @asynccontextmanager
     async def held(self, lane: Lane) -> AsyncIterator[None]:
-        """Hold a place while the body runs: the lane's own if it is free, else a shared one.  First come, first
-        served."""
+        """Hold a place while the body runs: the lane's own, or a shared one in order of arrival."""
         if not self._take(lane):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((lane, turn))

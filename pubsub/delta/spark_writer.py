@@ -1,9 +1,9 @@
 """Commit one table's batch as one Delta commit by Spark, where arrow_writer cannot.
 
-A folded batch is first staged as immutable Parquet, where everything that can fail fails.  Then the cheapest sufficient
-statement commits it: an append for inserts alone, one overwrite with replaceOn where keys change or are deleted, an
-overwrite of the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so Delta itself refuses to
-apply it twice, and in its userMetadata the end LSNs of its first and last transaction.
+A folded batch is first staged as immutable Parquet, so that bad values fail before the commit.  Then the cheapest
+sufficient statement commits it: an append for inserts alone, one overwrite with replaceOn where keys change or are
+deleted, an overwrite of the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so Delta
+itself refuses to apply it twice, and in its userMetadata the end LSNs of its first and last transaction.
 
 Everything here blocks: call it in a thread.
 """
@@ -262,8 +262,7 @@ def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
 
 
 def _hadoop_path(path: Path) -> str:
-    """Return a file's path for Spark, which does not URL-decode it but reads it as a pattern: escape pattern
-    characters."""
+    """Return a file's path for Spark, with pattern characters escaped: Spark reads a pattern, but no URL-encoding."""
     return "file://" + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
@@ -289,8 +288,7 @@ def _key_schema(table: TargetTable) -> pa.Schema:
 
 
 def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
-    """Return (column, least, greatest) of the key's first column as literals, to skip files; None if it is no
-    integer."""
+    """Return (column, least, greatest) of the key's first column if it is an integer, as literals, to skip files."""
     if keys is None or keys.num_rows == 0 or not pa.types.is_integer(keys.schema.field(0).type):
         return None
     import pyarrow.compute as pc

@@ -27,8 +27,7 @@ STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """One replicated table.  `schema`: in column order, NOT NULL as non-nullable; `key`: the columns that identify a
-    row."""
+    """A replicated table.  `schema`: in column order, NOT NULL as non-nullable; `key`: columns that identify a row."""
 
     path: str
     schema: pa.Schema
@@ -87,8 +86,7 @@ def moved_on(held: int | None, record: Commit) -> str:
 
 
 def is_of_later_copy(other: str, app_id: str) -> bool:
-    """Tell whether the application id `other`, a copy's or a chunk's, belongs to a later copy of the table than
-    `app_id`."""
+    """Tell whether the application id `other`, a copy's or a chunk's, is of a later copy of `app_id`'s table."""
     table, _, generation = app_id.rpartition("/")
     if not generation.isdecimal() or not other.startswith(f"{table}/"):
         return False
