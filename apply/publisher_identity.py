@@ -127,7 +127,7 @@ async def check_position(
 
 
 def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
-    """Require the slot past everything held: pg_upgrade makes slots past the old WAL, all of which must be received."""
+    """Require a slot at or past `held`: pg_upgrade makes one past the old WAL, and only if all of that was received."""
     assert slot.confirmed_flush_lsn is not None
     if slot.confirmed_flush_lsn < standing.held:
         raise NotInPrerequisiteState(

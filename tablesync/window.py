@@ -1,41 +1,37 @@
 """A table that was copied under several snapshots, until the stream has made it whole.
 
-A copy that was cut short goes on: its finished chunks stay, the others are read under a newer snapshot.  The sync slot
-has outlived the crash, and the stream starts where the slot's snapshot was taken, at S; every change after it is in the
-stream.  W is an LSN past every snapshot that was copied under.  From S to W changes are applied as upserts and tolerant
-deletes: whatever stands under a key that a change touches goes, then the change's row comes.  At W the table holds the
-publisher's rows:
+A copy that was cut short goes on: its finished chunks stay, the others are read under a newer snapshot.  The sync slot has
+outlived the crash, and the stream starts where the slot's snapshot was taken, at S; every change after it is in the stream.  W is
+an LSN past every snapshot that was copied under.  From S to W changes are applied as upserts and tolerant deletes: whatever
+stands under a key that a change touches goes, then the change's row comes.  At W the table holds the publisher's rows:
 
-    A key that no change in (S, W] touches.  Either no row stands under it from S to W, and no snapshot showed one; or
-    one does, and no snapshot missed it.  Its tuple has not moved, since only an UPDATE moves a tuple to another ctid,
-    or a rewrite of the table, which is noticed by the table's file and makes the copy start over.  Chunks divide the
-    ctids, so just one chunk has it.
+    A key that no change in (S, W] touches.  Either no row stands under it from S to W, and no snapshot showed one; or one
+    does, and no snapshot missed it.  Its tuple has not moved, since only an UPDATE moves a tuple to another ctid, or a rewrite of the
+    table, which is noticed by the table's file and makes the copy start over.  Chunks divide the ctids, so just one chunk has it.
 
-    A key that is touched.  What the chunks have under it may be anything: a row twice, from a chunk read early and
-    again from one read late into whose blocks an UPDATE had moved it; no row, where it moved the other way; a row of
-    the past, or of a future that the stream comes to later.  The last change to touch the key in (S, W] removes all of
-    it, and leaves the row that stands there at W, or none.
+    A key that is touched.  What the chunks have under it may be anything: a row twice, from a chunk read early and again from
+    one read late into whose blocks an UPDATE had moved it; no row, where it moved the other way; a row of the past, or of a future
+    that the stream comes to later.  The last change to touch the key in (S, W] removes all of it, and leaves the row that stands
+    there at W, or none.
 
-Every change of the table must be in the stream, and only then is a copy resumed: all its publications publish inserts,
-updates and deletes, whatever their origin.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
+Every change of the table must be in the stream, and only then is a copy resumed: all its publications publish inserts, updates and
+deletes, whatever their origin.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
 
-What an UPDATE leaves out, an unchanged TOAST value, is the one thing that the table's rows are read for.  Let an UPDATE
-at p leave the value v of its row r, and r stand under k.  If r stays under k up to W, each row that a chunk has under k
-and that outlives the changes up to p is r's; and v either stays as it is up to W, so that each snapshot showed it, or
-is set by a later change.  If r leaves k before W, what stands under k may be another's value: it does no harm there,
-since the change that takes r away removes it, but it must not go with r.  So the value is read from the publisher, by
-r's new key, under one more snapshot,
+What an UPDATE leaves out, an unchanged TOAST value, is the one thing that the table's rows are read for.  Let an UPDATE at p leave the
+value v of its row r, and r stand under k.  If r stays under k up to W, each row that a chunk has under k and that outlives the changes
+up to p is r's; and v either stays as it is up to W, so that each snapshot showed it, or is set by a later change.  If r leaves k
+before W, what stands under k may be another's value: it does no harm there, since the change that takes r away removes it, but it
+must not go with r.  So the value is read from the publisher, by r's new key, under one more snapshot,
 
     when r has moved in the batch, and what stands under its old key is in doubt;
     when there is no row under k at all.
 
-W is moved past that snapshot.  What was just read is in doubt up to there: r may have left the key before the snapshot
-saw it.  The copied rows are in doubt up to the W of the copy, and what is known since is not.  So each time fewer keys
-are left, those of rows that move again and again; past `_MOST` rounds the copy starts over, under a single snapshot and
-without a window.
+W is moved past that snapshot.  What was just read is in doubt up to there: r may have left the key before the snapshot saw it.
+The copied rows are in doubt up to the W of the copy, and what is known since is not.  So each time fewer keys are left, those of rows
+that move again and again; past `_MOST` rounds the copy starts over, under a single snapshot and without a window.
 
-After a crash in the window all is in doubt again up to the W that was stored, which is stored before any row read under
-its snapshot is committed.
+After a crash in the window all is in doubt again up to the W that was stored, which is stored before any row read under its
+snapshot is committed.
 """
 
 from __future__ import annotations
@@ -74,8 +70,7 @@ log = structlog.get_logger()
 
 
 class Window:
-    """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' types as SQL names
-    them.
+    """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' SQL type names.
 
     Without a `source` no row can be read again, because the publisher's table has changed since it was copied.
     """

@@ -420,8 +420,7 @@ class SyncWorker:
         self.to_blame = False
 
     async def _prepare_target(self, target: TargetTable) -> None:
-        """Create the Delta table if allowed, or check that its rows may be replaced: none, or an earlier copy of
-        ours."""
+        """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own."""
         subscription = self._subscription
         identity = {
             "pubsub.node": self._node_id,

@@ -143,7 +143,7 @@ class Follower:
     async def follow(
         self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None, version: Version
     ) -> list[CopyAgain]:
-        """Alter the tables as the batch's rows need it; return those that must be copied again.
+        """Alter the tables as the batch's rows require; return those that must be copied again.
 
         `tables`: each with the LSN up to which it holds everything.  `quiet` returns once everything before the batch
         is committed.  With `quiet` None the batch may still be rolled back, so nothing is altered and the publisher is
@@ -394,7 +394,7 @@ def _same_key(
 ) -> bool:
     """Tell whether the table's key after the change identifies the rows of all these messages.
 
-    Rows that were only inserted always are: a key created after them holds each of them once.
+    It identifies rows that were only inserted, since a key created after them is unique among them.
     """
     assert table.attributes is not None
     alteration = None if change is None else change.alteration

@@ -28,7 +28,7 @@ from pubsub.delta.table import TargetTable
 # A data file is closed at this many rows or bytes: large enough not to be merged with others later.
 _FILE_ROWS: Final = 1 << 19
 _FILE_BYTES: Final = 64 << 20
-# How many files may still be being written while the next part is worked out.
+# The most files that the writer threads hold while the next part is worked out.
 _WRITING: Final = 1
 
 
