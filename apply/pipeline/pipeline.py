@@ -329,7 +329,7 @@ class Pipeline:
             return True
         return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
 
-    # prepare
+    # stage
 
     async def _prepare_batches(self) -> None:
         while True:
@@ -560,8 +560,7 @@ class Pipeline:
         await self._after_storing()
 
     async def _store_for(self, seconds: float | None) -> None:
-        """Store the origin; return at most `seconds` after that began (None: when it has ended).  Raises the store's
-        errors.
+        """Store the origin; return at most `seconds` after that began (None: when it has ended).  Raises its errors.
 
         Storing runs as its own task: while the catalog does not answer, replies go on with the origin stored before.
         """
