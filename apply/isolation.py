@@ -1,8 +1,8 @@
 """on_table_error = isolate: stop a failing table alone, and go on with the rest of its batch.
 
-A batch is staged whole before its first commit, so a table that cannot be staged is found while nothing is in Delta.
-It still gets the transactions before the failing one, in the same batch, and then nothing more: it holds what the
-publisher held at one moment.  Staging starts over after each failure, since failures are rare.
+A batch is staged whole before its first commit, so a table that cannot be staged is found while nothing is in Delta.  It still
+gets the transactions before the failing one, in the same batch, and then nothing more: it holds what the publisher held at one
+moment.  Staging starts over after each failure, since failures are rare.
 
     stage ── fails for table t at transaction x ──► stage again, t up to before x ──► commit ──► t is stored as stopped ──► origin
 

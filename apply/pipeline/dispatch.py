@@ -1,7 +1,7 @@
 """Assemble copy-both frames into batches: worker.c's apply_dispatch, without I/O.
 
-For most frames Python looks at the type byte alone; rows stay bytes.  Begin and Commit, which come once per
-transaction, are unpacked with a struct here; rarer messages go through the codec.
+For most frames Python looks at the type byte alone; rows stay bytes.  Begin and Commit, which come once per transaction, are
+unpacked with a struct here; rarer messages go through the codec.
 
     B … C          rows collect in the OpenTransaction; past a bound they move to the reorder buffer
     S … E, c, A    a block's frames, tagged with their (sub)transactions, stay in the reorder buffer until c or A
@@ -56,23 +56,21 @@ class PassedSkip:
 class Dispatcher:
     """Assembles the frames of one stream; `batch` is the open batch, which the owner takes with `take`.
 
-    `position`: the LSN up to which everything has been received, which is the end of the last transaction or a
-    keepalive's WAL end.  `decided`: the end of the last transaction.  A streamed transaction in progress holds neither
-    back: it ends past both, so after a reconnection the publisher sends it again whole.
+    `position`: the LSN up to which everything has been received, which is the end of the last transaction or a keepalive's WAL
+    end.  `decided`: the end of the last transaction.  A streamed transaction in progress holds neither back: it ends past both,
+    so after a reconnection the publisher sends it again whole.
 
-    While `waiting` is not None, no more frames are taken: a transaction was prepared (call `kept`), or its outcome
-    arrived (call `committed` or `rolled_back`).  Until then `position` does not include it.
+    While `waiting` is not None, no more frames are taken: a transaction was prepared (call `kept`), or its outcome arrived (call
+    `committed` or `rolled_back`).  Until then `position` does not include it.
 
-    `ahead` gets large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction
-    that changes a relation's replica identity begins a batch.  `closing`: take the open batch before feeding more
-    frames.
+    `ahead` gets large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction that
+    changes a relation's replica identity begins a batch.  `closing`: take the open batch before feeding more frames.
 
-    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks, and the bytes of the
-    blocks.
+    `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks, and the bytes of the blocks.
 
-    `buffer` holds large and streamed transactions; after each `feed` the owner spills it if it is exceeded.  Without a
-    buffer, transactions stay in memory and streams are refused.  `parallel`: streaming 'parallel' was requested.
-    `skip`: the finish LSN of a transaction to leave out; `passed_skip` is set by the first transaction that is fed.
+    `buffer` holds large and streamed transactions; after each `feed` the owner spills it if it is exceeded.  Without a buffer,
+    transactions stay in memory and streams are refused.  `parallel`: streaming 'parallel' was requested.  `skip`: the finish LSN
+    of a transaction to leave out; `passed_skip` is set by the first transaction that is fed.
 
     Raises ProtocolViolation for messages that such a stream cannot have.
     """
@@ -89,8 +87,7 @@ class Dispatcher:
         self.passed_skip: PassedSkip | None = None
         self.closing = False
         self._ahead = ahead
-        # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before
-        # that part.
+        # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before that part.
         self._since_part: dict[int, int] = {}
         self._told_before: dict[int, int] = {}
         self._skip = skip
@@ -131,9 +128,9 @@ class Dispatcher:
     ) -> int:
         """Take `frames` in order, and return how many were taken.
 
-        Fewer than all are taken when a commit reaches `stop_at` or `pause_at`, when `waiting` is set, or when the open
-        batch must be taken first.  Transactions that end after `stop_at` join no batch; a batch ends at `pause_at`.
-        `now` is monotonic, in seconds.
+        Fewer than all are taken when a commit reaches `stop_at` or `pause_at`, when `waiting` is set, or when the open batch must
+        be taken first.  Transactions that end after `stop_at` join no batch; a batch ends at `pause_at`.  `now` is monotonic, in
+        seconds.
         """
         rows = self._collector()
         taken = 0
@@ -175,8 +172,7 @@ class Dispatcher:
         return self._block.append if self._stream is not None else None
 
     def _move(self) -> None:
-        """Move to the reorder buffer the frames of the stream block, or of an open transaction that is no longer
-        small."""
+        """Move to the reorder buffer the frames of the stream block, or of an open transaction that is no longer small."""
         if self._open is not None:
             self._open.count_bytes()
             if self._buffer is not None and (self._open.moved or self._open.nbytes > _SMALL):
@@ -316,8 +312,8 @@ class Dispatcher:
         return self._streamed.pop(xid, [])
 
     def _must_close_before(self, kind: int, frame: bytes) -> bool:
-        """Tell whether this committing transaction cannot share a batch with those before it: it is staged ahead, and
-        so a batch of its own, or it changes a replica identity."""
+        """Tell whether this committing transaction cannot share a batch with those before it: it is staged ahead, and so a batch of
+        its own, or it changes a replica identity."""
         if not self.batch.transactions:
             return False
         if kind == _COMMIT:
@@ -331,8 +327,7 @@ class Dispatcher:
         return self.closing
 
     def must_close_before(self, kept: Kept) -> bool:
-        """Tell the same of a prepared transaction that has committed.  The messages of a streamed one are not known
-        yet."""
+        """Tell the same of a prepared transaction that has committed.  The messages of a streamed one are not known yet."""
         if self.batch.transactions:
             self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing
@@ -398,8 +393,7 @@ class Dispatcher:
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
-        # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an
-        # altered one.
+        # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an altered one.
         for _, relation in opened.relations:
             before = self._settled.setdefault(relation.oid, relation)
             self._known[relation.oid] = before
@@ -431,8 +425,7 @@ class Dispatcher:
         self.waiting = message
 
     def kept(self) -> None:
-        """Note that the prepared transaction is durable on disk, and so received; release what the buffer holds of
-        it."""
+        """Note that the prepared transaction is durable on disk, and so received; release what the buffer holds of it."""
         preparation, self.waiting = self.waiting, None
         assert isinstance(preparation, Preparation)
         self._streams().rollback_prepared(preparation.gid)
@@ -530,8 +523,7 @@ class Dispatcher:
 
 
 def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
-    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with
-    `before`."""
+    """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `before`."""
     known = dict(before)
     for relation in told:
         other = known.get(relation.oid)
