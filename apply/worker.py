@@ -186,7 +186,7 @@ class ApplyWorker:
                 await publisher_identity.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
-        """Disable the subscription if everything up to `stop_lsn` is durable; ENABLE it with another one to go on."""
+        """If everything up to `stop_lsn` is durable, disable the subscription until it is enabled with another one."""
         stop = self._subscription.options.stop_lsn
         if stop is not None and flushed >= stop:
             stored = await self._catalog.subscription(self._subscription.oid)
