@@ -23,7 +23,7 @@ from pubsub.delta.choose_writer import Stage
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 
-# Connections, resources, an administrator, the system, other writers, and what nobody knows: another attempt may go well.
+# Connections, resources, an administrator, the system, other writers, internal errors: another attempt may succeed.
 _PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
 # A publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
 _NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")

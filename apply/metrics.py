@@ -1,4 +1,4 @@
-"""What a running worker counts about itself; the launcher writes it to the catalog once a second."""
+"""A running worker's statistics; the launcher writes them to the catalog once a second."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from apply.batch import Transaction, lag_seconds
 from catalog.records import Warned
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
-# Lags from 1 ms to about 3 hours, 5 % apart: percentiles without keeping every transaction.
+# Bins from 1 ms to about 3 hours, 5 % apart, so that percentiles need not keep every transaction's lag.
 _EDGES: Final = 0.001 * 1.05 ** np.arange(332)
 
 _WARNING_HOLDS: Final = 60.0  # seconds
 _MOST_WARNINGS: Final = 20
-#: What takes no longer is no wait, in seconds.
+#: A wait is not reported before this, in seconds.
 _PATIENCE: Final = 2.0
 
 
 class LagHistogram:
-    """Seconds from the publisher's commit to durable in Delta, over transactions."""
+    """A histogram, over transactions, of the seconds from the publisher's commit until durable in Delta."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(len(_EDGES) + 1, np.int64)
@@ -40,7 +40,7 @@ class LagHistogram:
         self.latest = float(lags[-1])
 
     def percentile(self, percent: float) -> float | None:
-        """The lag that `percent` of the transactions did not exceed, in seconds; None before the first."""
+        """Return the lag in seconds that `percent` of the transactions did not exceed; None before the first."""
         total = int(self._counts.sum())
         if total == 0:
             return None
@@ -50,7 +50,7 @@ class LagHistogram:
 
 @dataclass(slots=True)
 class Figures:
-    """One worker's figures; LSNs are 0 and times None until known."""
+    """One worker's statistics; LSNs are 0 and times None until known."""
 
     received_lsn: Lsn = INVALID_LSN
     publisher_lsn: Lsn = INVALID_LSN
@@ -70,25 +70,28 @@ class Figures:
     spill_txns: int = 0
     spill_count: int = 0
     spill_bytes: int = 0
-    """As in pg_stat_replication_slots, of what moved to disk here."""
+    """As in pg_stat_replication_slots, but for transactions spilled to disk here."""
     stream_txns: int = 0
     stream_count: int = 0
     stream_bytes: int = 0
-    """Transactions received while in progress, the blocks and bytes that they came in."""
+    """Transactions received while in progress, and the blocks and bytes they came in."""
     caught_up: bool = False
     behind_since: float | None = None
-    """While committed transactions are not durable: since when none has become so (time.monotonic())."""
+    """While committed transactions wait to become durable: when one last became durable (time.monotonic())."""
     rows: dict[int, tuple[str, int, Lsn]] = field(default_factory=dict)
-    """Of tables that were committed to: the application id, the rows that the table then held, and the commit's LSN."""
+    """By relid: the application id, the rows that the table held after its last commit, and that commit's LSN."""
     lag: LagHistogram = field(default_factory=LagHistogram)
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
-    """What the publisher warned of on the stream, by its text, and when (time.monotonic())."""
+    """The publisher's warnings on the stream by text, each with its time (time.monotonic())."""
 
     waiting: tuple[float, Warned] | None = None
-    """What the worker waits for, and from when on that is worth telling (time.monotonic())."""
+    """The time from which a wait is reported (time.monotonic()), and the report."""
 
     def received(self, now: float, *, caught_up: bool, pending: bool) -> None:
-        """Whether all that was received is durable, and whether committed transactions are `pending`.  `now`: time.monotonic()."""
+        """Note whether everything received is durable, and whether committed transactions are `pending`.
+
+        `now`: time.monotonic().
+        """
         self.caught_up = caught_up
         if not pending:
             self.behind_since = None
@@ -97,7 +100,7 @@ class Figures:
 
     @contextmanager
     def waits_for(self, what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
-        """While the body runs, for longer than `patience` seconds, status says that the worker waits for that."""
+        """Report, once the body has run for `patience` seconds, that the worker waits for `what`."""
         before, self.waiting = self.waiting, (time.monotonic() + patience, Warned(f"waits for {what}"))
         try:
             yield
@@ -105,14 +108,14 @@ class Figures:
             self.waiting = before
 
     def wait(self, now: float) -> Warned | None:
-        """What the worker has waited for, for some time.  `now`: time.monotonic()."""
+        """Return the wait to report, if any.  `now`: time.monotonic()."""
         return self.waiting[1] if self.waiting is not None and self.waiting[0] <= now else None
 
     def warn(self, warning: Warned, now: float) -> None:
-        """The publisher has said so on the stream.  `now`: time.monotonic(); infinity for what holds from now on."""
+        """Note a warning of the publisher.  `now`: time.monotonic(), or infinity for a warning that never expires."""
         if warning.message in self.warned or len(self.warned) < _MOST_WARNINGS:
             self.warned[warning.message] = (now, warning)
 
     def warnings(self, now: float) -> list[Warned]:
-        """Those that still hold: a walsender that waits says so again."""
+        """Return the warnings of the last minute; a walsender that still waits repeats its warning."""
         return [warning for at, warning in self.warned.values() if now - at < _WARNING_HOLDS]

@@ -1,14 +1,14 @@
-"""A standby that publishes, and is promoted while it streams.
+"""Notice when a publishing standby is promoted while it streams.
 
-Its stream goes on, in the WAL of the new timeline.  Where that timeline began is behind what is received from then on, and a worker
-that starts later could not tell this from a standby that took over without everything that was received
-(publisher.check_position).  So the new timeline is stored before anything of it is committed:
+The stream continues in the WAL of the new timeline, past the point where that timeline began.  A worker that starts
+later could not tell this from a standby that took over without all the received changes
+(publisher_identity.check_position).  So the new timeline is stored before anything of it is committed:
 
     received up to 0/180 ─► asked: still in recovery          ─► committed: it is all of timeline 1
     promoted at 0/190
     received up to 0/1C0 ─► asked: timeline 2, the same server ─► 2 is stored ─► committed
 
-Who was promoted has all that it has sent, so nothing before is lost.
+The promoted server has everything that it has sent, so nothing received before is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery()
 
 
 class Promotion:
-    """Watches the server of one stream.  `begin` before the stream starts, `noticed` before each commit, `close` at the end."""
+    """Watches one stream's server: call `begin` before the stream, `noticed` before each commit, `close` at the end."""
 
     def __init__(self, catalog: Catalog, subscription: Subscription, slot: str, application_name: str) -> None:
         self._catalog = catalog
@@ -48,16 +48,16 @@ class Promotion:
     async def begin(self, stream: Connection) -> None:
         """Find out whether the server that `stream` is connected to is a standby.
 
-        Before its timeline is asked for: one that was promoted in between would be taken for a primary of the old one.
+        Call this before asking for the timeline: a server promoted in between would seem a primary of the old one.
         """
         ((standby,),) = await stream.query("SELECT pg_catalog.pg_is_in_recovery()")
         self._standby = standby == "t"
         self._pid = stream.backend_pid
 
     async def noticed(self) -> None:
-        """Store the timeline that the server was promoted to, if it was.  A primary is not asked anything.
+        """Store the new timeline if the server was promoted.  A primary is not asked.
 
-        Raises ConnectionFailure when the stream is not that server's any more, and what asking raises.
+        Raises ConnectionFailure if the server asked is not the one that streams, and the errors of asking.
         """
         async with self._asking:
             if not self._standby:
@@ -81,6 +81,6 @@ class Promotion:
             log.info("publisher was promoted", subscription=self._subscription.name, timeline=int(timeline, 16))
 
     async def close(self) -> None:
-        """Close the connection that asks."""
+        """Close the connection that asks the server."""
         if self._connection is not None:
             await self._connection.close()

@@ -1,18 +1,19 @@
-"""Whether the publisher at the other end is the one that the subscription follows, and goes on where the subscription stands.
+"""Check that the publisher is the one that the subscription follows, and continues where the subscription stands.
 
-A standby that was promoted, a server that was upgraded, a backup that was restored: each may answer at the same address, or
-at another one that ALTER SUBSCRIPTION … CONNECTION names.  It may go on if nothing of the stream is missing and nothing in
-Delta is unknown to it:
+A promoted standby, an upgraded server or a restored backup may answer at the same address, or at one that ALTER
+SUBSCRIPTION … CONNECTION names.  The subscription may go on if the stream has no gap and the publisher has everything
+that is in Delta:
 
-    the system    is the one that was copied from; another one only after a CONNECTION by command (pg_upgrade makes one)
-    its timeline  is the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY); whatever its
-                  slot says: what was applied past that point was lost in the failover, and other transactions stand there.
-                  A standby that is promoted while it publishes is noticed before anything of its new timeline is
-                  committed (promotion.py), so that nothing of that is past the point
-    its WAL       reaches to everything applied
-    the slot      is there, and begins no later than what is applied
+    system    the one copied from; another one (pg_upgrade makes one) only after ALTER SUBSCRIPTION … CONNECTION
+    timeline  the one followed, or a later one that left it past everything applied (TIMELINE_HISTORY), whatever
+              the slot says: transactions applied past that point were lost in the failover, and others stand in their
+              place.
+              If a standby is promoted while it publishes, its new timeline is stored before anything of it is
+              committed (promotion.py), so its transactions are never taken for lost ones
+    WAL       reaches everything applied
+    slot      exists, and begins no later than the applied position
 
-What the server itself refuses (a slot that is missing, lost or in use) is told in its words, with what to do about it.
+If the server itself refuses (the slot is missing, lost or in use), its message is passed on with a hint.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _UNPUBLISHED_HINT: Final = (
 
 _UNDEFINED_FILE: Final = "58P01"
 
-#: How often a sync worker looks whether the publisher is followed, in seconds.
+#: How often a sync worker checks whether the publisher is followed, in seconds.
 _LOOK_AGAIN: Final = 0.2
 
 
@@ -57,8 +58,8 @@ _LOOK_AGAIN: Final = 0.2
 class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
 
-    `copied`: there are tables that wait for no copy, and miss what the stream lacks.  `prepared`: the end of the last prepared
-    transaction that is kept.  LSNs are exclusive, 0 before the first.
+    `copied`: some tables await no copy, so a gap in the stream would lose changes for them.  `prepared`: the end of the
+    last stored prepared transaction.  LSNs are exclusive, 0 before the first.
     """
 
     origin: Lsn
@@ -68,7 +69,7 @@ class Standing:
 
 
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
-    """Who the publisher is.  Another system than the one copied from is refused, unless a command has led to it.
+    """Return the publisher's identity.  Another system than the one copied from needs ALTER SUBSCRIPTION … CONNECTION.
 
     Raises NotInPrerequisiteState.
     """
@@ -91,16 +92,15 @@ async def check_position(
     slot: SlotInfo | None,
     standing: Standing,
 ) -> Lsn | None:
-    """Whether the publisher's WAL and slot fit.  Returns where its timeline began; None if the server does not know.
+    """Check the publisher's timeline, WAL and slot.  Return where its timeline began; None if the server does not know.
 
-    Raises NotInPrerequisiteState and ProtocolViolation, saying what does not fit.
-
-    A slot that is missing or lost is not refused here: the server does it, when the stream is to start.
+    Raises NotInPrerequisiteState or ProtocolViolation, saying what does not fit.  A missing or lost slot is not refused
+    here; the server refuses it when the stream starts.
     """
     other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
     history = await _history(connection, subscription, identity)
     if not other:
-        # First: a server of another timeline need not come to have what it lacks.
+        # Checked first: waiting for missing WAL, as the next hint says, does not help on another timeline.
         _check_timeline(subscription, identity, history, standing)
     start = history.start_of(identity.timeline) if history is not None else None
     began = None if start is None else Lsn(start)
@@ -127,7 +127,7 @@ async def check_position(
 
 
 def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
-    """pg_upgrade makes the slots anew, past the end of the old system's WAL, and only of what was received in full."""
+    """Require a slot at or past `held`: pg_upgrade makes one past the old WAL, and only if all of that was received."""
     assert slot.confirmed_flush_lsn is not None
     if slot.confirmed_flush_lsn < standing.held:
         raise NotInPrerequisiteState(
@@ -141,7 +141,7 @@ def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
 async def _history(
     connection: Connection, subscription: Subscription, identity: SystemIdentity
 ) -> TimelineHistory | None:
-    """None where the server has no file of it, which a timeline that is followed already may do without."""
+    """Return the timeline's history; None for the timeline already followed if the server lacks its file."""
     try:
         return await replication.timeline_history(connection, identity.timeline)
     except PublisherError as error:
@@ -171,7 +171,7 @@ def _check_timeline(
     )
     followed_since, began = subscription.publisher_timeline_start, history.start_of(known)
     if followed_since is not None and began not in (None, followed_since):
-        # Two standbys that were promoted without an archive to tell them of each other both take the next number.
+        # Two standbys promoted without a common archive both take the next timeline number.
         common = min(Lsn(began or 0), followed_since)
         if received > common:
             raise NotInPrerequisiteState(
@@ -199,10 +199,10 @@ def _check_timeline(
 
 
 async def is_followed(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, patience: float) -> bool:
-    """Whether this publisher is the one that the apply worker follows; waits for that, `patience` seconds at most.
+    """Tell whether the apply worker follows this publisher; wait at most `patience` seconds for that.
 
-    A sync worker that copied from another one, before it is known whether the subscription may go on there, would hold what is past
-    the end of the timeline that is followed.
+    If a sync worker copied from another publisher before apply has accepted it, its table would hold changes past the
+    end of the followed timeline.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -216,7 +216,7 @@ async def is_followed(catalog: Catalog, subscription: Subscription, identity: Sy
 
 
 async def remember(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, began: Lsn | None) -> bool:
-    """What is followed from now on, and where its timeline began; whether that is another than before."""
+    """Store the identity to follow and where its timeline began; return whether the identity has changed."""
     known = (subscription.publisher_system_identifier, subscription.publisher_timeline)
     same = known == (identity.system_identifier, identity.timeline) and not subscription.options.rebound
     if same and began in (None, subscription.publisher_timeline_start):
@@ -226,9 +226,9 @@ async def remember(catalog: Catalog, subscription: Subscription, identity: Syste
 
 
 async def check_publications(connection: Connection, subscription: Subscription) -> None:
-    """Without one of its publications a stream would fail at the next change, or (18) leave it out: nothing is received.
+    """Raise UndefinedObject if a publication is missing, so that nothing is received.
 
-    Raises UndefinedObject.
+    A stream without it would fail at the next change, or on PostgreSQL 18 leave out its changes.
     """
     missing = await publication.missing_publications(connection, subscription.publications)
     if missing:
@@ -243,7 +243,9 @@ async def check_publications(connection: Connection, subscription: Subscription)
 
 
 def skipped_publication(warning: PublisherError) -> Warned | None:
-    """PostgreSQL 18 goes on without a publication that is not there (pgoutput.c: LoadPublications): what to make of it."""
+    """Return what to report if the warning is of a skipped publication: PostgreSQL 18 goes on without a missing one
+    (pgoutput.c: LoadPublications).
+    """
     if not warning.message.startswith("skipped loading publication"):
         return None
     return Warned(
@@ -254,7 +256,7 @@ def skipped_publication(warning: PublisherError) -> Warned | None:
 
 
 def explained_stream(error: PublisherError) -> PublisherError:
-    """`error` of a running stream with what to do about it."""
+    """Return the running stream's `error` with a hint."""
     hint = error.hint
     if error.sqlstate == replication.UNDEFINED_OBJECT and "publication" in error.message:
         hint = _UNPUBLISHED_HINT
@@ -264,14 +266,14 @@ def explained_stream(error: PublisherError) -> PublisherError:
 
 
 async def explained(connection: Connection, error: PublisherError, slot: SlotInfo | None) -> PublisherError:
-    """`error` of START_REPLICATION with what to do about it, and who is in the way."""
+    """Return START_REPLICATION's `error` with a hint and, if the slot is in use, its user."""
     detail, hint = error.detail, error.hint
     if "wal_level" in error.message:
         hint = "Set wal_level = logical in the publisher's postgresql.conf, and restart it."
     elif error.sqlstate == replication.UNDEFINED_OBJECT and slot is None:
         hint = RESYNC_HINT
     elif slot is not None and slot.wal_status == "lost":
-        # invalidation_reason came with 17; what an older server says is in its detail.
+        # invalidation_reason came with 17; an older server's detail tells the reason.
         reason = f"Its wal_status is lost; invalidation_reason: {slot.invalidation_reason or 'wal_removed'}."
         detail = f"{detail} {reason}" if detail else reason
         hint = RESYNC_HINT
@@ -283,7 +285,7 @@ async def explained(connection: Connection, error: PublisherError, slot: SlotInf
 
 
 def followed(subscription: Subscription, current: Subscription) -> Subscription:
-    """`subscription` with the publisher's identity as it is stored now: it is stored without a change of generation."""
+    """Return `subscription` with the publisher's identity from `current`: storing it does not change the generation."""
     return replace(
         subscription,
         publisher_system_identifier=current.publisher_system_identifier,

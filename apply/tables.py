@@ -1,8 +1,8 @@
-"""The tables of a subscription as the apply worker sees them: which state, up to where each holds the stream, which are its own.
+"""A subscription's tables as apply sees them: their states, how much of the stream each holds, and which apply writes.
 
-Whether a transaction is applied to a table is a matter of LSNs alone (architecture.md, Invariants): a table gets what ends
-after its `after`.  While its sync worker has it, `after` is beyond every LSN; the hand-over (state c) sets it to C, which
-is at or past every transaction decided before.
+Whether a transaction is applied to a table is decided by LSNs alone: a table gets the transactions that end after its
+`after`.  While the sync worker has the table, `after` is None, and apply passes over the table.  The hand-over (state
+c) sets it to C, which is at or past every transaction decided before.
 """
 
 from __future__ import annotations
@@ -45,49 +45,49 @@ class _Entry:
     relation: SubscriptionRel
     app_id: str
     after: Lsn | None = None
-    """None: the sync worker's; every transaction is decided not to be applied here."""
+    """None: the table is the sync worker's, or has stopped; apply leaves out every transaction."""
     version: Lsn = INVALID_LSN
     sync_lsn: Lsn | None = None
     """The LSN of state s, until r is stored."""
     columns: Columns | None = None
     own: bool = False
-    """The sync worker is done with it (s or r): apply may write it."""
+    """The sync worker is done with the table (s or r); apply may write it."""
     contested: bool = False
-    """Others have rows in it, or have written it: changes may meet what they do not expect."""
+    """The table may hold rows of other writers, so changes may conflict."""
     failed: bool = False
-    """It is about to stop: only what is staged for it is still committed."""
+    """The table is about to stop; only what is staged for it is still committed."""
     stopped: bool = False
-    """It stopped alone, and gets nothing more."""
+    """The table has stopped alone and gets nothing more."""
     asked: int = 0
-    """How often REFRESH has asked for its columns, whether rows come or not."""
+    """How many REFRESHes have asked to compare its columns with the publisher's, even if no rows come."""
     named: tuple[str, str] | None = None
-    """Schema and name in the last message of it."""
+    """Schema and name in its last Relation message."""
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and name as the catalog has them."""
+        """Schema and name in the catalog."""
         return self.relation.schema, self.relation.name
 
 
 def _goes_on(known: SubscriptionRel, now: SubscriptionRel) -> bool:
-    """Whether a table that apply writes is still the one that joined, copied as it was then."""
+    """Tell whether a table that apply writes is still the same copy, and past its hand-over."""
     return now.copy_generation == known.copy_generation and now.state in (RelState.SYNCDONE, RelState.READY)
 
 
 def _is_for(destination: Destination, entry: _Entry) -> bool:
-    """Whether what was staged for `destination` is for the table as it is: not for an earlier copy of it."""
+    """Tell whether `destination` is the table's present copy, not an earlier one."""
     return destination.app_id == entry.app_id
 
 
 def bring_back(error: PubsubError, subscription: str, relation: SubscriptionRel) -> str:
-    """The hint of a table that has stopped alone: the error's own, and what ends it."""
+    """Return the hint for a table that stopped alone: the error's own, and how to bring the table back."""
     name = quote_qualified(relation.schema, relation.name)
     resync = f"ALTER SUBSCRIPTION {quote_identifier(subscription)} RESYNC TABLE {name} copies the table anew."
     return resync if error.hint is None or "RESYNC TABLE" in error.hint else f"{error.hint} {resync}"
 
 
 async def note_others(catalog: Catalog, subid: int, destination: Destination, commits: Sequence[OtherCommit]) -> None:
-    """Log commits of others to a table, and store the last for the table's status."""
+    """Log other writers' commits to a table, and store the last one for the table's status."""
     for commit in commits:
         log.warning(
             "the Delta table was written by others",
@@ -101,22 +101,22 @@ async def note_others(catalog: Catalog, subid: int, destination: Destination, co
 
 
 async def count_conflicts(catalog: Catalog, subid: int, relation: str, conflicts: Conflicts) -> None:
-    """At once, and not with the other statistics: a worker that ends within the second must not lose them."""
+    """Log and store conflicts at once: a worker that ends before the next statistics report must not lose them."""
     conflicts.report(relation)
     counts = {f"confl_{conflict.value}": count for conflict, count in conflicts.counts.items()}
     await catalog.add_counters(subid, **cast(Counters, counts))
 
 
 async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) -> None:
-    """The conflict that ended a worker or stopped a table, if that is what it was."""
+    """Count the conflict that ended a worker or stopped a table, if `error` is one."""
     if isinstance(error, UniqueViolation):
         await catalog.add_counters(subid, **cast(Counters, {f"confl_{error.conflict.value}": 1}))
 
 
 class ApplyTables:
-    """Implements around.Tables for a whole subscription, and stores `r` and the origin.
+    """Implements interfaces.Tables for a whole subscription, and stores `r` and the origin.
 
-    `follower` alters tables as the publisher's are altered; without one what does not fit is refused.
+    `follower` alters tables as the publisher's are altered; without it, rows that do not fit are refused.
     """
 
     def __init__(
@@ -138,20 +138,20 @@ class ApplyTables:
         self._entries: dict[int, _Entry] = {}
         self._by_name: dict[tuple[str, str], _Entry] = {}
         self._loading = asyncio.Lock()
-        # Answered with C since the catalog was read: the copy, its generation and definition are newer than what we know.
+        # Tables answered with C since the catalog was read: their copy, generation and definition are newer than ours.
         self._unread: set[int] = set()
         self._durable = INVALID_LSN
         self._draining = asyncio.Event()
-        # Tables whose names others have that came after them: dropped, and made again.
+        # Tables that the publisher has not renamed although another table uses their name: they were dropped.
         self._told_apart: set[int] = set()
-        # What the publisher's catalog had of tables that REFRESH asks for.
+        # The publisher's catalog at the first look at the tables that REFRESH asks about.
         self._looked: Looked | None = None
         self._subscription = subscription
         self.types = BinaryTypes()
         self.promotion: Promotion | None = None
 
     async def load(self) -> None:
-        """Read the catalog again: tables that came are the sync worker's, tables that went are forgotten."""
+        """Read the catalog again: new tables are the sync worker's, and removed tables are forgotten."""
         async with self._loading:
             await self._load()
 
@@ -167,9 +167,9 @@ class ApplyTables:
             entry = self._entries.get(relid)
             app_id = delta.application_id(self._node_id, self._subid, relid, relation.copy_generation)
             if entry is not None and entry.own and not _goes_on(entry.relation, relation):
-                # It has left and joined again since the catalog was last read.
+                # The table has left and joined again since the catalog was last read.
                 if relation.state is RelState.INIT and relid not in self._unread - answered:
-                    self._handover.forget(relid)  # a promise that is no answer to the new copy
+                    self._handover.forget(relid)  # that promise was not made to the new copy
                 entry = None
             if entry is None:
                 entry = self._entries[relid] = _Entry(relation, app_id)
@@ -181,14 +181,14 @@ class ApplyTables:
             # A table that joined without a copy may lack rows that the publisher has, and have others.
             entry.contested = relation.foreign is not None or relation.copy_generation == 0
             if relation.stopped:
-                # Whoever waits for its sync worker waits no more.
+                # Release the tasks that wait for its sync worker.
                 entry.stopped, entry.after, entry.sync_lsn = True, None, None
                 self._handover.forget(relid)
             elif relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.own:
                 if relation.definition is not None:
                     await self._try_to_take_over(entry)
                 else:
-                    # It joined without a copy, and its Delta table is still to be made.
+                    # The table joined without a copy, and its Delta table is still to be created.
                     entry.after = relation.lsn or INVALID_LSN
             if entry.failed:
                 entry.after = entry.sync_lsn = None
@@ -202,7 +202,7 @@ class ApplyTables:
             await self._stop_alone(entry, error, self._durable)
 
     async def _take_over(self, entry: _Entry) -> None:
-        """The table is in s or r: what it holds is read from the table itself."""
+        """Take over a table in s or r; how much it holds is read from the table itself."""
         relation = entry.relation
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id)
         if held is None and relation.copy_generation:
@@ -225,19 +225,19 @@ class ApplyTables:
 
     @property
     def greatest_version(self) -> Lsn:
-        """Where a batch that was cut short by a crash ended, in the table that got furthest (0: none)."""
+        """The greatest version of any table (0: none).  If a crash cut a batch short, that batch ends here."""
         return max((entry.version for entry in self._entries.values()), default=INVALID_LSN)
 
     @property
     def held(self) -> Lsn:
-        """No table holds anything past it, those of sync workers included (0: nothing is held)."""
+        """The LSN past which no table holds anything (0: nothing is held), but see `held_by_copies`."""
         return max(
             (Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)) for entry in self._entries.values()),
             default=INVALID_LSN,
         )
 
     async def held_by_copies(self) -> Lsn:
-        """The greatest LSN of what tables hold that are not apply's yet: snapshots, and what the catch-up has committed."""
+        """Return the greatest LSN held by tables still being copied: by their snapshots, or by a catch-up's commits."""
         held = INVALID_LSN
         for relid, entry in self._entries.items():
             relation = entry.relation
@@ -253,7 +253,7 @@ class ApplyTables:
 
     @property
     def any_copied(self) -> bool:
-        """Whether there are tables whose copy is made, or that wait for none."""
+        """Whether any table's copy is finished, or was never needed."""
         return any(e.relation.state not in (RelState.INIT, RelState.DATASYNC) for e in self._entries.values())
 
     @property
@@ -263,13 +263,13 @@ class ApplyTables:
         return bool(going) and all(entry.relation.state is RelState.READY for entry in going)
 
     def keep_promises(self) -> None:
-        """What holds between the load and the worker's being attached: a new copy breaks a promise without a word then."""
+        """Read the promises again before attaching: until then a new copy breaks a promise unnoticed."""
         for relid, entry in self._entries.items():
             if not entry.own and not entry.failed and not entry.stopped and entry.relation.definition is not None:
                 entry.after = self._handover.promised.get(relid)
 
     def promise(self, relid: int, at: Lsn, decided: Lsn) -> Lsn:
-        """State w at `at` is answered with C; see handover.py."""
+        """Answer a sync worker in state w at `at` with C = max(`at`, `decided`); see handover.py."""
         catchup = max(at, decided)
         self._unread.add(relid)
         entry = self._entries.get(relid)
@@ -277,19 +277,19 @@ class ApplyTables:
             entry.after = catchup
         return catchup
 
-    # around.Tables
+    # interfaces.Tables
 
     async def destinations(
         self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
     ) -> Mapping[tuple[str, str], Destination]:
-        """See around.Tables.  A table whose copy is under way, or that is not in the subscription, is left out."""
+        """See interfaces.Tables.  Leaves out tables whose copy is under way, and those not in the subscription."""
         if quiet is not None and self._looked is not None and self._looked.lsn < batch.first_lsn:
             await quiet()
             await self.settle_columns(Lsn(batch.first_lsn - 1))
         found: dict[tuple[str, str], _Entry] = {}
         await self._learn_types(batch)
         names = {(r.namespace, r.name) for messages in batch.relations.values() for _, r in messages}
-        # A table that is not known may have joined a moment ago, without a copy: its rows are not to be passed over.
+        # An unknown table may have joined just now, without a copy; its rows must not be dropped.
         if self._unread or not names <= self._by_name.keys():
             await self.load()
         if self._follower is None:
@@ -302,7 +302,7 @@ class ApplyTables:
             if entry is None or entry.after is None:
                 continue
             if entry.relation.definition is None or (entry.contested and not entry.own):
-                # Its Delta table is still to be made, or what it holds must be known.
+                # Its Delta table is still to be created, or its rows must be known.
                 await self._until_synced(entry)
                 await self.load()
                 if self._by_name.get(name) is not entry or entry.stopped:
@@ -331,17 +331,17 @@ class ApplyTables:
         }
 
     def _is_here(self, entry: _Entry) -> bool:
-        """Whether the table is still the subscription's, under the same entry: to be asked after every await."""
+        """Tell whether the entry is still the subscription's.  Ask again after every await."""
         return self._entries.get(entry.relation.relid) is entry
 
     async def look(self) -> None:
-        """Look at the publisher's columns of the tables that REFRESH asks for, if nobody has."""
+        """Take the first look at the publisher's columns of the tables that REFRESH asks about, unless it was taken."""
         asked = self._asked_for()
         if asked and self._follower is not None and self._looked is None:
             self._looked = await self._follower.look([columns for _, columns, _ in asked])
 
     def _asked_for(self) -> list[tuple[_Entry, Columns, int]]:
-        """The tables whose columns are asked for, with what is known of them and how often they were asked for."""
+        """Return the tables whose columns are asked for, with their known columns and the number of requests."""
         return [
             (entry, entry.columns, entry.asked)
             for entry in self._entries.values()
@@ -350,14 +350,15 @@ class ApplyTables:
 
     @property
     def asked(self) -> bool:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         return self._looked is not None
 
     async def settle_columns(self, at: Lsn) -> None:
-        """See around.Tables.
+        """See interfaces.Tables.
 
-        The catalog is newer than the stream.  But a table that is the same in two looks was so all the time between; and where the
-        stream is past the end of WAL of the first, it is between the two: there the table is what both have seen.
+        The publisher's catalog is ahead of the stream, so one look is not enough.  A table with the same columns in two
+        looks had them all the time between.  Once the stream is past the end of WAL of the first look, it is between
+        the two, so its rows have the columns that both looks saw.
         """
         first = self._looked
         if first is None or self._follower is None or at < first.lsn:
@@ -368,7 +369,7 @@ class ApplyTables:
         again: list[CopyAgain] = []
         for entry, table, count in asked:
             if not self._is_here(entry) or entry.columns is not table:
-                continue  # it has left, or is copied anew, since the publisher was asked
+                continue  # removed or copied anew since the publisher was asked
             described = now.tables.get(table.relid)
             before = first.tables.get(table.relid)
             if described is not None and (before is None or not before.same_columns(described)):
@@ -382,14 +383,14 @@ class ApplyTables:
                 except PubsubError as error:
                     await self._stop_alone(entry, error, at)
             known[table.relid] = count
-            if entry.asked == count:  # a REFRESH that came meanwhile may ask for more than was seen
+            if entry.asked == count:  # a REFRESH that came meanwhile needs another look
                 entry.asked = 0
         await self._catalog.columns_are_known(self._subid, known)
         self._looked = now if self._asked_for() else None
         await self._copy_again(again)
 
     async def _stop_alone(self, entry: _Entry, error: PubsubError, at: Lsn) -> None:
-        """The table has stopped at `at`, if it may stop alone; else raises `error`."""
+        """Stop the table alone at `at` if isolation allows it; otherwise raise `error`."""
         error.relid = entry.relation.relid
         if not self.isolates or not is_own(error):
             raise error
@@ -398,7 +399,7 @@ class ApplyTables:
         await self.stop(failures)
 
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         if self._follower is None:
             return True
         entries = [self._entries[oid] for oid in told if oid in self._entries]
@@ -407,7 +408,7 @@ class ApplyTables:
     async def _follow_names(
         self, follower: Follower, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
     ) -> None:
-        """Tables are known by their oids: names that have changed are changed here too, and in the batch each goes by its own."""
+        """Rename tables that the publisher renamed, known by their oids, and use our names in the batch."""
         renamed: dict[int, tuple[str, str]] = {}
         doubtful: set[int] = set()
         for oid, messages in batch.relations.items():
@@ -416,7 +417,7 @@ class ApplyTables:
             if entry is None:
                 other = self._by_name.get((last.namespace, last.name))
                 if other is not None and other.after is not None:
-                    # Either the table was dropped and made again, or it has another name now, and this is none of ours.
+                    # Either our table was dropped and created again, or it was renamed, and this one is not ours.
                     doubtful.add(other.relation.relid)
             elif entry.after is not None and entry.named != (last.namespace, last.name):
                 renamed[oid] = (last.namespace, last.name)
@@ -430,7 +431,7 @@ class ApplyTables:
             here = {oid: name for oid, name in now.items() if oid in self._entries}
             renamed |= {oid: name for oid, name in here.items() if name != self._entries[oid].name}
             self._told_apart |= doubtful - renamed.keys()
-        # A name that another table still has is another's: it will have changed when the stream comes there.
+        # Skip a name that another table still has; that table's own rename comes later in the stream.
         taken = {entry.name for oid, entry in self._entries.items() if oid not in renamed}
         renamed = {oid: name for oid, name in renamed.items() if name not in taken}
         if renamed:
@@ -440,7 +441,7 @@ class ApplyTables:
             for oid, (schema, name) in renamed.items():
                 entry = self._entries.get(oid)
                 if entry is None:
-                    continue  # it has left meanwhile
+                    continue  # removed meanwhile
                 log.info("table was renamed as the publisher's was", relation=entry.relation.qualified_name, name=name)
                 await follower.rename(oid, entry.columns, schema, name)
             await self.load()
@@ -452,7 +453,10 @@ class ApplyTables:
                 batch.rename(oid, *entry.name)
 
     async def _copy_again(self, tables: Sequence[CopyAgain]) -> None:
-        """They go back to their sync workers, as by RESYNC TABLE.  Raises StartAgain; its own error for one that was never copied."""
+        """Return the tables to their sync workers, as RESYNC TABLE does, and raise StartAgain.
+
+        Raises the CopyAgain of a table that was never copied.
+        """
         for again in tables:
             assert again.relid is not None
             entry = self._entries.get(again.relid)
@@ -469,7 +473,7 @@ class ApplyTables:
             raise StartAgain(tables[0].message)
 
     async def _learn_types(self, batch: Batch) -> None:
-        """Types that were made since the worker has started: their binary form is to be read."""
+        """For binary transfer, ask the publisher about types created since the worker started."""
         options = self._subscription.options
         oids = {column.type_oid for messages in batch.relations.values() for _, r in messages for column in r.columns}
         if not options.binary or all(self.types.knows(oid) for oid in oids):
@@ -480,7 +484,7 @@ class ApplyTables:
             self.types = await definitions.binary_types(connection)
 
     def _refuse_renamed(self, batch: Batch) -> None:
-        """Without the table's old name its changes would find no destination, and be lost."""
+        """Raise NotInPrerequisiteState for a renamed table, whose changes would find no destination and be lost."""
         for oid, messages in batch.relations.items():
             entry = self._entries.get(oid)
             namespace, name = messages[-1][1].namespace, messages[-1][1].name
@@ -494,13 +498,13 @@ class ApplyTables:
                 raise error
 
     async def before_commit(self) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         await self._catalog.prove()
         if self.promotion is not None:
             await self.promotion.noticed()
 
     async def may_write(self, destination: Destination) -> bool:
-        """See around.Tables.  True once the sync worker has stored s; then what the table holds is known."""
+        """See interfaces.Tables.  True only once the sync worker has stored s and the table's version has been read."""
         if destination.relid in self._unread:
             await self.load()
         entry = self._entries.get(destination.relid)
@@ -510,14 +514,14 @@ class ApplyTables:
         return entry is not None and self._is_here(entry) and _is_for(destination, entry) and not entry.stopped
 
     def failed(self, failures: Sequence[Failure]) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         for one in failures:
             entry = self._entries.get(one.relid)
             if entry is not None:
                 entry.failed, entry.after, entry.sync_lsn = True, None, None
 
     async def stop(self, failures: Sequence[Failure]) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         for one in failures:
             entry = self._entries.get(one.relid)
             if entry is None:
@@ -538,22 +542,25 @@ class ApplyTables:
             await count_conflict_of(self._catalog, self._subid, error)
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         await note_others(self._catalog, self._subid, destination, commits)
         entry = self._entries.get(destination.relid)
         if entry is not None:
             entry.contested = True
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         await count_conflicts(self._catalog, self._subid, relation, conflicts)
 
     def drain(self) -> None:
-        """The worker ends: whoever waits for a sync worker, which ends too, waits no more."""
+        """End the waits for sync workers: the worker ends, and they end too."""
         self._draining.set()
 
     async def _until_synced(self, entry: _Entry) -> None:
-        """Raises when told to drain first: what waits for the table is then received again."""
+        """Wait until the table's sync worker has stored s.
+
+        Raises NotInPrerequisiteState if told to drain first; the uncommitted changes are then received again.
+        """
         waits = {
             asyncio.create_task(self._handover.wait_synced(entry.relation.relid)),
             asyncio.create_task(self._draining.wait()),
@@ -570,12 +577,12 @@ class ApplyTables:
             )
 
     def version(self, relid: int) -> Lsn:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         entry = self._entries.get(relid)
         return INVALID_LSN if entry is None else entry.version
 
     def committed(self, destination: Destination, lsn: Lsn) -> None:
-        """See around.Tables."""
+        """See interfaces.Tables."""
         entry = self._entries.get(destination.relid)
         if entry is not None and _is_for(destination, entry):
             entry.version = lsn
@@ -583,13 +590,13 @@ class ApplyTables:
                 entry.after = max(lsn, entry.after or INVALID_LSN)
 
     async def durable(self, lsn: Lsn) -> None:
-        """See around.Tables: stores the origin."""
+        """See interfaces.Tables.  Also stores `r` where the origin allows it."""
         origin = await self._catalog.advance_origin(self._subid, lsn)
         self._durable = max(self._durable, origin)
         await self.settle()
 
     async def skip_passed(self, passed: PassedSkip) -> None:
-        """See around.Tables: worker.c's clear_subskiplsn."""
+        """See interfaces.Tables (worker.c: clear_subscription_skip_lsn)."""
         await self._catalog.clear_skip_lsn(self._subid, passed.wanted)
         if passed.finish == passed.wanted:
             log.info(
@@ -606,15 +613,15 @@ class ApplyTables:
     async def settle(self) -> None:
         """Store `r` for the tables in s whose LSN the stored origin has reached."""
         for relid, entry in list(self._entries.items()):
-            # A stopped table has none.
+            # None for a stopped table.
             lsn = entry.sync_lsn
             if lsn is not None and self._durable >= lsn:
-                entry.sync_lsn = None  # two tasks come here
+                entry.sync_lsn = None  # two tasks run this
                 await faults.reached(f"synced {entry.relation.qualified_name}")
                 try:
                     await self._catalog.set_relation_state(self._subid, relid, RelState.READY, lsn)
                 except (UndefinedObject, NotInPrerequisiteState):
-                    continue  # it has left since the catalog was read, or left and joined again: `load` finds out
+                    continue  # it has left, or left and joined again, since the catalog was read; `load` finds out
                 await faults.reached(f"ready {entry.relation.qualified_name}")
                 log.info("table is ready", relation=entry.relation.qualified_name, lsn=str(lsn))
                 self._handover.forget(relid)

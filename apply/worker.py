@@ -1,7 +1,8 @@
 """The apply worker of a subscription (worker.c: ApplyWorkerMain, LogicalRepApplyLoop).
 
-It starts at the origin, drops what the tables already hold, and runs the pipeline until it is told to drain or fails; the
-launcher starts it again.  Tables whose initial copy is under way are their sync workers' (handover.py).
+It starts at the origin, drops the transactions that the tables already hold, and runs the pipeline until it is drained
+or fails; the launcher starts it again.  Tables whose initial copy is under way belong to their sync workers
+(handover.py).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ApplyWorker:
     ) -> None:
         self.figures = Figures()
         self.streaming = False
-        """Whether the publisher has begun to stream."""
+        """Whether the publisher has started streaming."""
         self._subscription = subscription
         self._catalog = catalog
         self._engine = engine
@@ -67,14 +68,14 @@ class ApplyWorker:
         self._tables_changed = asyncio.Event()
         self._broken = asyncio.Event()
         self._drain = asyncio.Event()
-        # The publisher has skipped a publication.
+        # Set when the publisher warns that it skipped a publication.
         self._skipped = asyncio.Event()
         self._pipeline: Pipeline | None = None
-        # This worker has asked for two-phase commit; the subscription that it was made with does not say so yet.
+        # This worker has requested two-phase commit, which `_subscription`, read earlier, does not show yet.
         self._enabling = False
 
     async def run(self) -> None:
-        """Until drained.  Raises PubsubError; StartAgain when only its decisions are stale."""
+        """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale."""
         subscription = self._subscription
         slot_name = subscription.slot_name
         if slot_name is None:
@@ -82,7 +83,7 @@ class ApplyWorker:
                 f'subscription "{subscription.name}" has no replication slot',
                 hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
             )
-        # What a killed daemon's JVM may still commit is committed before versions are read.
+        # A killed daemon's JVM may still be committing; it must be gone before versions are read.
         with self.figures.waits_for("an earlier daemon's JVM to end"):
             await self._engine.fence()
         with self.figures.waits_for("a connection to the publisher"):
@@ -105,7 +106,7 @@ class ApplyWorker:
             standing = Standing(origin, held, self._tables.any_copied, await two_phase.greatest())
             await publisher_identity.check_publications(connection, subscription)
             began = await publisher_identity.check_position(connection, subscription, identity, slot, standing)
-            # Only once: the slot remembers (worker.c: run_apply_worker).
+            # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
             await two_phase.recover(origin)
@@ -176,7 +177,7 @@ class ApplyWorker:
             raise
 
     async def _watch_publications(self) -> None:
-        """A publication that is skipped is gone, or was: gone, nothing more is to be received before it is there again."""
+        """After a warning that a publication was skipped, stop receiving (UndefinedObject) if it is still missing."""
         while True:
             await self._skipped.wait()
             self._skipped.clear()
@@ -185,12 +186,12 @@ class ApplyWorker:
                 await publisher_identity.check_publications(other, subscription)
 
     async def _disable_at_stop(self, flushed: Lsn) -> None:
-        """Everything up to stop_lsn is durable: the subscription rests there until it is enabled with another."""
+        """If everything up to `stop_lsn` is durable, disable the subscription until it is enabled with another one."""
         stop = self._subscription.options.stop_lsn
         if stop is not None and flushed >= stop:
             stored = await self._catalog.subscription(self._subscription.oid)
             if stored.options.stop_lsn != stop:
-                return  # it was set anew while this worker came to the old one
+                return  # it was changed while this worker ran to the old one
             log.info(
                 "subscription has reached stop_lsn, and is disabled",
                 subscription=self._subscription.name,
@@ -199,14 +200,14 @@ class ApplyWorker:
             await self._catalog.set_enabled(self._subscription.oid, False)
 
     def _ahead(self) -> int:
-        """How many streamed transactions are prepared while they come; a prepared one is kept whole instead."""
+        """Return how many streamed transactions to stage as they arrive: none with two-phase commit."""
         options = self._subscription.options
         if options.streaming != "parallel" or options.two_phase_state != "d" or self._enabling:
             return 0
         return self._settings.max_parallel_apply_workers_per_subscription
 
     def drain(self) -> None:
-        """End after what has been received is committed and reported."""
+        """Stop receiving; `run` returns once everything received is committed and reported."""
         self._drain.set()
         self._tables.drain()
         if self._pipeline is not None:
@@ -235,7 +236,7 @@ class ApplyWorker:
         self._broken.set()
 
     def tables_changed(self) -> None:
-        """The catalog's list of tables, or a state in it, is another: read it again."""
+        """Read the catalog again: its list of tables, or a table's state, has changed."""
         self._tables_changed.set()
 
     async def _follow_tables(self) -> None:
@@ -254,14 +255,14 @@ class ApplyWorker:
 
 
 def follower(catalog: Catalog, subscription: Subscription) -> Follower | None:
-    """What alters the tables as the publisher's are altered; None under schema_changes = refuse."""
+    """Return the Follower that alters tables as the publisher's are altered; None under schema_changes = refuse."""
     if subscription.options.schema_changes == "refuse":
         return None
     return Follower(catalog, subscription, Publisher(subscription))
 
 
 def stream_options(subscription: Subscription, server_version: int, *, two_phase: bool = False) -> dict[str, str]:
-    """pgoutput's options; `two_phase` where it is to be enabled at the slot."""
+    """Return pgoutput's options; with `two_phase`, the slot enables two-phase commit."""
     return commands.pgoutput_options(
         server_version,
         subscription.publications,
@@ -273,22 +274,22 @@ def stream_options(subscription: Subscription, server_version: int, *, two_phase
 
 
 async def binary_types(subscription: Subscription, connection: Connection) -> BinaryTypes:
-    """How values of binary transfer are read; types that users made are asked for where there is such transfer."""
+    """Return the decoders for binary transfer.  If the subscription uses it, ask about user-defined types, too."""
     return await definitions.binary_types(connection) if subscription.options.binary else BinaryTypes()
 
 
 def prepared_directory(settings: Settings, subid: int) -> Path:
-    """Where a subscription's prepared transactions wait for their outcome."""
+    """Return the directory where a subscription's prepared transactions wait for their outcome."""
     return settings.home / "prepared" / str(subid)
 
 
 def open_buffer(settings: Settings, worker: str) -> ReorderBuffer:
-    """The reorder buffer of the worker of that name, which no other has.  Blocks.  Raises FileFailure."""
+    """Open the reorder buffer of the worker of this name, which must be unique.  Blocks.  Raises FileFailure."""
     return ReorderBuffer(settings.spill_directory / worker, settings.logical_decoding_work_mem)
 
 
 def limits(subscription: Subscription, settings: Settings) -> Limits:
-    """The subscription's and the node's bounds for a pipeline."""
+    """Return a pipeline's limits from the subscription's options and the node's settings."""
     options = subscription.options
     return Limits(
         rows=options.batch_rows,

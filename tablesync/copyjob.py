@@ -1,17 +1,17 @@
-"""The initial copy as a Spark job: each task reads one ctid range by COPY, under the exported snapshot, as Arrow.
+"""Copy a table initially by a Spark job: each task reads one ctid range by COPY under the exported snapshot, as Arrow.
 
-A small table is read right here instead: a job takes longer than its rows.
+A small table is read in one of the daemon's threads instead, because a job would take longer than reading its rows.
 
-    driver                   executor's Python worker (one a task)
+    driver                   executor's Python worker (one per task)
     ranges of blocks ──────► connect, SET TRANSACTION SNAPSHOT, COPY … TO STDOUT (FORMAT csv)
                              some megabytes of rows ─► pyarrow.csv ─► record batches ─► a data file of the table
     the chunk is kept ◄───── its `add`, as each task ends
-    one commit of all
+    one commit of all chunks
 
-This is the way where Spark is local and the table is plain (pubsub.delta.arrow_writer).  The copy's next attempt does not
-read a kept chunk again (pubsub.delta.copy_chunks).  Elsewhere the record batches go back to Spark, which writes the table.
-The code that a cluster's executors run, this module and pubsub.protocol, is shipped with the job.  Blocks; runs in one of
-Spark's threads.
+This applies if Spark is local and the table is plain (pubsub.delta.arrow_writer).  The copy's next attempt does not
+read a kept chunk again (pubsub.delta.copy_chunks).  Otherwise the record batches go back to Spark, which writes the
+table.  A cluster's executors get their code, the packages pubsub, apply and tablesync, with the job.  Blocks; runs in
+one of the engine's threads.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualif
 if TYPE_CHECKING:
     from catalog.records import CopyPlan
 
-# Rows handed to Arrow at once, in bytes of CSV.
+# Bytes of CSV parsed by Arrow at once.
 _CHUNK_BYTES: Final = 4 << 20
 _BLOCK_SIZE: Final = 8192
-# A range is worth a task of its own from this size on; a task costs a connection and some tens of milliseconds.
+# The least range worth its own task; a task costs a connection and some tens of milliseconds.
 _LEAST_RANGE_BLOCKS: Final = 16 * 1024 * 1024 // _BLOCK_SIZE
-# A table is worth a job from this size on, TOAST counted.
+# The least table worth a Spark job, including TOAST.
 LEAST_JOB_BYTES: Final = 2 * 1024 * 1024
 _MOST_RANGES: Final = 4096
-# So long a task waits for a lock: it has one of Spark's places, which others' commits and copies need.
+# The longest a task waits for a lock: it holds one of Spark's places, which other commits and copies need.
 _PATIENCE: Final = "5s"
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What to read: `columns` in the target's order.
+    """What to read: `columns` in the target's order, `ONLY` this table with `only`.
 
-    `row_filter` is the publications' WHERE as SQL.  `conninfo` may hold a password: it is kept out of the repr.
+    `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out.
     """
 
     conninfo: Any
@@ -74,12 +74,12 @@ class CopySource:
     row_filter: str | None
     only: bool
     lsn: str = ""
-    """Of the snapshot."""
+    """The snapshot's LSN."""
     oid: int = 0
     file: int = 0
-    """What pg_relation_filenode() must say: rows have other ctids once the table was rewritten.  0: it has none."""
+    """The expected pg_relation_filenode(): a rewritten table's rows have other ctids.  0: the table has none."""
     bytes: int = 0
-    """Of the table at the publisher, about."""
+    """The approximate size of the publisher's table."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.schema}.{self.name})"
@@ -89,7 +89,7 @@ Range = tuple[int, int | None] | None
 
 
 class Cut:
-    """Calling it breaks the watched connection, from another thread and whatever it waits for."""
+    """Breaks the watched connection when called from another thread, whatever the connection is waiting for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Cut:
 
     @contextmanager
     def watching(self, connection: Any) -> Iterator[None]:
-        """The connection of the body, a psycopg one."""
+        """Watch a psycopg connection while the body runs."""
         with self._lock:
             self._socket = socket.socket(fileno=os.dup(connection.fileno()))
             if self._told:
@@ -117,17 +117,17 @@ class Cut:
 
     def _break(self) -> None:
         if self._socket is not None:
-            with suppress(OSError):  # the other side was first
+            with suppress(OSError):  # the other side has closed it
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
-    """The first block of each chunk of a table; none for one that has no ctid of its own (`blocks` None: a partitioned one)."""
+    """Return the first block of each chunk; () for a partitioned table (`blocks` None), which has no ctids."""
     if blocks is None:
         return ()
     count = min(max(blocks // _LEAST_RANGE_BLOCKS, 1), _MOST_RANGES)
     if count > 1:
-        # Whole rounds of tasks: no core idles while the last range is read.
+        # Whole rounds of tasks, so that no core idles while the last range is read.
         count = -(-count // parallelism) * parallelism
     elif blocks >= LEAST_JOB_BYTES // _BLOCK_SIZE:
         count = parallelism
@@ -135,20 +135,20 @@ def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
 
 
 def ranges(edges: Sequence[int]) -> list[Range]:
-    """Block ranges (first, end exclusive), the last one open-ended: the table may grow until the snapshot is taken.
+    """Return block ranges (first, end exclusive); the last is open-ended, as the table may grow until the snapshot.
 
-    None stands for the whole relation where ctid can not be used.
+    None stands for the whole relation if ctid cannot be used.
     """
     return [(first, end) for first, end in itertools.zip_longest(edges, edges[1:])] or [None]
 
 
 def parallelism(session: Any) -> int:
-    """How many tasks run side by side."""
+    """Return how many tasks run in parallel."""
     return int(session.sparkContext.defaultParallelism)
 
 
 def statement(source: CopySource, block_range: Range, keys: str | None = None) -> str:
-    """COPY for one range (copy_table in tablesync.c copies the whole), or with `keys`, a condition, for the rows that meet it."""
+    """Return COPY for one range, or with the condition `keys` for the rows that meet it (tablesync.c: copy_table)."""
     columns = ", ".join(map(quote_identifier, source.columns))
     relation = f"{quote_identifier(source.schema)}.{quote_identifier(source.name)}"
     conditions = []
@@ -168,20 +168,21 @@ def statement(source: CopySource, block_range: Range, keys: str | None = None) -
 
 
 def wait_sql(source: CopySource) -> str:
-    """Waits for the lock that reading the table takes, and lets it go."""
+    """Return SQL that waits for the lock that reading the table takes, and releases it."""
     only = "ONLY " if source.only else ""
     return f"SELECT FROM {only}{quote_qualified(source.schema, source.name)} LIMIT 0"
 
 
 def was_locked(error: Exception) -> bool:
-    """Whether a job failed because a task met a lock on the publisher: Spark has the task's error as text."""
+    """Tell whether a job failed because a task met a lock on the publisher; Spark passes on the error's text only."""
     return "psycopg.errors.LockNotAvailable" in str(error)
 
 
 def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tuple[int, bool]:
-    """Before a new copy: the table's version, and whether finished chunks can be kept and written over one another.
+    """Prepare for a new copy: return the table's version, and whether chunks can be kept: the window must change rows.
 
-    What the `earlier` copy's attempts have written, under the application id `earlier_copy`, is removed if it was never committed.
+    Removes the files of the `earlier` copy's attempts, whose application id is `earlier_copy`, if it was never
+    committed.
     """
     log = arrow_writer.log_of(table.path)
     if log is None:
@@ -193,19 +194,20 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
 
 
 def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[data_files.Action]]:
-    """The chunks that earlier attempts of the copy have finished; nothing, if the table has become Spark's to write."""
+    """Return the chunks that earlier attempts of the copy have finished; none if only Spark can write the table now."""
     log = arrow_writer.log_of(table.path)
     if log is None or not arrow_writer.accepts(log, table, rewrites=True):
         return {}
     found = copy_chunks.committed(log, copy, plan.version)
-    # Another process with a copy of this node's directory may have kept chunks under this id, read under its own snapshot.
+    # A process on a copy of this node's directory may have kept chunks under this id, read under another snapshot.
     return {chunk: files for chunk, (attempt, files) in found.items() if attempt in plan.attempts}
 
 
 def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, done: Any, plan: CopyPlan) -> None:
-    """Copy the table in one commit, which replaces whatever it holds, keeping each chunk as it is finished.
+    """Copy the table in one commit that replaces all its rows; keep each chunk when it is finished.
 
-    `done` is a Spark accumulator that counts the rows of finished ranges.  Raises what Spark raises; a failed range fails the job.
+    `done`: a Spark accumulator that counts the rows of finished ranges.  Raises Spark's errors; a failed range fails
+    the job.
     """
     context = session.sparkContext
     parts = ranges(plan.edges)
@@ -225,7 +227,7 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     if extra:
         frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
     arrow_writer.require_no_copy(table, record)
-    # An append to a table without files is the same, and has no old files to look for.
+    # On a table without files an append does the same, without searching for old files.
     other_columns = not fits(table)
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
     frame.write.format("delta").mode(mode).options(
@@ -237,9 +239,9 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
 
 
 def copy_here(source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut) -> int | None:
-    """`copy` of a small table without a job; gives the number of rows, or None, with nothing done, where it takes Spark.
+    """Copy a small table without a Spark job; return the number of rows, or None, with nothing done, if it takes Spark.
 
-    `cut` breaks it off.  Raises psycopg.Error, InvalidValue and what the commit raises.
+    `cut` interrupts it.  Raises psycopg.Error, InvalidValue, and the commit's errors.
     """
     if source.bytes >= LEAST_JOB_BYTES or len(plan.edges) > 1:
         return None
@@ -267,12 +269,12 @@ def _copy_directly(
     plan: CopyPlan,
     definition: Sequence[data_files.Action],
 ) -> None:
-    """The tasks write the data files; here they are committed.  When the job fails, what no commit names is removed."""
-    from tablesync.finished_chunks import Landing  # pyspark: a second that a daemon without a copy does not spend
+    """Let tasks write data files, and commit them.  If the job fails, remove the files that no commit names."""
+    from tablesync.finished_chunks import Landing  # imports pyspark, a second that a daemon without a copy can save
 
     name = plan.attempts[-1]
     parts = ranges(plan.edges)
-    # Columns that the copy's commit maps anew have other names in the next attempt.
+    # If the copy's commit maps columns anew, the next attempt gives them other physical names.
     keeps = plan.fingerprint is not None and len(parts) > 1 and not (definition and table.mapped)
     finished = kept(table, plan, record.app_id) if keeps else {}
     for files in finished.values():
@@ -315,20 +317,20 @@ def _copy_directly(
 def _cleared(
     log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[data_files.Action]] | None = None
 ) -> Iterator[None]:
-    """When the body fails, the files of the attempt `name` that no commit has are removed, but for chunks that are `kept`."""
+    """If the body fails, remove the uncommitted files of the attempt `name`, except those of `kept` chunks."""
     try:
         yield
     except UnknownOutcome:
         raise
     except BaseException:
-        # A commit may fail after it was made (its fsync): the files are the table's then.
+        # A commit may fail after it was made, in its fsync; then the files belong to the table.
         if not any(name in path for path in log.files):
             data_files.remove_copy(table.path, name, but=_paths(kept or {}))
         raise
 
 
 def _whole_rows(source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None) -> Iterator[Any]:
-    """The rows of one range as tables with all of the target's columns."""
+    """Yield the rows of one range as tables with all of the target's columns."""
     schema = pa.schema([table.schema.field(column) for column in source.columns])
     for batch in read_range(source, block_range, schema, cut):
         columns = {
@@ -347,7 +349,7 @@ def _paths(finished: Mapping[int, Sequence[data_files.Action]]) -> set[str]:
 def _reader(
     source: CopySource, parts: list[Range], schema: pa.Schema, done: Any
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """The function that runs in the executors' Python workers."""
+    """Return the function that runs in the executors' Python workers."""
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -360,7 +362,7 @@ def _reader(
 
 
 def _as_spark_has_them(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """With variants as Spark's Arrow batches have them: the same two parts, in another order, and marked."""
+    """Convert variants to the form of Spark's Arrow batches: the same two parts in another order, and marked."""
     parts = [pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, {"variant": "true"})]
     for place, field in enumerate(rows.schema):
         if field.type == VARIANT:
@@ -375,9 +377,11 @@ def _as_spark_has_them(rows: pa.RecordBatch) -> pa.RecordBatch:
 def read_range(
     source: CopySource, block_range: Range, schema: pa.Schema, cut: Cut | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one range as record batches.  Raises psycopg.Error, and InvalidValue for a value that Delta can not hold.
+    """Yield the rows of one range as record batches.
 
-    With a `cut` it may wait for a lock as long as that takes; a task soon raises psycopg's LockNotAvailable.
+    With a `cut`, waits for locks without limit; without one, as in a task, it soon raises psycopg's LockNotAvailable.
+    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and NotInPrerequisiteState if the table was
+    rewritten.
     """
     with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
         if cut is None:
@@ -393,7 +397,7 @@ def read_range(
 
 
 def _require_file(connection: Any, source: CopySource) -> None:
-    """The table is the one that was planned for, and is not rewritten until the transaction ends."""
+    """Lock the table against rewrites until the transaction ends; raise if it has been rewritten."""
     connection.execute(lock_sql(source.schema, source.name).encode())
     ((file,),) = connection.execute(file_sql(source.oid).encode()).fetchall()
     if file != source.file:
@@ -404,17 +408,17 @@ def _require_file(connection: Any, source: CopySource) -> None:
 
 
 def session(source: CopySource) -> Any:
-    """A psycopg connection to the publisher, with the session parameters of every other.  Raises ConnectionFailure."""
+    """Open a psycopg connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
     import psycopg
 
-    parse_conninfo(source.conninfo)  # psycopg's own errors would quote it
+    parse_conninfo(source.conninfo)  # psycopg's own errors would quote the conninfo
     try:
         connection = psycopg.connect(
             source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
         )
     except psycopg.Error as error:
         message, detail, hint = split_report(str(error).removeprefix("connection failed: "))
-        # Not from it: what stands in its frames is the connection string.
+        # Not chained: the frames of psycopg's error contain the connection string.
         raise ConnectionFailure(f"could not connect to the publisher: {message}", detail=detail, hint=hint) from None
     try:
         connection.execute(session_settings_sql(connection.info.server_version).encode())
@@ -425,7 +429,7 @@ def session(source: CopySource) -> Any:
 
 
 def read(connection: Any, source: CopySource, copy_statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows that a COPY statement gives, some megabytes at a time.  Raises as read_range does."""
+    """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error and InvalidValue."""
     from pubsub.protocol.copytext import InvalidCopiedField, parse_copy
 
     try:
@@ -441,7 +445,7 @@ def read(connection: Any, source: CopySource, copy_statement: str, schema: pa.Sc
 def _batches(
     pgconn: Any, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]
 ) -> Iterator[Any]:
-    """COPY's rows, some megabytes at a time.  libpq gives one row a call: nothing else is done for a row here."""
+    """Yield COPY's rows, some megabytes at a time.  libpq returns one row per call, so the loop does little else."""
     from psycopg import pq
     from psycopg.errors import error_from_result
 
@@ -455,7 +459,7 @@ def _batches(
         length, row = next_row(0)
         if length <= 0:
             break
-        # A copy, so that libpq's buffer is freed at once: to keep a million of those costs six times the whole loop.
+        # Copied to free libpq's buffer at once: keeping a million of those costs six times the whole loop.
         held.append(bytes(row))
         size += length
         if size >= _CHUNK_BYTES:

@@ -61,18 +61,18 @@ from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync import copyjob
 from tablesync.copyjob import CopySource
 
-# So often the window may be lengthened.
+# How often the window may be lengthened.
 _MOST: Final = 30
-# Keys asked for by one statement.
+# Keys that one statement asks for.
 _KEYS: Final = 1000
 
 log = structlog.get_logger()
 
 
 class Window:
-    """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' types as SQL names them.
+    """Implements apply.staging.destination.Window.  `until` is W; `key_types` are the key columns' SQL type names.
 
-    Without a `source` no row can be read again: the publisher's table is not any more what was copied.
+    Without a `source` no row can be read again, because the publisher's table has changed since it was copied.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Window:
         self._key_types = key_types
         self._catalog = catalog
         self._engine = engine
-        # The keys of rows that were read again, each with the LSN up to which they are in doubt.
+        # The keys of rows that were read again, with the LSN up to which they are in doubt.
         self._read: list[tuple[Lsn, KeySet]] = []
 
     async def complete(self, staged: AnyStaged, commit: Commit) -> Commit:
-        """See apply.staging.destination.Window.  Raises CopyAgain, and what reading from the publisher raises."""
+        """See apply.staging.destination.Window.  Raises CopyAgain, and the errors of reading from the publisher."""
         if not isinstance(staged, DirectStaged):
             raise self._again("its Delta table is Spark's to write now")
         if staged.masked is not None:
@@ -139,9 +139,9 @@ class Window:
 def read_again(
     source: CopySource, table: TargetTable, keys: Any, key_types: Mapping[str, str], cut: copyjob.Cut
 ) -> tuple[Any, Lsn]:
-    """The rows that stand under `keys` in the publisher now, with the table's columns; and an LSN past what was seen.
+    """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot.
 
-    Blocks, as long as another session has the table locked; `cut` breaks it off.
+    Blocks, also while another session has the table locked; `cut` interrupts it.
     """
     schema = pa.schema([table.schema.field(name) for name in source.columns])
     batches = []
@@ -169,7 +169,7 @@ def _is_one_of(keys: Any, key_types: Mapping[str, str]) -> str:
 
 
 def _texts(column: Any) -> list[str]:
-    """Values of a key's column as PostgreSQL reads them."""
+    """Return a key column's values as text for PostgreSQL."""
     if pa.types.is_binary(column.type):
         return [f"\\x{value.hex()}" for value in column.to_pylist()]
     return [str(text) for text in column.cast(pa.string()).to_pylist()]

@@ -1,14 +1,15 @@
-"""The sync worker of one table (tablesync.c: LogicalRepSyncTableStart, process_syncing_tables_for_sync).
+"""Synchronize one table: its sync worker (tablesync.c: LogicalRepSyncTableStart, process_syncing_tables_for_sync).
 
-    i ─► d   its own slot, whose exported snapshot is copied by a Spark job; finished chunks are kept
-      ─► f   the copy is committed, at the slot's consistent point; if it went on under another snapshot,
-             the slot is followed until the table is whole (window)
-      ─► w   tells apply where it is; apply answers with the LSN to reach
-      ─► c   follows the slot exactly up to there
-      ─► s   stored with that LSN; the slot is dropped, and apply goes on
+    i ─► d   create a slot of its own, and copy its exported snapshot by a Spark job; finished chunks are kept
+      ─► f   the copy is committed at the slot's consistent point; if it was resumed under another snapshot,
+             follow the slot until the table is whole (window)
+      ─► w   tell apply the position; apply answers with the LSN to reach
+      ─► c   follow the slot exactly up to that LSN
+      ─► s   store it; the slot is dropped, and apply takes over
 
-Found in `f` after a crash, it goes on from there; in `d`, with what chunks are finished, under a new snapshot.  Where that can not
-be, and when its slot is gone, it starts over with a new slot, snapshot and generation, and says why.
+After a crash in `f` the next worker continues from there; in `d` it keeps the finished chunks and copies the others
+under a new snapshot.  If that is not possible, or the slot is gone, it starts over with a new slot, snapshot and
+generation, and logs why.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ log = structlog.get_logger()
 
 
 def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
-    """tablesync.c: ReplicationSlotNameForTablesync."""
+    """Return the name of a sync worker's slot (tablesync.c: ReplicationSlotNameForTablesync)."""
     return f"pg_{subid}_sync_{relid}_{node_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The table as a transaction sees it."""
+    """The publisher's table as one transaction sees it."""
 
     definition: TableDefinition
     target: TargetTable
@@ -81,7 +82,7 @@ class Described:
 
 
 class SyncWorker:
-    """One table's way from i to s.  `figures` may be read at any time."""
+    """Takes one table from i to s.  `figures` may be read at any time."""
 
     def __init__(
         self,
@@ -96,12 +97,12 @@ class SyncWorker:
         settings: Settings,
     ) -> None:
         self.relation = relation
-        """The table as it was when the worker last read the catalog."""
+        """The table as of the worker's last read of the catalog."""
         self.figures = Figures()
         self.to_blame = False
-        """Whether what failed is the table's own: nothing that other tables would fail of too."""
+        """Whether the failure is the table's own, and not one that other tables would have, too."""
         self.snapshot_lsn: Lsn | None = None
-        """Where the copy is taken, once that is known."""
+        """The LSN of the copy's snapshot, once known."""
         self._subscription = subscription
         self._node_id = node_id
         self._catalog = catalog
@@ -113,24 +114,24 @@ class SyncWorker:
         self._pipeline: Pipeline | None = None
 
     async def run(self) -> None:
-        """Until the table is in s and its slot is gone.  Raises PubsubError and what Spark raises."""
+        """Run until the table is in s and its slot is dropped.  Raises PubsubError and Spark's errors."""
         with self.figures.waits_for("an earlier daemon's JVM to end"):
             await self._engine.fence()
-        # Who started this worker may have read the catalog before the one before it was done.
+        # The launcher may have read the catalog before the previous worker was done.
         relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
         if relation is None:
             return
         self.relation = relation
         self.snapshot_lsn = relation.lsn
         if relation.stopped:
-            # It stopped alone: nothing of it may hold the publisher's WAL back.
+            # The table stopped alone; its slot must not hold back the publisher's WAL.
             if relation.sync_slot is not None:
                 await self._drop_slot()
             return
         if relation.state in (RelState.SYNCDONE, RelState.READY):
             if relation.definition is None:
                 await self._make_target()
-            # The worker that stored s may have failed before it could say so.
+            # The worker that stored s may have failed before it could tell apply.
             self._handover.synced(relation.relid)
             if relation.sync_slot is not None:
                 await self._drop_slot()
@@ -153,14 +154,14 @@ class SyncWorker:
             log.info("table is copied again", relation=relation.qualified_name, reason=_reason(again))
 
     def drain(self) -> None:
-        """End soon; what is not done is done by the next worker."""
+        """End the catch-up soon; the next worker does the rest."""
         if self._pipeline is not None:
             self._pipeline.drain()
 
     async def _make_target(self) -> None:
-        """The Delta table of a table that joined without a copy."""
+        """Create the Delta table of a table that joined without a copy, and store its definition."""
         async with await self._connect(replication=False) as connection:
-            # What was altered up to here is in the definition.
+            # The definition includes all alterations up to here.
             since = await slots.current_wal_lsn(connection)
             await connection.execute(snapshots.BEGIN)
             _, definition, target = await self._described(connection)
@@ -186,7 +187,7 @@ class SyncWorker:
             await self._engine.start()
 
     async def _slot_is_there(self) -> bool | None:
-        """Whether the sync slot is there and good; None when the apply worker does not follow this publisher, not yet at least."""
+        """Tell whether the sync slot exists and is valid; None if apply does not, or not yet, follow this publisher."""
         async with await self._connect(replication=True) as connection:
             subscription = await self._catalog.subscription(self._subscription.oid)
             identity = await check_system(connection, subscription)
@@ -206,7 +207,7 @@ class SyncWorker:
     # d
 
     async def _copy(self) -> None:
-        """From the beginning: a new slot, and all chunks under its snapshot."""
+        """Copy from the beginning: create a new slot, and copy all chunks under its snapshot."""
         subscription, relation = self._subscription, self.relation
         earlier = await self._catalog.copy_plan(subscription.oid, relation.relid)
         # The connection that exported the snapshot stays open and idle until every range has imported it.
@@ -218,7 +219,7 @@ class SyncWorker:
             self._handover.new_copy(relation.relid)
             self._stage.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")
-            # The monitor knows better what it waits for, if it can ask.
+            # Be patient: if the monitor can ask the publisher, its report of what creation waits for is more exact.
             with self.figures.waits_for("its replication slot to be created", patience=10):
                 created = await replication.create_slot(
                     exporter, self._slot, snapshot="export", failover=subscription.options.failover
@@ -259,7 +260,7 @@ class SyncWorker:
             await self._copy_rows(plan, table.source, table.target, rows)
 
     async def _go_on(self) -> None:
-        """The copy that an earlier worker began: its finished chunks stay, if they can."""
+        """Resume an earlier worker's copy with its finished chunks; start over if that is not possible."""
         subscription, relation = self._subscription, self.relation
         plan = await self._catalog.copy_plan(subscription.oid, relation.relid)
         if plan is None or plan.generation != relation.copy_generation:
@@ -318,7 +319,7 @@ class SyncWorker:
             return
         await self._start_spark()
         while not await self._copy_by_job(plan, source, target, record, rows):
-            # Under the same snapshot: what tasks have finished stays.
+            # Again under the same snapshot: finished chunks stay.
             plan = replace(plan, attempts=(*plan.attempts, str(uuid.uuid4())))
             await self._catalog.put_copy_plan(self._subscription.oid, self.relation.relid, plan)
         await faults.reached(f"copy committed {self.relation.qualified_name}")
@@ -327,7 +328,10 @@ class SyncWorker:
     async def _copy_by_job(
         self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit, rows: int | None
     ) -> bool:
-        """False when a task met a lock on the publisher.  One that is there before is waited for here, where nobody waits behind."""
+        """Copy by a Spark job; return False if a task met a lock on the publisher.
+
+        Wait first, outside Spark's places, for a lock that is already held.
+        """
         async with await self._connect(replication=False) as connection:
             with self.figures.waits_for("a lock on the publisher"):
                 await connection.execute(copyjob.wait_sql(source))
@@ -346,7 +350,7 @@ class SyncWorker:
         return True
 
     async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
-        """A small table, without Spark; False when the copy takes a job."""
+        """Copy a small table without Spark; return False if it takes a Spark job."""
         cut = copyjob.Cut()
         with self._blaming():
             rows = await self._engine.run_until_told(cut, copyjob.copy_here, source, target, record, plan, cut)
@@ -366,9 +370,9 @@ class SyncWorker:
         log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
 
     async def _seen(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
-        """The table as the connection's transaction sees it, which is `snapshot`.
+        """Return the table as the connection's transaction sees it, and what to copy under its `snapshot`.
 
-        It takes no lock that would last: an ALTER TABLE would wait for it, and the copy's tasks for the ALTER TABLE.
+        Takes no lasting lock: an ALTER TABLE would wait for it, and the copy's tasks for the ALTER TABLE.
         """
         subscription, relation = self._subscription, self.relation
         found, definition, target = await self._described(connection)
@@ -394,7 +398,7 @@ class SyncWorker:
         )
 
     async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
-        """The table as the connection's transaction sees it published."""
+        """Return the table's publication, definition and target as the connection's transaction sees them."""
         relation = self.relation
         published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
         found = published[0] if published else None
@@ -410,13 +414,13 @@ class SyncWorker:
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
-        """What fails inside fails because of this table."""
+        """Attribute a failure inside to this table."""
         self.to_blame = True
         yield
         self.to_blame = False
 
     async def _prepare_target(self, target: TargetTable) -> None:
-        """The Delta table is there, and what it holds may be replaced: nothing, or an unfinished copy of our own."""
+        """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own."""
         subscription = self._subscription
         identity = {
             "pubsub.node": self._node_id,
@@ -425,10 +429,10 @@ class SyncWorker:
         }
         if await asyncio.to_thread(delta.exists, target.path):
             have = await asyncio.to_thread(delta.properties, target.path)
-            # Of whichever publisher: after a RESYNC it may be another.
+            # The publisher may differ: a RESYNC may have changed it.
             ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
             if ours:
-                return  # the copy's commit brings the columns that it lacks
+                return  # the copy's commit adds missing columns
             if await asyncio.to_thread(delta.row_count, target.path) > 0:
                 raise NotInPrerequisiteState(
                     f'the Delta table for "{target.relation}" holds rows already',
@@ -448,7 +452,7 @@ class SyncWorker:
     # w, c, s
 
     async def _catch_up(self) -> bool:
-        """From the copy to where apply takes over.  False when told to end before that."""
+        """Follow the slot from the copy to where apply takes over.  False if told to end before that."""
         subscription = self._subscription
         at = await self._made_whole()
         relation = await self._catalog.relation(subscription.oid, self.relation.relid)
@@ -468,7 +472,7 @@ class SyncWorker:
         return True
 
     async def _made_whole(self) -> Lsn | None:
-        """Where the table is, once it holds the rows of one moment; None when told to end before that, or it has left."""
+        """Return the table's LSN once it holds the rows of one moment; None if told to end first, or if it has left."""
         relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
         if relation is None:
             return None
@@ -482,7 +486,7 @@ class SyncWorker:
         return await self._pass_window(relation, app_id, at, plan.until)
 
     async def _pass_window(self, relation: SubscriptionRel, app_id: str, at: Lsn, until: Lsn) -> Lsn | None:
-        """Follow the slot until the table is whole (window).  None when told to end before that."""
+        """Follow the slot until the table is whole (window); return its LSN, or None if told to end before that."""
         async with await self._connect(replication=False) as connection:
             await connection.execute(snapshots.BEGIN)
             table = await self._seen(connection, "", INVALID_LSN)
@@ -505,7 +509,7 @@ class SyncWorker:
             if not await self._follow(relation, app_id, at, stop, window):
                 return None
             at = stop
-        # From here on nothing is in doubt: another worker need not go this way again.
+        # The window is complete; later workers can skip it.
         await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, at)
         await faults.reached(f"whole {relation.qualified_name}")
         return at
@@ -556,9 +560,9 @@ def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:
 
 
 class _OneTable:
-    """around.Tables for the catch-up: one table, whose own version is all that need be stored.
+    """Implements interfaces.Tables for the catch-up of one table, whose position is its own version.
 
-    Its failure is the worker's.
+    A failure of the table ends the worker.
     """
 
     isolates = False
@@ -649,4 +653,4 @@ class _OneTable:
         return
 
     async def skip_passed(self, passed: PassedSkip) -> None:
-        """The apply worker takes it back: it has the same transaction."""
+        """Do nothing: the apply worker receives the same transaction, and clears SKIP."""

@@ -1,8 +1,8 @@
-"""Committing a prepared table, and deciding what an exception from Spark means.
+"""Commit a staged table, and decide what an exception from Spark means.
 
-The table itself says what happened: its version under the application id is read again.  At or past the batch, the commit
-is there; still where it was before the batch, it is not and may be tried again; anything else is another writer's doing, and
-the worker starts again from its origin (architecture.md, Invariants).
+The table itself tells what happened, so its transaction version under the application id is read again.  At or past the
+batch's end, the commit succeeded.  Unchanged, it did not, and a conflict is tried again.  Any other
+version is another writer's doing: the commit fails, and the worker starts again from its origin.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONFLICTS: Final = (
     "ConcurrentWrite",
 )
 
-# What Spark says of a table, or a file of it, that is no more.
+# Spark's errors for a table, or one of its files, that no longer exists.
 _GONE: Final = re.compile(
     r"FILE_NOT_FOUND|FileNotFoundException|FILE_NOT_EXIST|TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|PATH_NOT_FOUND"
 )
@@ -44,16 +44,16 @@ log = structlog.get_logger()
 
 
 async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int | None:
-    """Commit one table's part of a batch in the worker's lane; `before` is the table's version before it (0: none), as this worker
-    has made or read it.
+    """Commit one table's part of a batch in the worker's lane, and return when the commit is durable.
 
-    Returns when the commit is durable: how many rows the table then holds, where its log says so.  Raises PubsubError when it is
-    not and can not be, WrittenByOthers and Overtaken when it is not and must be worked out anew.
+    `before`: the table's version before the batch (0: none), as this worker committed or read it.  Returns the number
+    of rows that the table then holds, None if its log does not tell.  Raises PubsubError if the commit failed for good;
+    WrittenByOthers or Overtaken if the batch must be staged again.
     """
     target = prepared.staged.table
     record = replace(prepared.commit, before=before or None)
     if before >= record.first and before > prepared.destination.after:
-        # Another worker's commit was read while the batch was staged, which has those transactions too.
+        # A commit by another worker was read during staging; it holds some of this batch's transactions.
         raise Overtaken(target.relation, table.moved_on(before, replace(record, before=prepared.destination.after)))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -92,7 +92,7 @@ async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int 
     try:
         return await _rows(prepared)
     except Exception as error:
-        # For people: what is committed is committed.
+        # The count is only shown to people; the commit stands without it.
         log.warning("the rows of a table could not be counted", relation=target.relation, reason=said(error))
         return None
 
@@ -105,7 +105,7 @@ async def _rows(prepared: StagedTable) -> int | None:
 
 
 async def _tidy(engine: Lane, staged: DirectStaged) -> None:
-    """The rows are there either way; a full disk will be met by the next batch."""
+    """Merge small files and write a checkpoint; only log errors, since the rows are committed either way."""
     relation = staged.table.relation
     try:
         await engine.run_without_spark(tidying.merge_small, staged.log, staged.table)

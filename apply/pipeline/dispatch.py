@@ -245,9 +245,10 @@ class Dispatcher:
         return self._decide(end)
 
     def _skips(self, finish: Lsn, end: Lsn, told: Sequence[pgoutput.Relation] = ()) -> bool:
-        """Tell whether the transaction is the one to skip (worker.c: maybe_start_skipping_changes, clear_subskiplsn).
+        """Tell whether the transaction is the one to skip.
 
-        The publisher does not resend the Relation messages `told` by a skipped transaction, so the batch keeps them.
+        Follows worker.c: maybe_start_skipping_changes, clear_subscription_skip_lsn.  The publisher does not resend the
+        Relation messages `told` by a skipped transaction, so the batch keeps them.
         """
         if self._skip_is_new:
             self._skip_is_new = False

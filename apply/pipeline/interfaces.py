@@ -1,4 +1,4 @@
-"""What a pipeline is given by those around it: its limits, and whom it asks about tables and tells about them."""
+"""What a pipeline needs from its owner: limits, and the tables it writes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pubsub.protocol.pgoutput import Relation
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a batch closes (rows, bytes, seconds), and the timers of the connection in seconds (0: off).
+    """When a batch closes (rows, bytes, seconds), and the connection's timers in seconds (0: off).
 
-    `memory` and `message`: the bytes of what is received and not staged, and of one message.
+    `memory`: the most bytes of data received but not yet staged.  `message`: the most bytes of one message.
     """
 
     rows: int
@@ -33,60 +33,61 @@ class Limits:
 
 
 class Tables(Protocol):
-    """What the pipeline asks about the tables it writes, and tells about them."""
+    """The tables a pipeline writes: it asks about them here, and reports what happened to them."""
 
     origin: str
     isolates: bool
-    """Whether a table that fails stops alone."""
+    """Whether a failing table stops alone."""
 
     async def destinations(
         self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
     ) -> Mapping[tuple[str, str], Destination]:
-        """Where the batch's relations go, by schema and name; a relation that is not in it gets nothing.
+        """Return where the batch's relations go, by schema and name; a relation without a destination gets nothing.
 
-        Tables that the batch needs altered are altered, after `quiet`: then all batches before are committed.  None: the batch may
-        yet be rolled back, and NotInPrerequisiteState is raised where a table would have to be altered.
+        Alters the tables that the batch needs altered, after awaiting `quiet`, which returns once all batches before
+        are committed.  With `quiet` None the batch may still be rolled back; NotInPrerequisiteState is raised if a
+        table would have to be altered.
         """
 
     async def unchanged(self, told: Mapping[int, Relation]) -> bool:
-        """Whether these messages, the last of their relations, ask nothing of the tables, as the publisher's catalog says too."""
+        """Tell whether these last messages of their relations, and the publisher's catalog, require no alteration."""
 
     @property
     def asked(self) -> bool:
-        """Whether `settle_columns` has something to do as soon as the stream has come far enough."""
+        """Whether `settle_columns` has work to do once the stream has come far enough."""
 
     async def settle_columns(self, at: Lsn) -> None:
-        """Everything up to `at` is decided and committed: tables whose columns were asked for become what the publisher's are."""
+        """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
 
     async def before_commit(self) -> None:
-        """What was received may be committed, and its origin stored; raises why it must not be any more."""
+        """Check that this worker may still commit and store its origin; raise the reason if not."""
 
     async def may_write(self, destination: Destination) -> bool:
-        """Waits until this worker may commit what was staged for `destination`.
+        """Wait until this worker may commit what was staged for `destination`.
 
-        False when the table has left the subscription or stopped meanwhile, or is another copy than then.
+        False if the table has since left the subscription, stopped, or been copied anew.
         """
 
     def failed(self, failures: Sequence[Failure]) -> None:
-        """These tables get nothing more; what is staged for them is not yet committed."""
+        """Note that these tables get no later changes; what is staged for them is still to be committed."""
 
     async def stop(self, failures: Sequence[Failure]) -> None:
-        """What these tables were still to get is committed: store, durably, that they have stopped."""
+        """Store durably that these tables have stopped; their last changes are committed."""
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
-        """Others have changed rows of the table: store it, durably, and give it out as such from now on."""
+        """Store durably that others have changed rows of the table; its later destinations are `contested`."""
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:
-        """These conflicts were met in what is committed to the table now: log and count them."""
+        """Log and count the conflicts of a batch that was just committed to the table."""
 
     def version(self, relid: int) -> Lsn:
-        """The end LSN of the last transaction in the table (0: none, or the table has left)."""
+        """Return the end LSN of the last transaction in the table (0: none, or the table has left)."""
 
     def committed(self, destination: Destination, lsn: Lsn) -> None:
-        """The table of `destination` holds everything up to `lsn`."""
+        """Note that the table of `destination` holds everything up to `lsn`."""
 
     async def durable(self, lsn: Lsn) -> None:
-        """Everything up to `lsn` that was decided for these tables is in Delta."""
+        """Store the origin: everything up to `lsn` that was decided for these tables is in Delta."""
 
     async def skip_passed(self, passed: PassedSkip) -> None:
-        """SKIP has had its effect, durably, or came too late: it is taken back."""
+        """Clear SKIP: its transaction was skipped, durably, or another transaction came first."""

@@ -1,18 +1,19 @@
-"""The way of a stream into Delta: receive ─► batch ─► prepare ─► commit ─► feedback, three tasks side by side.
+"""The path of a stream into Delta: receive ─► batch ─► stage ─► commit ─► feedback, as three concurrent tasks.
 
-    receive   frames into the open batch and the reorder buffer; stops reading while the batch is full
-    prepare   takes the open batch when it is due, stages it (in a thread)
-    commit    commits the staged tables, then everything up to the batch's end is durable
+    receive   feeds frames to the open batch and the reorder buffer; stops reading while the batch is full
+    stage     takes the open batch when it is due and stages it (in a thread)
+    commit    commits the staged tables; then everything up to the batch's end is durable
 
-A batch is due when it holds `rows` or `bytes`, or when it is `age` seconds old and the committer is free: while a commit
-runs, the open batch grows, so that a backlog makes batches larger, not more.  What was sent long after it was committed is
-a backlog from the start: there age counts only once the stream runs dry.  A large batch is staged while the one before it
-commits; at most one is open, one staged or being staged, one committing.
+A batch is due when it reaches `rows` or `nbytes`, or when it is `age` seconds old and no commit is running.  While a
+commit runs, the open batch grows, so a backlog makes batches larger, not more numerous.  A stream whose transactions
+were sent long after their commit is a backlog from the start; there, age counts only once the stream runs dry.  A large
+batch is staged while the one before it commits.  At most one batch is open, one staged or being staged, and one
+committing.
 
-What is received and not staged holds at most `memory` bytes, and one read: the frames of committed small transactions, of
-which a batch holds half of that, and the reorder buffer, which moves to disk what is more.
+Data that is received but not yet staged takes at most `memory` bytes plus one read.  Frames of committed small
+transactions take up to half of it in the open batch; the reorder buffer spills to disk whatever exceeds the rest.
 
-Apply and the sync worker's catch-up are both this, over different `Tables`.
+Apply and the sync worker's catch-up both use this pipeline, over different `Tables`.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
-# A batch of this many rows is staged while another commits; a smaller one waits, and grows.
+# A batch of this many rows is staged while another commits; a smaller one waits and grows.
 _WORTH_STAGING_AHEAD: Final = 50_000
-# After a batch of so many rows memory is given back to the system.
+# After a batch of more rows than this, freed memory is returned to the system.
 _LARGE: Final = 100_000
-# A transaction sent so long after its commit, in microseconds, is one of a backlog.
+# A transaction sent more than this after its commit, in microseconds, belongs to a backlog.
 _BACKLOG: Final = 2_000_000
-# A backlog's stream without a frame for so long, in seconds, has run dry.
+# A backlog's stream has run dry after this long without a frame, in seconds.
 _STALLED: Final = 0.25
-# How long the storing of the origin may hold up a reply, and reading the replies, in seconds.
+# How long storing the origin may delay a reply to the publisher, and further reading, in seconds.
 _PATIENCE: Final = 1.0
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 
-# logical_decoding_work_mem is at least this.
+# The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
 
 
@@ -69,7 +70,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A batch that is staged, and the tables that stop in it."""
+    """A staged batch, and the tables that stop in it."""
 
     batch: Batch
     prepared: list[StagedTable]
@@ -77,12 +78,13 @@ class _Ready:
 
 
 class Pipeline:
-    """One stream and its tasks.  `flushed` is what feedback reports as durable; it only grows.
+    """One stream and its tasks.  `flushed` is the LSN up to which everything is durable; it only grows.
 
-    `align_at`: the first batch closes at this LSN if the stream comes to it: after a crash between the commits of one batch,
-    its tables line up again there.  `stop_at`: `run` ends when all up to it is durable, and nothing after it was applied.
-    `buffer` is the caller's to close; without one all is kept in memory, and the stream has no transactions in progress.
-    Without `two_phase` it has no prepared ones.  Of those in progress `ahead` are prepared while they come (0: none).
+    `align_at`: the first batch closes at this LSN if the stream reaches it, so that tables line up again after a crash
+    between the commits of one batch.  `stop_at`: `run` ends when everything up to it is durable; nothing after it is
+    applied.  The caller closes `buffer`; without a buffer, everything stays in memory and the stream has no
+    transactions in progress.  Without `two_phase` the stream has no prepared transactions.  Up to `ahead` transactions
+    in progress are staged while they arrive (0: none).
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Pipeline:
         stop_at: Lsn | None = None,
         skip: Lsn = INVALID_LSN,
     ) -> None:
-        # The buffer does one thing at a time: nothing is given back while a thread moves changes to disk.
+        # The buffer is not thread-safe: nothing may be released while a thread spills it to disk.
         self._using_buffer = asyncio.Lock()
         self._ahead = Ahead(tables, stage, tables.origin, ahead, self._using_buffer) if ahead else None
         self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
@@ -133,13 +135,13 @@ class Pipeline:
         self._storing_since = 0.0
         self._left: Sequence[bytes] = ()
         self._sent_at = 0
-        # When reading began, or went on after a wait for room: the publisher's silence before that is our own.
+        # When reading began, or resumed after a wait for room: silence before that is not the publisher's.
         self._reading_since = time.monotonic()
-        # Since when nothing is read; None while the publisher is listened to.
+        # Since when the worker has not been reading; None while it waits on the socket.
         self._away_since: float | None = None
 
     async def run(self) -> None:
-        """Until `stop_at` or `drain`; everything received as committed is then durable and reported."""
+        """Run until `stop_at` or `drain`; every transaction received whole is then durable and reported."""
         try:
             async with asyncio.TaskGroup() as group:
                 status = group.create_task(self._send_status_regularly())
@@ -169,7 +171,7 @@ class Pipeline:
         await self._report()
 
     def drain(self) -> None:
-        """Stop the intake; `run` commits what is there and returns."""
+        """Stop receiving; `run` commits what it has received and returns."""
         self._draining = True
         self._changed.set()
         self._room.set()
@@ -186,12 +188,12 @@ class Pipeline:
                 self._reading_since = time.monotonic()
                 continue
             if self.dispatcher.waiting is not None:
-                # The batch before it had to be taken first.
+                # The open batch had to be taken before this message could be handled.
                 await self._settle_prepared()
                 continue
             frames = self._left or await self._next_frames()
             if self._drained():
-                # What would come after the last batch may have been closed already.
+                # Draining began during the wait: the last batch may be closed already.
                 return
             if frames:
                 self._take(frames)
@@ -206,7 +208,10 @@ class Pipeline:
                 await self._advance()
 
     async def _next_frames(self) -> Sequence[bytes]:
-        """Frames, or none after a second without any; a publisher silent for too long is given up (worker.c: LogicalRepApplyLoop)."""
+        """Return the next frames, or none after a second of silence (worker.c: LogicalRepApplyLoop).
+
+        Raises ConnectionFailure if the publisher is silent for wal_receiver_timeout.
+        """
         self._away_since = None
         try:
             async with asyncio.timeout(1.0):
@@ -241,7 +246,7 @@ class Pipeline:
             figures.spill_bytes = spilled.spill_bytes
 
     async def _settle_prepared(self) -> None:
-        """A transaction was prepared, or the outcome of one has come: keep it, find it or forget it, before anything else."""
+        """Store, load or remove the prepared transaction that the dispatcher waits for, before any later message."""
         dispatcher = self.dispatcher
         waiting = dispatcher.waiting
         if waiting is None:
@@ -324,7 +329,7 @@ class Pipeline:
             return True
         return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
 
-    # prepare
+    # stage
 
     async def _prepare_batches(self) -> None:
         while True:
@@ -336,13 +341,13 @@ class Pipeline:
             await self._staged.put(await self._prepare(batch))
 
     async def _until_committed(self) -> None:
-        """Until no batch is under way but the one that is being prepared."""
+        """Wait until no batch is in flight except the one being staged."""
         while self._in_flight > 1:
             self._changed.clear()
             await self._changed.wait()
 
     async def _prepare(self, batch: Batch) -> _Ready:
-        """Stage the batch; its frames are given back then.  Cancelled, what that has staged is discarded."""
+        """Stage the batch, then release its frames.  If it is cancelled, discard what it has staged."""
         ready = _Ready(batch, [], [])
         try:
             early = await self._ahead.finish(batch) if self._ahead is not None else None
@@ -354,7 +359,7 @@ class Pipeline:
             batch.clear_logs()
             self._staging_memory = 0
             async with self._using_buffer:
-                # Here, not in a thread: frames that are taken meanwhile use the buffer too.
+                # On the event loop, not in a thread: frames fed meanwhile use the buffer too.
                 for part in batch.large:
                     part.release()
         except BaseException:
@@ -364,12 +369,12 @@ class Pipeline:
         return ready
 
     async def _stage_for(self, ready: _Ready) -> None:
-        """Stage `ready.batch` in a thread; again, once it is known, if others are found to have written a table."""
+        """Stage `ready.batch` in a thread; if others turn out to have written a table, record that and stage again."""
         batch, tables = ready.batch, self._tables
         while True:
             destinations = await self._destinations(ready)
             if any(destination.contested for destination in destinations.values()):
-                # What the table holds is looked up: the batch before must be in it.
+                # The table's rows are looked up, so the previous batch must be in it.
                 await self._not_committing.wait()
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
@@ -383,7 +388,7 @@ class Pipeline:
             try:
                 await in_thread(stage)
             except WrittenByOthers as found:
-                # The batch before was not worked out for this: its commit must find them, too, before they are known.
+                # The previous batch was not staged against these commits either: its own commit must find them first.
                 await self._not_committing.wait()
                 await self._others_wrote(found)
                 continue
@@ -395,7 +400,7 @@ class Pipeline:
         self._stage.forget_others(found.destination.table.path)
 
     async def _destinations(self, ready: _Ready) -> Mapping[tuple[str, str], Destination]:
-        """Where the batch goes; tables that can not even be asked fail."""
+        """Return where the batch goes.  With isolation, a table whose destination cannot be found fails alone."""
         while True:
             try:
                 return await self._tables.destinations(ready.batch, self._until_committed)
@@ -406,7 +411,7 @@ class Pipeline:
                 self._tables.failed(ready.failures)
 
     async def _due_batch(self) -> Batch | None:
-        """The open batch as soon as it is due; None when the intake has ended and nothing is left."""
+        """Return the open batch as soon as it is due; None when receiving has ended and nothing is left."""
         while True:
             self._changed.clear()
             batch = self.dispatcher.batch
@@ -424,7 +429,7 @@ class Pipeline:
                 assert batch.opened_at is not None
                 due = batch.opened_at + self._limits.age
                 if self._behind(batch):
-                    # A backlog: the batch grows to its bounds, as long as the stream flows.
+                    # A backlog: the batch grows to its bounds while frames keep coming.
                     due = max(due, self._stream.last_receive + _STALLED)
                 wait = due - time.monotonic()
             if wait is not None and wait <= 0:
@@ -441,7 +446,7 @@ class Pipeline:
                 continue
 
     def _behind(self, batch: Batch) -> bool:
-        """Whether what is received was committed long before it was sent, both by the publisher's clock."""
+        """Tell whether the stream was committed long before it was sent, both by the publisher's clock."""
         return self._sent_at - batch.transactions[-1].commit_time > _BACKLOG
 
     # commit
@@ -457,7 +462,7 @@ class Pipeline:
             batch, prepared, failures = item.batch, item.prepared, list(item.failures)
             try:
                 await self._tables.before_commit()
-                # A failure of one does not end the others: the files they read from are still theirs.
+                # Wait for all, even if one fails: the others still read from their staged files.
                 results = await asyncio.gather(*map(self._commit, prepared), return_exceptions=True)
             finally:
                 for table in prepared:
@@ -531,7 +536,7 @@ class Pipeline:
     # feedback
 
     async def _advance(self, *, idle: bool = False) -> None:
-        """With nothing pending, everything received is durable: a quiet table must not hold the publisher's WAL back."""
+        """If nothing is pending, advance `flushed` to the received position: quiet tables must not hold back WAL."""
         self._note_progress(time.monotonic())
         if self.figures.caught_up and (idle or not self._draining):
             if self._tables.asked:
@@ -548,16 +553,16 @@ class Pipeline:
         return self.dispatcher.idle and self._in_flight == 0
 
     async def _until_stored(self) -> None:
-        """Wait until everything up to `flushed` is stored as the origin."""
+        """Wait until the stored origin has reached `flushed`."""
         wanted = self.flushed
         while self._stored < wanted:
             await self._store_for(None)
         await self._after_storing()
 
     async def _store_for(self, seconds: float | None) -> None:
-        """Store the origin, and wait so long at most since that began (None: until its end); raises what it failed of.
+        """Store the origin; return at most `seconds` after that began (None: when it has ended).  Raises its errors.
 
-        It is a task of its own: while a catalog does not answer, replies go on with what was stored before.
+        Storing runs as its own task: while the catalog does not answer, replies go on with the origin stored before.
         """
         task = self._storing
         if task is None:
@@ -573,7 +578,7 @@ class Pipeline:
             task.result()
 
     async def _store(self) -> None:
-        # `flushed` may move while it is stored; what is reported is what was stored, never more.
+        # `flushed` may move meanwhile; only what was stored may be reported.
         flushed = self.flushed
         await self._tables.before_commit()
         await self._tables.durable(flushed)
@@ -590,7 +595,7 @@ class Pipeline:
             await self._tables.skip_passed(passed)
 
     async def _report(self) -> None:
-        """Say how far it is, unasked: not with wal_receiver_status_interval = 0 (worker.c: send_feedback)."""
+        """Send an unrequested status, except with wal_receiver_status_interval = 0 (worker.c: send_feedback)."""
         if self._limits.status_interval:
             await self._send_status()
 
@@ -599,8 +604,11 @@ class Pipeline:
         await self._stream.send_status(received, self._stored, self._stored, reply=reply)
 
     async def _send_status_regularly(self) -> None:
-        """Status goes out while nothing is read, too: the publisher's request for a reply may lie unread in the socket, and it
-        must not take us for dead.  Without a status interval that is all that is sent here."""
+        """Send status at every interval, and every second while nothing is read.
+
+        The publisher's request for a reply may then lie unread in the socket, and it must not take the worker for dead.
+        Without a status interval, status is sent only in that case.
+        """
         interval = self._limits.status_interval
         sent = time.monotonic()
         while True:

@@ -1,17 +1,17 @@
-"""schema_changes = follow: the Delta tables are altered as the publisher's tables were, before the rows that need it.
+"""schema_changes = follow: alter Delta tables as the publisher's tables were altered, before the rows that need it.
 
-    batch ─► Relation messages that were not looked at yet
-          ─► the publisher's catalog, one look for all of them           (definitions)
-          ─► the number of each message's columns                        (attributes.identify)
-          ─► what the last of them asks of the Delta table               (changes.wanted)
+    batch ─► Relation messages not looked at before
+          ─► one look at the publisher's catalog for all of them         (definitions)
+          ─► the attribute numbers of each message's columns             (attributes.identify)
+          ─► the change that the last message requires                   (diff.wanted)
           ─► batches before are committed ─► one commit alters the table ─► the catalog's definition follows
-          ─► how rows under each message become rows of the table         (destination.Reading)
+          ─► the mapping from rows under each message to table rows      (destination.Reading)
 
-Rows under an older definition than the table's are brought to it as they are decoded, so a transaction may change rows, alter
-the table and change rows again.  The table says itself which of the publisher's columns it has (pubsub.attributes), so what a
-crash leaves undone is done once: the messages come again, are known, and ask for nothing.
+Rows sent under an older definition are mapped to the table's while they are decoded, so a transaction may change rows,
+alter the table and change rows again.  The table property pubsub.attributes records which of the publisher's columns
+the table has, so after a crash an alteration is not repeated: the messages come again, are known, and require nothing.
 
-Where neither stream nor catalog can tell what rows have, CopyAgain says so, and the table is copied anew.
+Where stream and catalog do not determine a table's rows, CopyAgain is raised and the table is copied anew.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A Relation message that rows were sent under which a table gets: the number of the first, and whether all are inserts."""
+    """A Relation message with rows that the table gets: the seq of the first row, and whether all rows are inserts."""
 
     message: Relation
     seq: int
@@ -71,7 +71,7 @@ Version = Callable[[int], Lsn]
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The publisher's catalog at one moment: those of some tables that are there, by oid.  At `lsn` WAL ended just after."""
+    """Tables in the publisher's catalog at one moment, by oid, without missing ones.  WAL ended at `lsn` just after."""
 
     tables: Mapping[int, Described]
     lsn: Lsn
@@ -79,8 +79,10 @@ class Looked:
 
 @dataclass(slots=True)
 class Columns:
-    """What is known of one table: its Delta table, which of the publisher's columns that has, and messages looked at; `follows`
-    is the one that it is as."""
+    """What is known of one table: its Delta table, the publisher's columns in it, and the Relation messages looked at.
+
+    `follows`: the message that the table's definition matches.
+    """
 
     relid: int
     app_id: str
@@ -92,7 +94,7 @@ class Columns:
 
 
 async def load(relid: int, app_id: str, path: str, relation: str, definition: str | None) -> Columns:
-    """The table as it is: what it says itself goes before what the catalog says, unless that has come as far.
+    """Load the table's columns.  Its own property is used if it is newer than the catalog's definition.
 
     Raises UndefinedTable.
     """
@@ -106,14 +108,16 @@ async def load(relid: int, app_id: str, path: str, relation: str, definition: st
 
 
 class Publisher:
-    """The publisher's catalog, looked at over a connection of its own."""
+    """Looks at the publisher's catalog over a separate connection."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
 
     async def __call__(self, relids: Sequence[int]) -> Looked:
-        """The tables that are there, as one transaction sees them.  No lock is taken: an ALTER TABLE that has not committed, or a
-        prepared one, holds nothing up."""
+        """Return the existing tables as one transaction sees them.
+
+        Takes no locks, so an ALTER TABLE that is uncommitted or prepared does not block it.
+        """
         subscription = self._subscription
         async with await Connection.connect(
             subscription.conninfo, replication=False, application_name=subscription.name
@@ -127,7 +131,7 @@ class Publisher:
 
 
 class Follower:
-    """Follows the changes of a subscription's tables.  `look` asks the publisher."""
+    """Follows the schema changes of a subscription's tables.  `look` asks the publisher."""
 
     def __init__(self, catalog: Catalog, subscription: Subscription, look: Look) -> None:
         self._catalog = catalog
@@ -139,11 +143,12 @@ class Follower:
     async def follow(
         self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None, version: Version
     ) -> list[CopyAgain]:
-        """Bring the tables to where the batch's rows need them; `tables` with the LSN up to which each holds everything.
+        """Alter the tables as the batch's rows require; return those that must be copied again.
 
-        `quiet` returns once everything before the batch is committed; None: the batch may yet be rolled back, and nothing is
-        altered or found out for it.  `version` gives a table's version by relid, as this worker has made or read it.  Returns the
-        tables that must be copied again.  Raises NotInPrerequisiteState, Overtaken, what asking the publisher raises.
+        `tables`: each with the LSN up to which it holds everything.  `quiet` returns once everything before the batch
+        is committed.  With `quiet` None the batch may still be rolled back, so nothing is altered and the publisher is
+        not asked.  `version` returns a table's version by relid, as this worker committed or read it.  Raises
+        NotInPrerequisiteState, Overtaken, and the errors of asking the publisher.
         """
         if quiet is None:
             for table, _ in tables:
@@ -176,8 +181,10 @@ class Follower:
         return again
 
     async def unchanged(self, tables: Sequence[Columns], told: Mapping[int, Relation]) -> bool:
-        """Whether the tables are what the publisher's are under these messages, and nothing of them was written anew since they
-        were looked at.  Raises what asking the publisher raises."""
+        """Tell whether these last messages require no alteration, and the publisher has rewritten none of the tables.
+
+        Raises the errors of asking the publisher.
+        """
         described = (await self._look([table.relid for table in tables])).tables
         for table in tables:
             known, message = table.attributes, told[table.relid]
@@ -203,12 +210,12 @@ class Follower:
         return True
 
     async def renamed(self, relids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
-        """The schema and name that the publisher's catalog has for those of the tables that are there."""
+        """Return the tables' schemas and names in the publisher's catalog, by oid; dropped tables are missing."""
         found = (await self._look(relids)).tables
         return {relid: (one.definition.schema, one.definition.name) for relid, one in found.items()}
 
     async def rename(self, relid: int, table: Columns | None, schema: str, name: str) -> None:
-        """The table has another name from now on; everything before is committed.  One that has left meanwhile is left alone."""
+        """Rename the table, unless it has left the subscription; everything before must be committed."""
         try:
             await self._catalog.rename_relation(self._subid, relid, schema, name)
         except UndefinedObject:
@@ -268,17 +275,17 @@ class Follower:
         self._read(table, found)
 
     async def look(self, tables: Sequence[Columns]) -> Looked:
-        """The tables in the publisher's catalog.  Raises what asking the publisher raises."""
+        """Return the tables in the publisher's catalog.  Raises the errors of asking the publisher."""
         return await self._look([table.relid for table in tables])
 
     async def take_over(self, table: Columns, now: Described, since: Lsn, version: Lsn) -> None:
-        """Make the table what the publisher's is, and has been since `since`; all rows of before are committed, up to `version`.
+        """Alter the table to match `now`, the publisher's table since `since`.
 
-        Raises CopyAgain, and as `follow`.
+        All earlier rows are committed, up to `version`.  Raises CopyAgain, and as `follow` does.
         """
         known = table.attributes
         if known is None:
-            return  # it joined without a copy, and nobody knows which column is which
+            return  # it joined without a copy, and its columns' numbers are unknown
         message = now.as_message(table.relid)
         numbers = tuple(column.attnum for column in now.published)
         change = wanted(table.target, known, message, numbers, now, keep=self._keep, choices=self._choices)
@@ -315,7 +322,7 @@ class Follower:
             await self._catalog.set_relation_definition(self._subid, table.relid, definition)
 
     def _read(self, table: Columns, found: Sequence[tuple[Relation, Numbers]]) -> None:
-        """How rows under these messages become the table's."""
+        """Update how rows under these messages, and those read before, map to the table."""
         known = table.attributes
         assert known is not None
         for message, _ in found:
@@ -329,12 +336,12 @@ class Follower:
 
 
 def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:
-    """Whether the messages ask for a look: one is new, or the table was altered since it was as the last of them says."""
+    """Tell whether to look at the messages: one is new, or the table no longer matches the last one."""
     return bool(messages) and (messages[-1] != table.follows or any(one not in table.looked_at for one in messages))
 
 
 def _refuse_unknown(batch: Batch, table: Columns) -> None:
-    """Refuse messages whose columns are not the table's as it is."""
+    """Raise NotInPrerequisiteState for messages whose columns differ from the table's."""
     for _, message in batch.relations.get(table.relid, ()):
         if message in table.looked_at or table.attributes is None:
             continue
@@ -345,7 +352,7 @@ def _refuse_unknown(batch: Batch, table: Columns) -> None:
 
 
 def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading:
-    """How rows whose columns have these numbers become rows of the table."""
+    """Return how rows whose columns have these numbers map to rows of the table."""
     names = known.names
     fields = tuple(
         target.schema.field(names[number]) if number is not None and number in names else None for number in numbers
@@ -359,19 +366,19 @@ def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading
 
 
 def value(text: str | None, kind: Any) -> Any:
-    """A value from PostgreSQL's text.  Raises InvalidText."""
+    """Parse PostgreSQL's text of a value (None: NULL) as a pyarrow Scalar of type `kind`.  Raises InvalidText."""
     if text is None:
         return pa.scalar(None, kind)
     return types.from_text(pa.array([text.encode()], pa.binary()), kind)[0]
 
 
 def _agree(held: Numbers, numbers: Numbers) -> bool:
-    """Whether two answers differ in nothing but in what is known of dropped columns."""
+    """Tell whether two lists of numbers differ only where one does not know a dropped column's."""
     return all(one == other or one is None or other is None for one, other in zip(held, numbers, strict=True))
 
 
 def _adopted(table: Columns, effect: Sequence[Effect], described: Described | None) -> Attributes | None:
-    """The attributes of a table that was copied before anybody kept them, if nothing has changed since."""
+    """Return the attributes of a table that was copied before they were recorded, if it has not changed since."""
     if described is None or len(effect) != 1:
         return None
     message = effect[0].message
@@ -385,9 +392,9 @@ def _adopted(table: Columns, effect: Sequence[Effect], described: Described | No
 def _same_key(
     table: Columns, effect: Sequence[Effect], found: Sequence[tuple[Relation, Numbers]], change: Change | None
 ) -> bool:
-    """Whether the key that the table has after the change tells the rows of all these messages.
+    """Tell whether the table's key after the change identifies the rows of all these messages.
 
-    Rows that were only inserted it does: under a key that was made after them they are one each.
+    It identifies rows that were only inserted, since a key created after them is unique among them.
     """
     assert table.attributes is not None
     alteration = None if change is None else change.alteration
@@ -405,7 +412,7 @@ def _same_key(
 
 
 def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[Effect]]:
-    """By table, in order.  Reads the batch."""
+    """Return, by relid, the messages in effect for rows that each table gets, in order.  Reads the batch."""
     oids = [table.relid for table, _ in tables]
     seqs: dict[int, list[Any]] = {oid: [np.empty(0, np.int64)] for oid in oids}
     inserts: dict[int, list[Any]] = {oid: [np.empty(0, np.bool_)] for oid in oids}

@@ -1,12 +1,12 @@
-"""A Delta table altered as its publisher's table was: one commit of the log, with the files written anew where that is needed.
+"""Alter a Delta table as its publisher's table was altered: in one commit, rewriting data files only where needed.
 
-    a column that NULL fills        metadata
-    a rename, a drop                metadata; the table's columns are mapped from then on
-    a column with a value, a type   metadata, and each data file once more with the value, or as the type
-    the key, the name               metadata
+    add a column filled with NULL         metadata
+    rename or drop a column               metadata; the table uses column mapping from then on
+    add a column with a value, or retype  metadata, and every data file rewritten with the value or type
+    change the key or the name            metadata
 
-The commit's table property pubsub.attributes says which of the publisher's columns it has: whoever comes after a crash sees that
-it is done.  Blocks.
+The commit also sets the table property pubsub.attributes, which records the publisher's columns that the table has, so
+that after a crash the alteration is known to be done.  Blocks.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.types import repeated
 
 _ATTEMPTS: Final = 10
-# The properties of `described`.
+# The properties that `described` returns.
 _DESCRIBED: Final = ("pubsub.relation", "pubsub.key", STATISTICS)
 _NOTHING: Final[dict[str, str | None]] = dict.fromkeys(_DESCRIBED)
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """What becomes of a table, in this order; names are the columns' at that step.
+    """Changes to a table: drop, rename, retype, add, in this order.  Each step uses the column names that it finds.
 
-    `drop`: columns that go.  `rename`: old to new names.  `retype`: columns that get another type, to which each value can be cast.
-    `add`: new columns, with the value (a pyarrow Scalar) that rows so far get.
-    `key` and `relation`: the table's from now on.
+    `drop`: columns to drop.  `rename`: old to new names.  `retype`: new types, to which each value can be cast.
+    `add`: new columns, each with the value (a pyarrow Scalar) for existing rows.
+    `key` and `relation`: the table's key and name afterwards.
     """
 
     key: tuple[str, ...]
@@ -50,15 +50,15 @@ class Alteration:
 
     @property
     def rewrites(self) -> bool:
-        """Whether data files are written anew."""
+        """Whether data files are rewritten."""
         return bool(self.retype) or any(value.is_valid for _, value in self.add)
 
 
 def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str], record: Commit) -> TargetTable:
-    """Commit `change` with these properties beside it, and return the table as it is then.
+    """Commit `change` together with `properties`, and return the altered table.
 
-    `record` says from which LSN on the table is so.  Raises NotInPrerequisiteState for a table that is not ours to alter, Overtaken
-    for one that is not as `table` and `record.before` have it; OSError.
+    `record` tells from which LSN on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
+    write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
     """
     log = _log_of(table)
     for _ in range(_ATTEMPTS):
@@ -70,7 +70,7 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
         try:
             held = log.application_version(record.app_id)
             if held is not None:
-                # As it is: whoever reads the log sees that the commit is the subscription's own.
+                # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
                 actions.append(
                     {"txn": {"appId": record.app_id, "version": held, "lastUpdated": int(time.time() * 1000)}}
                 )
@@ -91,7 +91,7 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
 
 
 def rename(table: TargetTable, relation: str) -> TargetTable:
-    """The table under the publisher's new name of it; the Delta table's property follows where we may write its log."""
+    """Return the table under the publisher's new name; update its property, too, if its log can be written here."""
     renamed = replace(table, relation=relation)
     if is_local(table.path):
         log = TableLog(table.path)
@@ -130,7 +130,7 @@ def _log_of(table: TargetTable) -> TableLog:
 def _actions(
     log: TableLog, table: TargetTable, change: Alteration, properties: Mapping[str, str]
 ) -> tuple[list[Action], TargetTable, list[Action]]:
-    """The commit's actions, the table after it, and what `add`s of new files are among the actions."""
+    """Return the commit's actions, the table after it, and the `add` actions of new files among the actions."""
     columns = _columns(log, table, change)
     altered = TargetTable(
         table.path, _arrow(table, change, columns), change.key, change.relation, schema.mapping(columns)
@@ -153,7 +153,7 @@ def _actions(
 def _definition(
     log: TableLog, table: TargetTable, columns: list[schema.Field], properties: Mapping[str, str]
 ) -> list[Action]:
-    """The actions that make the table's definition this one."""
+    """Return the actions that give the table this definition."""
     configuration = dict(log.properties)
     configuration.pop(STATISTICS, None)
     configuration |= {**described(table), **properties}
@@ -170,9 +170,10 @@ def _definition(
 
 
 def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Action]]:
-    """The table as a copy that replaces all rows writes it, and what its commit must say of the columns: nothing if they are there.
+    """Return the table as a copy of all rows must write it, and the definition actions for the copy's commit.
 
-    Otherwise they are the publisher's alone: what the Delta table had besides goes with the rows.
+    There are none if the Delta table has the columns already.  Otherwise it gets exactly the publisher's columns, and
+    loses any others together with its rows.
     """
     have = schema.fields(log.metadata)
     by_name = {column["name"]: column for column in have}
@@ -197,14 +198,14 @@ def _same(column: schema.Field, other: schema.Field | None, ours: bool) -> bool:
 
 
 def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[schema.Field]:
-    """The columns after the change, as Delta has them."""
+    """Return the columns after the change, as Delta's JSON fields."""
     columns = [column for column in schema.fields(log.metadata) if column["name"] not in change.drop]
     mapped = log.properties.get(schema.MODE) == "name"
     renamed = {old: new for old, new in change.rename.items() if old != new}
     greatest = _greatest(log)
     if not mapped and (change.drop or renamed or any(needs_mapping(field.name) for field, _ in change.add)):
         mapped = True
-        # With the numbers that dropped columns would have had: none is given twice.
+        # Count the numbers of dropped columns, too, so that no number is used twice.
         greatest = schema.map_columns(schema.fields(log.metadata), greatest)
         schema.map_columns(columns, 0)
     for column in columns:
@@ -227,7 +228,7 @@ def _greatest(log: TableLog) -> int:
 
 
 def _arrow(table: TargetTable, change: Alteration, columns: list[schema.Field]) -> pa.Schema:
-    """The columns in Arrow's types."""
+    """Return the columns after the change as an Arrow schema."""
     types: dict[str, Any] = {
         change.rename.get(field.name, field.name): field.type for field in table.schema if field.name not in change.drop
     }
@@ -239,7 +240,7 @@ def _arrow(table: TargetTable, change: Alteration, columns: list[schema.Field]) 
 def _rewritten(
     log: TableLog, file: DataFile, table: TargetTable, altered: TargetTable, change: Alteration
 ) -> Iterator[Any]:
-    """The file's rows as the altered table has them."""
+    """Yield the file's living rows as the altered table has them."""
     before = replace(table, mapped=schema.mapping(schema.fields(log.metadata)))
     for rows in living_rows(log, [file], before):
         rows = rows.drop_columns(list(change.drop)) if change.drop else rows

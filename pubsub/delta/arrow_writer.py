@@ -1,13 +1,14 @@
-"""A batch of one table committed without a Spark job: Arrow writes the data file, this process writes the log.
+"""Commit one table's batch without a Spark job: Arrow writes the data files, this process writes the log.
 
-A Spark job's fixed cost is most of a small commit (speed.md).  What a batch asks of Delta is little, though: new rows are a
-new data file; rows that change or go are found by reading the key's columns alone, and marked in deletion vectors; a file
-without a row left is removed.  All of it is one commit of the log, with (application id, end LSN) as Spark's have it.
+A Spark job's fixed cost is most of the time of a small commit, but a batch needs little of Delta.  New rows go into a
+new data file.  Changed and deleted rows are found by reading only the key's columns, and marked in deletion vectors.  A
+file that loses its last row is removed.  All of this is one commit, with the same (application id, end LSN) transaction
+as Spark's commits.
 
-    stage    images ─► data files in the table's directory, named in no log yet
+    stage    images ─► data files in the table's directory that no log names yet
     commit   keys ─► matching rows of each file ─► vectors ─► masked rows completed from the rows they replace ─► log
 
-`suits` says which batches; the others are Spark's (writer).  Everything here blocks.
+`suits` tells which batches are committed here; spark_writer commits the others.  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pubsub.protocol.types import nulls
 
 _BATCH_ROWS: Final = 1 << 18
 _WIDE_BATCH_ROWS: Final = 1 << 11
-# A row is wide from so many bytes on, as compressed.
+# Rows of more compressed bytes than this are wide.
 _WIDE_BYTES: Final = 256
 _ATTEMPTS: Final = 10
 
@@ -46,7 +47,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class DirectStaged:
-    """One table's part of a batch: `added` are the log's actions for data files that are written and durable."""
+    """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable."""
 
     table: TargetTable
     log: TableLog
@@ -57,12 +58,12 @@ class DirectStaged:
     rows: int
     removed: Any = None
     still_holds: Callable[[], bool] | None = None
-    """For a table that others write too: whether what the batch was worked out for still holds."""
+    """For a table that others write, too: tells whether the rows that were looked up are still the same."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """Rows of one file that stand under keys of the batch: positions in the file, and the key's row for each."""
+    """Rows of one file whose keys are in the batch: their positions, and the key's number for each."""
 
     file: DataFile
     positions: Indices
@@ -72,7 +73,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Changes:
-    """The actions of a commit as they come together, and the files that are its alone should it fail."""
+    """A commit's actions while they are collected, and the files to remove if it fails."""
 
     actions: list[Action] = field(default_factory=list)
     made: list[Path] = field(default_factory=list)
@@ -80,14 +81,14 @@ class _Changes:
 
 
 def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
-    """Whether this table's batch can be committed here.  `log` is fresh."""
+    """Tell whether the table's batch can be committed here.  `log` must be refreshed."""
     if folded.removed.num_rows and not folded.truncated:
         return log.unsupported() is None and log.vectors_enabled() and key_set.can_match_whole(table.schema)
     return accepts(log, table, rewrites=not (folded.insert_only or folded.truncated))
 
 
 def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
-    """Whether rows can be added here, or with `rewrites` also go and change.  `log` is fresh."""
+    """Tell whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
     if log.unsupported() is not None:
         return False
     if not rewrites:
@@ -98,7 +99,7 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
 
 
 def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: bool) -> DirectStaged:
-    """Write the batch's complete images.  On failure nothing of it stays."""
+    """Write the batch's complete images to data files.  A failure leaves nothing behind."""
     return DirectStaged(
         table=table,
         log=log,
@@ -112,7 +113,7 @@ def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: boo
 
 
 def discard(staged: DirectStaged) -> None:
-    """Remove the data files of a batch that was given up, unless they were committed."""
+    """Remove the data files of an abandoned batch, unless they were committed."""
     committed = staged.log.files
     for action in staged.added:
         if action["add"]["path"] not in committed:
@@ -121,11 +122,11 @@ def discard(staged: DirectStaged) -> None:
 
 
 def commit(staged: DirectStaged, record: Commit) -> None:
-    """Commit a staged batch, once: a table that holds `record.last` already is left as it is.
+    """Commit a staged batch once; do nothing if the table holds `record.last` already.
 
-    Raises NotInPrerequisiteState when the table has become another's to write, or other writers leave no room, Overtaken when it
-    holds another version than `record.before`, OthersWereFirst when others have changed rows since the table was last looked at,
-    OSError.
+    Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
+    Overtaken if it holds another version than `record.before`; OthersWereFirst if others have changed rows since
+    it was last checked, unless `still_holds`; OSError.
     """
     log = staged.log
     with log.writing:
@@ -142,7 +143,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             try:
                 committed = _commit(log, changes, record, sum(row_count(action) for action in staged.added))
             except UnknownOutcome:
-                staged.added = []  # they may be the table's
+                staged.added = []  # the table may have them
                 raise
             if committed:
                 staged.added = []
@@ -152,7 +153,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
 
 
 def log_of(path: str) -> TableLog | None:
-    """The log of a table that can be written here; None for one that is Spark's.  Raises UndefinedTable."""
+    """Return the log of a table that can be written here; None if Spark must write it.  Raises UndefinedTable."""
     if not is_local(path):
         return None
     log = TableLog(path)
@@ -163,9 +164,10 @@ def log_of(path: str) -> TableLog | None:
 def commit_copy(
     log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit, definition: Sequence[Action] = ()
 ) -> None:
-    """Commit the files of an initial copy in place of whatever the table holds; `definition` says what columns it has from then on.
+    """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
 
-    Raises as `commit` does: Overtaken when the table holds anything of this copy already.
+    Raises NotInPrerequisiteState and OSError as `commit` does, and Overtaken if the table already holds a commit of
+    this copy.
     """
     with log.writing:
         for _ in range(_ATTEMPTS):
@@ -179,14 +181,14 @@ def commit_copy(
 
 
 def require_no_copy(table: TargetTable, record: Commit) -> None:
-    """Raise Overtaken when a table that Spark is to copy holds anything of this copy: Delta would pass over it without a word."""
+    """Raise Overtaken if the table already holds a commit of this copy: Delta would silently ignore Spark's."""
     held = committed_lsn(table.path, record.app_id)
     if held is not None:
         raise Overtaken(table.relation, moved_on(held, record))
 
 
 def require_version(log: TableLog, relation: str, record: Commit) -> None:
-    """Raise Overtaken unless the table, as it is now, is the one that the commit was worked out for."""
+    """Raise Overtaken unless the table holds the version `record.before`, and no later copy of it has begun."""
     held = log.application_version(record.app_id)
     if (held or 0) != (record.before or 0):
         raise Overtaken(relation, moved_on(held, record))
@@ -195,7 +197,7 @@ def require_version(log: TableLog, relation: str, record: Commit) -> None:
 
 
 def _require_unchanged(log: TableLog, table: TargetTable, record: Commit) -> None:
-    """As `require_version`; raise NotInPrerequisiteState when the table is not ours to write any more."""
+    """As `require_version`; also raise NotInPrerequisiteState if the table can no longer be written here."""
     require_version(log, table.relation, record)
     reason = log.unsupported()
     if reason is not None:
@@ -206,7 +208,7 @@ def _require_unchanged(log: TableLog, table: TargetTable, record: Commit) -> Non
 
 
 def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool:
-    """Commit; False when another writer was first: what it did is part of the table then."""
+    """Commit; return False if another writer committed this version first."""
     transaction = {"appId": record.app_id, "version": int(record.last), "lastUpdated": int(time.time() * 1000)}
     try:
         log.commit(
@@ -233,12 +235,12 @@ def _no_room(table: TargetTable) -> NotInPrerequisiteState:
 
 
 def row_count(action: Mapping[str, Any]) -> int:
-    """The rows of a data file that its `add` action names."""
+    """Return the number of rows of the data file that an `add` action names."""
     return int(json.loads(action["add"]["stats"])["numRecords"])
 
 
 def _changes(staged: DirectStaged) -> _Changes:
-    """What the log must say for the batch, as the table is now."""
+    """Work out the actions of the batch's commit for the table's present state."""
     log = staged.log
     changes = _Changes(actions=list(staged.added))
     now = int(time.time() * 1000)
@@ -263,7 +265,7 @@ def _changes(staged: DirectStaged) -> _Changes:
 
 
 def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
-    """The rows of the table under one of the keys, file by file."""
+    """Find the table's living rows that have one of the keys, file by file."""
     first = table.key[0]
     for file in log.files.values():
         if wanted.outside(file.bounds.get(table.stored_name(first))):
@@ -291,7 +293,10 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
 def living(
     log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None
 ) -> Iterator[tuple[Any, DataFile]]:
-    """The named columns of the table's rows, with their file; files and row groups without any of the keys `wanted` are left out."""
+    """Yield the named columns of the table's living rows, with their file.
+
+    With `wanted`, files and row groups whose bounds exclude all of its keys are left out.
+    """
     for file in log.files.values():
         if wanted is not None and wanted.outside(file.bounds.get(table.stored_name(names[0]))):
             continue
@@ -306,7 +311,7 @@ def living(
 
 
 def _without(batch: Any, start: int, gone: Indices) -> Any:
-    """The rows of a piece of a file that begins at position `start`, without those at the positions `gone`."""
+    """Drop the rows at the file positions `gone` from a piece of the file that begins at position `start`."""
     there = np.ones(batch.num_rows, np.bool_)
     first, last = np.searchsorted(gone, (start, start + batch.num_rows))
     there[gone[first:last] - start] = False
@@ -314,7 +319,7 @@ def _without(batch: Any, start: int, gone: Indices) -> Any:
 
 
 def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
-    """Of the rows that are equal to a removed one as many as were removed, from whichever file."""
+    """Find, for each removed row, as many equal rows as were removed, in any files."""
     names = staged.table.schema.names
     wanted = KeySet(staged.removed.select(names), whole=True)
     left = np.asarray(staged.removed.column(COUNT_COLUMN)).astype(np.int64)
@@ -337,7 +342,7 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
 
 
 def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
-    """Which of `rows` are among the first left[row] of their kind."""
+    """Mark the entries of `rows` that are among the first left[row] equal ones."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     starts = np.searchsorted(ordered, ordered, side="left")
@@ -353,10 +358,10 @@ def _is_wide(log: TableLog, file: DataFile) -> bool:
 def _read_columns(
     log: TableLog, file: DataFile, table: TargetTable, names: Sequence[str], size: int, wanted: KeySet | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """The named columns of a file in its order, with the position of each piece's first row.
+    """Yield the named columns of a file, a piece at a time in file order, each with its first row's position.
 
-    A file from before a column was added has NULL for it.  With `wanted`, row groups are left out whose statistics hold none of
-    its keys.
+    A column that the file lacks, because it was added later, is NULL.  With `wanted`, row groups whose statistics
+    exclude all of its keys are left out.
     """
     stored = [table.stored_name(name) for name in names]
     with _opened(log, file) as parquet:
@@ -407,7 +412,7 @@ def _group_bounds(parquet: pq.ParquetFile, group: int, name: str) -> tuple[Any, 
 
 
 def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -> None:
-    """Remove the found rows: files that lose their last row go, the others get a new vector."""
+    """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
     marked: list[tuple[DataFile, BitMap64]] = []
     for one in found:
         changes.deleted_rows += len(one.positions)
@@ -438,14 +443,14 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
 
 
 def rows_in(log: TableLog, file: DataFile) -> int:
-    """The rows of a data file, deleted ones too."""
+    """Return the number of rows in a data file, including deleted ones."""
     if file.rows is None:
         file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
     return file.rows
 
 
 def _loose(log: TableLog, file: DataFile) -> str:
-    """The file's statistics, no longer tight: a row at a bound may be gone.  The number of rows must be there."""
+    """Return the file's statistics with numRecords, marked as not tight, since a row at a bound may be deleted."""
     known = json.loads(file.stats) if file.stats else {}
     known["numRecords"] = rows_in(log, file)
     known["tightBounds"] = False
@@ -453,7 +458,7 @@ def _loose(log: TableLog, file: DataFile) -> str:
 
 
 def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Action:
-    """The action by which a file leaves the table."""
+    """Return the `remove` action of a file."""
     remove: Action = {
         "path": file.path,
         "deletionTimestamp": now,
@@ -475,9 +480,9 @@ def _tags(file: DataFile) -> dict[str, Any]:
 
 
 def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> Any:
-    """The masked images with their unchanged values taken from the rows that they replace.
+    """Complete the masked images with unchanged values from the rows that they replace.
 
-    An image of a row that the table lacks is left out, as PostgreSQL skips the update of such a row (update_missing).
+    An image whose row the table lacks is left out, as PostgreSQL skips an update of a missing row (update_missing).
     """
     table, masked = staged.table, staged.masked
     names = table.schema.names
@@ -507,13 +512,13 @@ def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequen
 
 
 def _bases(staged: DirectStaged) -> Any:
-    """The keys under which the rows of the masked images stand in the table."""
+    """Return the keys under which the table has the rows that the masked images replace."""
     bases = staged.masked.select([f"{BASE_PREFIX}{index}" for index in range(len(staged.table.key))])
     return bases.rename_columns(list(staged.table.key)).combine_chunks()
 
 
 def _unmasked(table: TargetTable, masked: Any, old: Any) -> Any:
-    """The masked images with their unchanged values from the rows of `old`, one for each."""
+    """Complete the masked images with unchanged values from `old`, which has one row for each."""
     columns = []
     for index, name in enumerate(table.schema.names):
         column = masked.column(name)
@@ -525,9 +530,10 @@ def _unmasked(table: TargetTable, masked: Any, old: Any) -> Any:
 
 
 def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt.NDArray[np.bool_]:
-    """Of a batch folded as upserts, which masked images have no row of the table to be completed from.
+    """Mark the masked images of a batch folded as upserts that cannot be completed from the table.
 
-    Either there is none, or it may be another's: the row has left its key, and that is one of `doubtful` (None: each is).
+    Either the table has no row under the image's base key, or its row may be a different one: the image's row has left
+    that key, and the key is in doubt, being in one of `doubtful` (None: all keys are in doubt).
     """
     bases = _bases(staged)
     wanted = KeySet(staged.deleted_keys.select(list(staged.table.key)))
@@ -548,7 +554,7 @@ def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt
 
 
 def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: Any) -> None:
-    """Complete the `chosen` masked images from `rows`, found by the images' own keys; those without a row are left out."""
+    """Complete the `chosen` masked images from `rows`, matched by the images' own keys; drop those without a row."""
     table = staged.table
     masked = staged.masked.filter(pa.array(chosen))
     rest = staged.masked.filter(pa.array(~chosen))
@@ -562,7 +568,7 @@ def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: Any
 
 
 def _choose(flags: Any, kept: Any, new: Any) -> Any:
-    """`kept` where the flag is set, else `new`: by index, which works for nested types too."""
+    """Return `kept` where the flag is set, else `new`.  Works by index, so for nested types, too."""
     count = len(flags)
     both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
     own = np.arange(count)
@@ -570,7 +576,7 @@ def _choose(flags: Any, kept: Any, new: Any) -> Any:
 
 
 def living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
-    """The rows of these files that are not deleted, under the table's column names, a piece after the other."""
+    """Yield the rows of these files that are not deleted, with the table's column names, a piece at a time."""
     for file in files:
         gone = (
             deletion_vectors.positions(deletion_vectors.read(log.table, file.vector))

@@ -1,10 +1,10 @@
-"""A Delta log's checkpoints, read without a JVM (Delta's PROTOCOL.md, Checkpoints).
+"""Read a Delta log's checkpoints without a JVM (Delta's PROTOCOL.md, Checkpoints).
 
     n.checkpoint.parquet                           one file
     n.checkpoint.0000000001.0000000003.parquet …   in parts: each file holds some of the actions
-    n.checkpoint.<uuid>.parquet or .json           v2: its `add`s may stand in files beside it, _sidecars/*.parquet
+    n.checkpoint.<uuid>.parquet or .json           v2: its `add`s may be in sidecar files, _sidecars/*.parquet
 
-The log is listed: `_last_checkpoint` is a hint alone, and may be older than what is there, or missing.  Blocks.
+Checkpoints are found by listing the log, since `_last_checkpoint` is only a hint and may be stale or missing.  Blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pubsub.errors import DataCorrupted
 
 _NAME: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?(?:\.[0-9a-f-]{36})?\.(?:parquet|json)")
 _KINDS: Final = ("protocol", "metaData", "add", "txn", "sidecar")
-# Columns of a checkpoint that repeat in another form what its JSON has.
+# Suffix of a checkpoint's columns that only repeat, parsed, what other columns hold as JSON.
 _PARSED: Final = "_parsed"
 _HINT: Final = (
     "Where the log still has all commits up to it, the table is whole without this checkpoint and _last_checkpoint: move both away. "
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def newest(log: Path) -> Checkpoint | None:
-    """The newest checkpoint in the directory `log` of which every part is there; None without one."""
+    """Return the newest checkpoint in the directory `log` that has all its parts; None if there is none."""
     found: dict[int, list[tuple[int, Path]]] = {}
     try:
         paths = list(log.iterdir())
@@ -65,7 +65,7 @@ def newest(log: Path) -> Checkpoint | None:
 
 
 def actions(checkpoint: Checkpoint) -> Iterator[list[Action]]:
-    """Its actions as the JSON of a commit has them, some at a time: what says how the table is, and nothing else.
+    """Yield its actions, some at a time, in the form of a commit's JSON; only those that make up the table's state.
 
     Raises DataCorrupted, OSError.
     """
@@ -74,7 +74,7 @@ def actions(checkpoint: Checkpoint) -> Iterator[list[Action]]:
         for some in _read(path):
             yield [action for action in some if "sidecar" not in action]
             names = (action["sidecar"]["path"] for action in some if "sidecar" in action)
-            # They always lie there, whatever directory the path names.
+            # Sidecars are always in that directory, whatever directory the path names.
             sidecars += [path.parent / "_sidecars" / Path(unquote(name)).name for name in names]
         for sidecar in sidecars:
             yield from _read(sidecar)
@@ -91,7 +91,7 @@ def _read(path: Path) -> Iterator[list[Action]]:
         raise DataCorrupted(f'"{path}" of the checkpoint of a Delta table does not exist', hint=_HINT) from error
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's; Arrow says so, without a number, of what does not decode
+            raise  # the system's error; Arrow raises OSError without errno for data that does not decode
         raise DataCorrupted(f'the checkpoint "{path}" of a Delta table is damaged: {error}', hint=_HINT) from error
 
 
@@ -105,7 +105,7 @@ def _read_parquet(path: Path) -> Iterator[list[Action]]:
 
 
 def _as_json(value: Any, kind: Any) -> Any:
-    """A value of a column as JSON has it: a map is an object, and a NULL field is none, but a map's NULL stays."""
+    """Convert a column's value to JSON's form: maps become objects, and NULLs are left out except in maps."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""The file of a commit in a Delta log: its text, and how it gets its name, which nobody else has then.  Blocks."""
+"""Write the files of commits in a Delta log: their text, and the link that claims a version exclusively.  Blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pubsub.errors import PubsubError
 
 
 class UnknownOutcome(PubsubError):
-    """Nobody can tell whether a commit was made: its files must stay."""
+    """Whether the commit was made cannot be determined, so its files must stay."""
 
     default_sqlstate = "08007"
 
 
 def lines(actions: Iterable[Mapping[str, Any]]) -> bytes:
-    """A commit's file."""
+    """Return the text of a commit's file."""
     return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in actions).encode()
 
 
@@ -30,10 +30,10 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def link(path: Path, name: Path) -> None:
-    """Give `path` a second name.  Raises FileExistsError when another file has it, OSError; UnknownOutcome.
+    """Give `path` a second name.  Raises FileExistsError if another file has that name, OSError, UnknownOutcome.
 
-    Over a network an answer can be lost: the client asks again, and hears that the name is taken (open(2), O_EXCL).  So the file
-    itself is asked how many names it has.
+    On a network file system an answer can be lost; the client repeats the request and is told that the name is taken
+    (open(2), O_EXCL).  So after an error the file's link count decides.
     """
     try:
         os.link(path, name)
@@ -47,7 +47,10 @@ def link(path: Path, name: Path) -> None:
 
 
 def mend(actions: Iterable[Mapping[str, Any]]) -> bool:
-    """Put in order what an earlier release took from a checkpoint for JSON: a map as a list of pairs.  False if there is none."""
+    """Correct a map that an earlier release wrote as a list of pairs, as it read it from a checkpoint.
+
+    Return whether there was one.
+    """
     mended = False
     if any(action.get("commitInfo", {}).get("engineInfo") == "pubsub" for action in actions):
         for action in actions:
@@ -59,7 +62,7 @@ def mend(actions: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

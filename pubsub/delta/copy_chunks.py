@@ -1,8 +1,8 @@
-"""The finished chunks of a copy under way, kept in the table's log: the next attempt finds them there.
+"""Record an unfinished copy's finished chunks in the table's log, where the next attempt finds them.
 
-A chunk's commit holds (application id of the copy, its number) as a transaction of its own, and names the chunk's data files
-in its userMetadata.  They become the table's in the copy's last commit, all at once: until then who reads the table sees what it
-held before, and an unfinished copy is part of no version.  Blocks.
+A chunk's commit is a transaction of its own, under (application id of the copy, chunk number), and names the chunk's
+data files in its userMetadata.  The copy's last commit adds all files at once; until then readers see the table's
+earlier rows, and no version contains part of the copy.  Blocks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pubsub.protocol.lsn import Lsn
 
 
 def application_id(copy: str, chunk: int) -> str:
-    """The id that chunk number `chunk` of the copy `copy` commits under."""
+    """Return the application id under which chunk number `chunk` of the copy `copy` is committed."""
     return f"{copy}/chunk/{chunk}"
 
 
 def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[Action], lsn: Lsn) -> None:
-    """Keep a chunk whose data files are durable; `lsn` is past the snapshot that it was read under, by the copy's `attempt`."""
+    """Record a chunk whose data files are durable.  `lsn` is past the snapshot under which the `attempt` read it."""
     with log.writing:
         while True:
             log.refresh()
@@ -35,16 +35,14 @@ def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[A
                     ),
                 )
             except FileExistsError:
-                continue  # another writer's commit: nothing of it matters here
+                continue  # another writer's commit, which does not matter here
             return
 
 
 def committed(log: TableLog, copy: str, since: int) -> Mapping[int, tuple[str, list[Action]]]:
-    """The copy's finished chunks by number: the attempt that read each, and the actions that name its files.
+    """Return the chunks finished after version `since`, by number: the attempt that read each, and its files' actions.
 
-    They are later than version `since`.
-
-    A chunk is left out when a file of it is gone, or its commit from the log: others clean up too.
+    A chunk is left out if one of its files is gone, or its commit from the log, since other writers clean up, too.
     """
     with log.writing:
         log.refresh()

@@ -1,6 +1,6 @@
-"""Data files as Delta's own writers make them: Arrow writes Parquet, the statistics go into the log's `add`.
+"""Write a Delta table's data files: Parquet by Arrow, with statistics for the log's `add` actions.
 
-A file is durable before its action is handed out, and in no log until somebody commits that.  Blocks.
+A file is durable before its action is returned, and in no log until the caller commits the action.  Blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pubsub.delta.commit_files import sync_directory
 from pubsub.delta.table import TargetTable
 
-# Rows of one data file, and from how many on two are written side by side.
+# The most rows of one data file, and the number of rows from which two files are written in parallel.
 _FILE_ROWS: Final = 1 << 20
 _SPLIT_ROWS: Final = 1 << 18
 _ROW_GROUP_ROWS: Final = 1 << 18
@@ -33,7 +33,7 @@ _writers = ThreadPoolExecutor(2, thread_name_prefix="parquet")
 
 
 def write_table(table: TargetTable, rows: Any) -> list[Action]:
-    """Write `rows` as data files of the table, durable but in no log yet; returns their `add` actions."""
+    """Write `rows` to durable data files of the table; return their `add` actions."""
     count = rows.num_rows
     if count == 0:
         return []
@@ -57,12 +57,12 @@ def write_table(table: TargetTable, rows: Any) -> list[Action]:
 
 
 def write_later(table: TargetTable, parts: Sequence[Any]) -> Future[list[Action]]:
-    """`write`, beside what the caller does meanwhile.  Two files are written at a time."""
+    """Start `write` in one of two writer threads."""
     return _writers.submit(write, table, parts)
 
 
 def directory(path: str) -> Path:
-    """The local directory of the table at `path`."""
+    """Return the local directory of the table at `path`."""
     return Path(path.removeprefix("file://"))
 
 
@@ -73,14 +73,14 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def remove_copy(path: str, name: str, but: Container[str] = ()) -> None:
-    """Remove what `write` made under `name`, of whichever process, `but` for these files."""
+    """Remove the files that `write` made under `name`, in any process, except the files named in `but`."""
     remove(file for file in directory(path).glob(f"part-*-{name}-c000.zstd.parquet") if file.name not in but)
 
 
 def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: str | None = None) -> list[Action]:
-    """Write tables one after the other into one data file; none when they hold no rows.
+    """Write tables one after the other into one durable data file; return its `add` action, or [] if they have no rows.
 
-    `number` and `name` are for files of one job that are removed together (remove_copy).
+    `number` and `name` name the files of one job, which `remove_copy` removes together.
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}-c000.zstd.parquet"
     path = directory(table.path) / name
@@ -130,12 +130,12 @@ def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: st
 
 
 def _as_stored(rows: Any, stored: pa.Schema) -> Any:
-    """The rows under the names that data files have."""
+    """Return the rows with the columns' physical names."""
     return rows if rows.schema is stored else pa.table(rows.columns, schema=stored)
 
 
 def _row_groups(parts: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in pieces worth a row group."""
+    """Join the parts to pieces of about one row group each."""
     held: list[Any] = []
     rows = size = 0
     for part in parts:
@@ -152,7 +152,7 @@ def _row_groups(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Bounds:
-    """The statistics of a data file: its rows, and the least and greatest value of the key's columns."""
+    """A data file's statistics: the number of rows, and the least and greatest values of the key's columns."""
 
     def __init__(self, table: TargetTable) -> None:
         self._names = {
@@ -194,7 +194,7 @@ def _has_bounds(kind: Any) -> bool:
 
 
 def _short(bound: Any) -> bool:
-    # Only where Python's order is the bytes' order.
+    # Only ASCII strings, whose order in Python is that of their bytes.
     return not isinstance(bound, str) or (len(bound) <= _BOUND_CHARS and bound.isascii())
 
 

@@ -1,7 +1,8 @@
-"""Deletion vectors as Delta stores them (PROTOCOL.md, Deletion Vectors): which rows of a data file are gone.
+"""Read and write Delta's deletion vectors, the deleted row positions of data files (PROTOCOL.md, Deletion Vectors).
 
-A vector is a 64-bit Roaring bitmap of row positions behind a magic number.  The vectors of one commit share a file:
-a version byte, then for each its size, itself and its CRC-32.  A small one of another writer may stand in the log (inline).
+A vector is a magic number and a 64-bit Roaring bitmap of row positions.  The vectors of one commit share a file: a
+version byte, then each vector's size, the vector, and its CRC-32.  Other writers may store small vectors inline in the
+log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def unique_id(descriptor: Mapping[str, Any] | None) -> str | None:
-    """What tells two vectors of one file apart in the log."""
+    """Return the id that distinguishes a data file's vectors in the log; None without a vector."""
     if descriptor is None:
         return None
     offset = descriptor.get("offset")
@@ -45,9 +46,9 @@ def unique_id(descriptor: Mapping[str, Any] | None) -> str | None:
 
 
 def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
-    """The deleted positions that `descriptor` of the log of `table` names.
+    """Return the deleted positions that `descriptor` in the log of `table` names.
 
-    Raises DataCorrupted for what is not such a bitmap, FeatureNotSupported for a vector stored elsewhere.
+    Raises DataCorrupted for a missing or damaged vector, FeatureNotSupported for an unknown kind of storage, OSError.
     """
     kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "i":
@@ -76,7 +77,10 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
 
 
 def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:
-    """One new file, fsynced, with all of `bitmaps`; and the descriptors that name them in the log.  On failure nothing of it stays."""
+    """Write all `bitmaps` to one new file and fsync it; return its path and the descriptors for the log.
+
+    A failure leaves nothing behind.  Does not fsync the directory.
+    """
     number = uuid.uuid4()
     path = table / f"deletion_vector_{number}.bin"
     descriptors: list[dict[str, Any]] = []
@@ -107,7 +111,7 @@ def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str
 
 
 def positions(bitmap: BitMap64) -> Positions:
-    """The positions in a bitmap, ascending."""
+    """Return the positions in a bitmap, ascending."""
     return np.frombuffer(bitmap.to_array(), np.uint64).astype(np.int64)
 
 

@@ -1,8 +1,9 @@
-"""Spark behind asyncio: work is handed to threads, each with a scheduler pool of its own; the event loop only waits.
+"""Run blocking work for asyncio, with or without Spark, in threads that each have a Spark scheduler pool.
 
-What is handed over may wait long: a copy for a lock on the publisher, a statement for Spark.  So nothing waits for another's thread:
-a thread is started for whoever finds none idle.  How many there are is bounded by those who hand over: a sync worker has one
-copy at a time, and commits have a place first (lanes.py: four of one worker side by side, which take 60 % of the time of one).
+Work may wait long: a copy for a lock on the publisher, a statement for Spark.  So no work waits for another's thread;
+if none is idle, a new one is started.  The callers bound their number: a sync worker makes one copy at a time, and a
+commit needs a place first (lanes.py: one worker's commits run up to four at a time, which takes 60 % of the time of one
+at a time).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pubsub import concurrency
 from pubsub.delta.lanes import Lane, Places
 from pubsub.delta.spark_session import Spark
 
-#: Commits beside the one that each worker may always have.
+#: Concurrent commits beyond the one that each worker may always run.
 _SHARED_PLACES: Final = 3
-#: More threads than there are workers and places: nobody waits for one.
+#: More threads than there can be workers and places, so that no work waits for a thread.
 _THREADS: Final = 1 << 16
 _pools = itertools.count(1)
 _groups = itertools.count(1)
@@ -36,7 +37,7 @@ log = structlog.get_logger()
 
 
 def said(error: BaseException) -> str:
-    """The line of an error that says what happened; py4j's own, "An error occurred while calling o70.save.", is before it."""
+    """Return an error's first line that tells what happened: not py4j's "An error occurred while calling o70.save."."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
         del lines[0]
@@ -44,7 +45,7 @@ def said(error: BaseException) -> str:
 
 
 class Engine:
-    """One node's Spark.  `start` may be awaited by many; the first starts the JVM."""
+    """One node's threads and Spark.  Several tasks may await `start`; the first starts the JVM."""
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
@@ -60,11 +61,11 @@ class Engine:
         return self._spark.jvm_pid
 
     def lane(self) -> Lane:
-        """A worker's way to hand over its commits."""
+        """Return a new worker's lane for its commits."""
         return Lane(self, self._places)
 
     async def start(self) -> None:
-        """Start the JVM if it does not run; an earlier one that died is replaced.  Raises as Spark.start does."""
+        """Start the JVM if it is not running, or replace one that died.  Raises as Spark.start does."""
         async with self._starting:
             if not self._spark.alive():
                 log.info("Spark is starting")
@@ -75,16 +76,16 @@ class Engine:
     async def fence(self) -> None:
         """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse.
 
-        However many workers wait, they take one of the threads that staging and look-ups need.
+        However many workers wait, they occupy only one of the threads that staging and look-ups need.
         """
         async with self._fencing:
             await asyncio.to_thread(self._spark.fence)
 
     async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`work(session, …)` in one of Spark's threads.
+        """Run `work(session, …)` in a thread, starting Spark if necessary.
 
-        Returns or raises only when the work has ended, also when the caller is cancelled (its jobs are then cancelled too):
-        a commit that nobody waits for could land after the table's version was read.
+        Returns or raises only when the work has ended, even if the caller is cancelled (then its Spark jobs are
+        cancelled, too).  Otherwise an abandoned commit could land after another worker has read the table's version.
         """
         await self.start()
         group = f"pubsub-{next(_groups)}"
@@ -97,13 +98,13 @@ class Engine:
         return await self._finish(in_thread, lambda: self._spark.cancel(group))
 
     async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`work(…)` in one of the same threads, with or without a JVM.  Cancelled, it ends before this returns."""
+        """Run `work(…)` in such a thread without Spark.  Returns only when it has ended, even if cancelled."""
         return await self.run_until_told(lambda: None, work, *args, **kwargs)
 
     async def run_until_told(
         self, stop: Callable[[], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`run_without_spark` for work that may take long: cancelled, `stop()` makes it fail soon."""
+        """Run as `run_without_spark` does, for work that may take long: on cancellation `stop()` makes it fail soon."""
         return await self._finish(lambda: work(*args, **kwargs), stop)
 
     async def _finish(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
@@ -111,7 +112,7 @@ class Engine:
         return await concurrency.finish(future, cancelled=cancel)
 
     async def stop(self) -> None:
-        """Wait for the work under way, then end the JVM."""
+        """Wait for running work to end, then end the JVM."""
         await asyncio.to_thread(self._stop)
 
     def _restart(self) -> None:

@@ -1,7 +1,7 @@
-"""The commits of a Delta table, each with the number that its file in `_delta_log` is named by.
+"""List a Delta table's commits with their versions, taken from the names of their files in `_delta_log`.
 
-deltalake's `history()` does not read these numbers: it counts backwards from the version that it loaded, over files that it lists
-afterwards.  A commit that is made in between makes every number one too low.  Here the file's name is the number.
+deltalake's `history()` does not read the file names: it counts backwards from the version that it loaded, over files
+that it lists afterwards.  A commit made in between makes every number one too low.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _CHECKPOINT: Final = re.compile(
     r"(\d{20})\.checkpoint(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)"
 )
 _LOG: Final = "_delta_log"
-#: A log may be cleaned up between its listing and a look for what the listing lacks.
+#: Listings tried: a log may be cleaned up between its listing and the check for files that the listing lacks.
 _LISTINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """The commits from version `oldest` to `newest`, without a gap: each of these versions can be read."""
+    """The commits from version `oldest` to `newest`, without a gap; each of these versions can be read."""
 
     oldest: int
     newest: int
     _read: Callable[[str], bytes]
 
     def newest_first(self) -> Iterator[tuple[int, str | None]]:
-        """Each version and its commit's userMetadata.  Reads a file for each; ends where the log was cleaned up meanwhile."""
+        """Yield each version with its commit's userMetadata, reading a file for each; end at a file that is gone."""
         for version in range(self.newest, self.oldest - 1, -1):
             try:
                 yield version, _user_metadata(self._read(_commit_name(version)))
@@ -45,7 +45,7 @@ class Commits:
 def commits(path: str) -> Commits:
     """List the log of the table at `path`, a directory or any URI that deltalake reads.  Blocks.
 
-    Raises UndefinedTable without a table, DataCorrupted when commits are missing between those that are there, OSError.
+    Raises UndefinedTable if there is no table; DataCorrupted if commits are missing between existing ones; OSError.
     """
     names, exists, read = _remote(path) if "://" in path and not path.startswith("file://") else _local(path)
     for _ in range(_LISTINGS):
@@ -62,11 +62,12 @@ def commits(path: str) -> Commits:
 
 
 def readable_versions(names: Sequence[str], exists: Callable[[str], bool]) -> tuple[int, int] | None:
-    """The oldest and the newest version of which state and commit are there, by the names of the log's files.
+    """Return the oldest and the newest version whose state and commit exist, given the names of the log's files.
 
-    A version's state is a checkpoint, or version 0, and every commit since.  What lies before a gap is left out: nobody knows
-    what was committed there.  A listing may lack a commit that was made meanwhile, and have the one after it: for such `exists` is
-    asked.  None: nothing can be read, since the newest commits stand behind a gap without a checkpoint.
+    A version's state is a checkpoint, or version 0, and every commit since.  Versions before a gap are left out,
+    because the commits in the gap are unknown.  A listing may lack a commit made meanwhile but contain the next one, so
+    `exists` is asked about missing ones.  None: nothing can be read, since no checkpoint covers the gap before the
+    newest commits.
     """
     versions = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
     if not versions:
@@ -85,7 +86,7 @@ def _commit_name(version: int) -> str:
 
 
 def _checkpoints(names: Sequence[str]) -> Iterator[int]:
-    """The versions of the checkpoints that are there with all their parts."""
+    """Yield the versions of the checkpoints whose parts all exist."""
     parts: dict[tuple[int, int], set[int]] = {}
     for name in names:
         match = _CHECKPOINT.fullmatch(name)
@@ -100,7 +101,7 @@ def _checkpoints(names: Sequence[str]) -> Iterator[int]:
             yield int(match[1])
 
 
-#: How a log's files are listed, whether one is there, and what it holds (FileNotFoundError for one that is not there).
+#: Access to a log: list its files; tell whether one exists; read one (FileNotFoundError if it does not exist).
 _Access = tuple[Callable[[], Sequence[str]], Callable[[str], bool], Callable[[str], bytes]]
 
 
@@ -137,7 +138,7 @@ def _remote(path: str) -> _Access:
 
 
 def _user_metadata(commit: bytes) -> str | None:
-    """What the commit's commitInfo says; a commit need not have one."""
+    """Return the userMetadata of the commit's commitInfo; a commit need not have either."""
     for line in commit.splitlines():
         if b'"commitInfo"' not in line:
             continue

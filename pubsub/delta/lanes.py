@@ -1,8 +1,8 @@
-"""Places for commits: every worker has one of its own, and may use more that all workers share.
+"""Limit concurrent commits: every worker has one place of its own, and may use more that all workers share.
 
-A place is the right to hand one commit to a thread of the engine.  A batch of many tables commits several of them side by side,
-as far as shared places are free; a worker whose commits are many, or wait for Spark, holds nobody's own place.  So the
-commits that run at a time are at most one for each worker and `shared` more, whatever the workers ask for.
+A place is the right to hand one commit to a thread of the engine.  A batch of many tables commits several of them in
+parallel while shared places are free.  A worker with many commits, or with commits that wait for Spark, never takes
+another worker's own place.  So at most one commit per worker and `shared` more run at a time.
 
     worker A, 100 tables   own [t1]   shared [t2] [t3] [t4]   96 wait
     worker B, 1 table      own [u1]                           runs at once
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Places:
-    """The shared places of a node, and who waits for one.  Used from one event loop."""
+    """A node's shared places, and the lanes waiting for one.  Use it from one event loop."""
 
     def __init__(self, shared: int) -> None:
         self._free = shared
@@ -32,7 +32,7 @@ class Places:
 
     @asynccontextmanager
     async def held(self, lane: Lane) -> AsyncIterator[None]:
-        """A place while the body runs: the lane's own, if it is free, or a shared one; waits in order of arrival."""
+        """Hold a place while the body runs: the lane's own, or a shared one in order of arrival."""
         if not self._take(lane):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((lane, turn))
@@ -71,7 +71,7 @@ class Places:
 
 
 class Lane:
-    """One worker's way to the engine for its commits."""
+    """One worker's access to the engine for its commits."""
 
     def __init__(self, engine: Engine, places: Places) -> None:
         self.running = 0

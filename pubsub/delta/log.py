@@ -1,10 +1,11 @@
-"""A Delta table's log, read and appended to without a JVM (Delta's PROTOCOL.md).
+"""Read a Delta table's log and append to it, without a JVM (Delta's PROTOCOL.md).
 
-The state of a table is the replay of its log: a checkpoint (checkpoints), then the commits after it.  It is kept from commit to
-commit; what another writer (Spark too) has committed meanwhile is replayed first.  A commit is a file that nobody else can make:
-written aside, fsynced, and linked to the name of the next version, which fails when that name is taken.
+A table's state is the replay of its log: a checkpoint (checkpoints.py), then the commits after it.  The state is kept
+from commit to commit; commits by other writers, such as Spark, are replayed before each new one.  A commit is
+exclusive: its file is written under another name, fsynced, and linked to the name of the next version, which fails if
+that name is taken.
 
-Tables with features that ask more of a writer than this are Spark's to write: `unsupported` says why.  Blocks.
+Spark must write tables whose features demand more of a writer than this; `unsupported` tells why.  Blocks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ import structlog
 from pubsub.delta import checkpoints, commit_files, deletion_vectors, schema
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
 
-# What a writer of these features must know, we know; each other one is left to Spark.
+# The features that this writer implements; a table with any other is left to Spark.
 _KNOWN_FEATURES: Final = frozenset(
     {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", "variantType"}
 )
-# Table properties that ask something of each writer.
+# Table properties that demand something of each writer.
 _DEMANDING: Final = {
     "delta.appendOnly": "true",
     "delta.enableChangeDataFeed": "true",
@@ -40,7 +41,7 @@ _DEMANDING: Final = {
 _MAPPING: Final = frozenset({schema.ID, schema.PHYSICAL})
 _CHECKPOINT_INTERVAL: Final = 20
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
-# What link(2) says of a file system that has none.
+# The errors of link(2) on a file system without hard links.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class DataFile:
-    """One `add` of the log.  `bounds` are the least and the greatest value of statistics by column, where there are any."""
+    """One AddFile of the log.  `bounds`: each column's least and greatest value, where its statistics have them."""
 
     path: str
     size: int
@@ -58,23 +59,23 @@ class DataFile:
     stats: str | None
     vector: Mapping[str, Any] | None
     plain: bool
-    """Relative path and no partition: a file as we write them."""
+    """Whether it has a relative path and no partition, as the files written here have."""
     tags: Mapping[str, Any] | None = None
-    """What other writers keep with it."""
+    """The `tags` that other writers store with the file; passed on unchanged."""
     writers: frozenset[str] | None = None
-    """The applications whose transaction wrote its rows, none for another engine's; None: not known, or others' rows too."""
+    """The applications that wrote its rows (empty: another engine); None: unknown, or it has others' rows, too."""
 
     @property
     def deleted(self) -> int:
-        """How many of its rows are gone."""
+        """The number of rows that its deletion vector removes."""
         return int(self.vector["cardinality"]) if self.vector is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class OtherCommit:
-    """A commit that this log did not make and that can change rows: `applications` are those whose transactions it records.
+    """A commit that may change rows.  `applications`: those whose transactions it records.
 
-    `restored`: the version that RESTORE went back to (-1: a moment's), None for other operations.
+    `restored`: the version that RESTORE went back to (-1: it was given as a timestamp), None for other operations.
     """
 
     version: int
@@ -85,7 +86,7 @@ class OtherCommit:
 
 
 class OthersWereFirst(Exception):
-    """The batch was worked out for a table that others have written since."""
+    """Others have written the table since the batch was staged for it."""
 
     def __init__(self, commits: Sequence[OtherCommit]) -> None:
         super().__init__(f"{len(commits)} commits")
@@ -102,9 +103,9 @@ class _State:
 
 
 def create(path: str, columns: str, features: Sequence[str], properties: Mapping[str, str]) -> None:
-    """Make a table without rows: `columns` is Delta's JSON of its schema, `features` are those of its readers.
+    """Create an empty table.  `columns`: Delta's JSON of its schema; `features`: the reader features.
 
-    Raises FileExistsError when there is a table already, OSError.
+    Raises FeatureNotSupported without hard links, FileExistsError if a table exists already, OSError.
     """
     table = TableLog(path)
     table.make_directory()
@@ -128,10 +129,10 @@ def create(path: str, columns: str, features: Sequence[str], properties: Mapping
 
 
 class TableLog:
-    """The log of the table at `path`; `refresh` before anything else.
+    """The log of the table at `path`; call `refresh` before anything else.
 
-    Whoever refreshes it or commits holds `writing`: what a commit was worked out from must not move under it.  `unsupported` and
-    `vectors_enabled` may be asked by others meanwhile; they say what held at the last refresh.
+    Hold `writing` while refreshing or committing: the state must not change while a commit is worked out from it.
+    Meanwhile other threads may call `unsupported` and `vectors_enabled`, which describe the last refresh.
     """
 
     def __init__(self, path: str) -> None:
@@ -139,20 +140,20 @@ class TableLog:
         self.table = Path(path.removeprefix("file://"))
         self._log = self.table / "_delta_log"
         self._state = _State()
-        # A checkpoint is due so long after this version.
+        # A checkpoint is due _CHECKPOINT_INTERVAL versions after this one.
         self._checkpoint = 0
         self._has_links: bool | None = None
         self._unsupported: str | None = None
-        # The table's metadata that were found to be those of a plain table: parsed once.
+        # The last metaData found to be a plain table's, so that each is parsed only once.
         self._plain_metadata: Mapping[str, Any] | None = None
         self._stamp: tuple[int, int] | None = None
         self._others: list[OtherCommit] | None = None
-        # The version of an application's last commit, as far as it is known.
+        # The table version of each application's last commit, where known.
         self._committed: dict[str, int] = {}
 
     @property
     def version(self) -> int:
-        """The version that this is the state of."""
+        """The table's version at the last refresh or commit."""
         return self._state.version
 
     @property
@@ -176,7 +177,7 @@ class TableLog:
         return self._state.metadata.get("configuration") or {}
 
     def application_version(self, app_id: str) -> int | None:
-        """The version of the application's last transaction in the table."""
+        """Return the version of the application's last transaction in the table (None: it has none)."""
         return self._state.versions_of_applications.get(app_id)
 
     @property
@@ -185,15 +186,15 @@ class TableLog:
         return self._state.versions_of_applications.keys()
 
     def make_directory(self) -> None:
-        """Make the directories of a table that is not there yet.  Raises FeatureNotSupported without hard links."""
+        """Create the directories of a new table.  Raises FeatureNotSupported without hard links."""
         self._log.mkdir(parents=True, exist_ok=True)
         if not self._links():
             raise FeatureNotSupported(f'the file system of "{self.table}" has no hard links')
 
     def refresh(self) -> None:
-        """Replay what has been committed since.
+        """Replay the commits made since the last refresh.
 
-        Raises UndefinedTable when there is no table, DataCorrupted for a broken log, or for one that is another than before.
+        Raises UndefinedTable if there is no table; DataCorrupted for a broken log, or another table's log than before.
         """
         if self._state.version < 0:
             self._load()
@@ -204,10 +205,11 @@ class TableLog:
         self._unsupported = self._reason_against()
 
     def written_by_others(self, app_id: str) -> list[OtherCommit]:
-        """Commits since the application's last one that are not its own and can change rows, oldest first.
+        """Return others' commits since the application's last one that may change rows, oldest first.
 
-        They are given again until `forget_others`.  A table in which the application has nothing yet has none: what it holds is
-        what it began with.  Raises DataCorrupted when what the application has committed was undone.  `refresh` first.
+        They are returned again until `forget_others`.  If the application has not committed yet there are none, because
+        the table's rows are then its starting point.  Raises DataCorrupted if a commit of the application was undone.
+        Call `refresh` first.
         """
         if self._others is None:
             self._others = self._find_others(app_id)
@@ -223,11 +225,11 @@ class TableLog:
         return others
 
     def forget_others(self) -> None:
-        """What `written_by_others` gave is known, durably."""
+        """Forget the commits that `written_by_others` returned: they have been recorded durably."""
         self._others = []
 
     def unsupported(self) -> str | None:
-        """Why Spark must write this table; None when we can."""
+        """Return why Spark must write this table; None if it can be written here."""
         return self._unsupported
 
     def _reason_against(self) -> str | None:
@@ -238,7 +240,7 @@ class TableLog:
         if protocol.get("minReaderVersion", 0) > 3 or protocol.get("minWriterVersion", 0) > 7:
             return "its protocol is newer"
         if protocol.get("minWriterVersion", 0) < 7:
-            # What a table feature was later, an old writer version asked of all: constraints, generated columns, the feed.
+            # Old writer versions demand constraints, generated columns and the change feed of all writers.
             return "its protocol is older"
         if features - _KNOWN_FEATURES:
             return f"it has the features {', '.join(sorted(features - _KNOWN_FEATURES))}"
@@ -260,7 +262,7 @@ class TableLog:
         return None
 
     def vectors_enabled(self) -> bool:
-        """Whether rows may be deleted by deletion vectors."""
+        """Tell whether rows may be deleted by deletion vectors."""
         enabled = self.properties.get("delta.enableDeletionVectors", "").lower() == "true"
         return enabled and "deletionVectors" in (self.protocol.get("readerFeatures") or ())
 
@@ -273,10 +275,11 @@ class TableLog:
         user_metadata: str | None,
         made: Iterable[Path] = (),
     ) -> None:
-        """Append `actions` as the next version.  Raises FileExistsError when another writer has committed it, OSError, UnknownOutcome.
+        """Append `actions` as the next version; the files that they name must be durable.
 
-        The files that they name are there and durable already.  Those of them that are this commit's alone, `made`, are removed
-        when it was not made.  `version` tells whether a commit that failed is there.
+        `made`: files of this commit alone, which are removed if it is not made.  Raises FileExistsError if another
+        writer has committed that version, OSError, UnknownOutcome (and keeps `made`), and PubsubError if the commit was
+        made but the directory could not be fsynced.
         """
         version = self._state.version + 1
         info = {
@@ -310,13 +313,13 @@ class TableLog:
         try:
             commit_files.sync_directory(self._log)
         except OSError as error:
-            # It is committed, and may be gone after a crash: whoever trusts it must read the log again.
+            # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
             raise PubsubError(f'could not fsync "{self._log}": {error}', sqlstate="58030") from error
 
     def checkpoint_when_due(self) -> None:
-        """Every some commits a checkpoint, so that a reader need not replay the log from its beginning.
+        """Write a checkpoint every 20 commits, so that readers need not replay the log from its beginning.
 
-        Raises what deltalake raises, OSError; the next attempt is as many commits later.
+        Raises deltalake's errors and OSError; the next attempt is another 20 commits later.
         """
         if self._state.version - self._checkpoint < _CHECKPOINT_INTERVAL:
             return
@@ -326,11 +329,11 @@ class TableLog:
         DeltaTable(str(self.table)).create_checkpoint()
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """The actions of one commit; None when it is not there, or no longer.  Raises DataCorrupted."""
+        """Return the actions of one commit; None if it does not exist, or no longer.  Raises DataCorrupted."""
         return self._read(version)
 
     def _look(self, version: int) -> tuple[int, int] | None:
-        """What tells a version's file from another of its name; None when it is gone."""
+        """Return what distinguishes a version's file from another of the same name; None if there is no file."""
         try:
             found = self._name(version).stat()
         except FileNotFoundError:
@@ -344,7 +347,7 @@ class TableLog:
             self._state.version += 1
 
     def _load_again(self) -> None:
-        """The version that was last is not there, or another: cleaned up after a checkpoint, or not the same table."""
+        """Load again: the last version's file is gone or replaced, by a cleanup or because the table is another."""
         before = self._state
         try:
             self._load()
@@ -366,11 +369,11 @@ class TableLog:
         self._others = None
 
     def _note(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
-        """Remember a commit that was found, unless it leaves the rows as they are."""
+        """Remember a commit that this log did not make, unless it does not change rows."""
         applications = _applications(actions)
         if self._others is not None:
             if any(app_id not in self._state.versions_of_applications for app_id in applications):
-                # An application's first commit is a copy, which replaces what was there.
+                # An application's first commit is a copy, which replaces all rows.
                 self._others.clear()
             if (found := _other_commit(version, actions)) is not None:
                 self._others.append(found)
@@ -378,7 +381,7 @@ class TableLog:
             self._committed[app_id] = version
 
     def _find_others(self, app_id: str) -> list[OtherCommit]:
-        """As `written_by_others`, from the log itself: back to the application's last commit, or to where the log begins."""
+        """Search the log for others' commits, back to the application's last commit or the log's beginning."""
         if app_id not in self._state.versions_of_applications:
             return []
         found: list[OtherCommit] = []
@@ -397,7 +400,7 @@ class TableLog:
         return self._log / f"{version:020}.json"
 
     def _links(self) -> bool:
-        """Whether a commit can be linked to its name: looked at once."""
+        """Tell whether the file system has hard links; tried only once."""
         if self._has_links is None:
             aside, linked = (self._log / f".{uuid.uuid4()}.{end}" for end in ("tmp", "link"))
             try:
@@ -435,10 +438,10 @@ class TableLog:
         return actions
 
     def _put_mended(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
-        """Put a commit that no reader can parse in order, in its place.
+        """Replace the file of a commit that no reader can parse by a corrected one.
 
-        A later commit would not do: whoever replays the log, looks at its history or reads an earlier version meets the line.
-        No reader holds anything else of it, and the time of the file, by which versions are found, stays.
+        A later commit would not help: replaying the log, its history and reading an earlier version all meet the broken
+        line.  No reader can have parsed it, and the file's time, by which versions are found, is kept.
         """
         path, aside = self._name(version), self._log / f".{uuid.uuid4()}.tmp"
         try:
@@ -452,7 +455,7 @@ class TableLog:
         log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
 
     def _load(self) -> None:
-        """From the newest checkpoint, or from the first commit."""
+        """Load the newest checkpoint; without one, require the first commit."""
         state = self._state = _State()
         found = checkpoints.newest(self._log)
         if found is None:
@@ -470,10 +473,10 @@ class TableLog:
         state.version = self._checkpoint = found.version
 
     def _replay(self, actions: Iterable[Mapping[str, Any]], writers: frozenset[str] | None = None) -> None:
-        """Take the actions of a commit, or of a checkpoint, over; `writers` are those of the rows that a commit adds."""
+        """Apply a commit's or checkpoint's actions to the state.  `writers`: the applications of the rows it adds."""
         state = self._state
         actions = list(actions)
-        # A file that only gets another vector keeps the rows that it had, and who wrote them.
+        # A file that only gets another deletion vector keeps its rows and their writers.
         paths = (action["add"]["path"] for action in actions if "add" in action)
         known = {path: state.files[path].writers for path in paths if path in state.files}
         for action in actions:
@@ -482,7 +485,7 @@ class TableLog:
                     added = state.files[what["path"]] = _data_file(what)
                     added.writers = known.get(added.path, writers) if what.get("dataChange", True) else None
                 elif kind == "remove":
-                    # A file that stays, with another vector, is removed and added in one commit, in any order.
+                    # A file that gets another vector is removed and added in one commit, in any order.
                     held = state.files.get(what["path"])
                     if held is not None and deletion_vectors.unique_id(held.vector) == deletion_vectors.unique_id(
                         what.get("deletionVector")
@@ -497,7 +500,7 @@ class TableLog:
 
 
 def is_local(path: str) -> bool:
-    """Whether the table lies in a file system that this process sees."""
+    """Tell whether the table lies in a file system that this process sees."""
     return path.startswith("file://") or "://" not in path
 
 
@@ -524,7 +527,7 @@ def _applications(actions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def _writers(actions: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
-    """The applications of a commit; None for one that also copied rows which it did not change."""
+    """Return a commit's applications; None if the commit also copied rows without changing them."""
     info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     metrics = info.get("operationMetrics") or {}
     if any("copied" in name.lower() and "file" not in name.lower() and str(n) != "0" for name, n in metrics.items()):
@@ -533,7 +536,7 @@ def _writers(actions: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
 
 
 def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCommit | None:
-    """None for one that changes no rows: OPTIMIZE and VACUUM say so of each file."""
+    """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file."""
     files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
     if not any(what.get("dataChange", True) for what in files):
         return None
@@ -549,5 +552,5 @@ def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCo
 
 
 def local_path(file: DataFile, table: Path) -> Path:
-    """Where a data file lies: paths in the log are URL-encoded."""
+    """Return a data file's path; in the log it is URL-encoded."""
     return table / unquote(file.path)

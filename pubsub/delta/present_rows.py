@@ -1,6 +1,7 @@
-"""Which rows a Delta table holds, asked by keys or by whole rows: what conflicts are found by (changeset.Present).
+"""Look up which rows a Delta table holds, by keys or by whole rows, to find conflicts (changeset.Present).
 
-Files that are written directly are read by the columns that are asked for; other tables by the deltalake package.  Blocks.
+For tables that arrow_writer can write, only the needed columns of the data files are read; for others, the deltalake
+package reads the table.  Blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class TablePresent:
-    """The rows of a table as its log has them now; `log` is None where the deltalake package must read it."""
+    """The rows of a table at its log's present state.  `log`: None if the deltalake package must read the table."""
 
     def __init__(self, table: TargetTable, app_id: str, log: TableLog | None) -> None:
         self._table = table
@@ -32,7 +33,7 @@ class TablePresent:
         self._asked: list[tuple[Any, Any, bool]] = []
 
     def still_holds(self) -> bool:
-        """Whether all that was asked has the same answers now.  The log is fresh."""
+        """Tell whether all earlier look-ups would have the same answers now.  The log must be refreshed."""
         return all(np.array_equal(self._look(asked, whole=whole), answer) for asked, answer, whole in self._asked)
 
     def keys(self, keys: Any) -> Indices:
@@ -61,7 +62,7 @@ class TablePresent:
         return found
 
     def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[Any, bool]]:
-        """The living rows' columns, and whether others are known to have written them."""
+        """Yield the named columns of the living rows, and whether others are known to have written them."""
         if self._log is not None:
             for batch, file in arrow_writer.living(self._log, self._table, names, wanted):
                 yield batch, file.writers is not None and self._app_id not in file.writers
@@ -77,7 +78,7 @@ class TablePresent:
 
 
 def _zeros_alike(columns: Any) -> Any:
-    """As a table; of floats 0 and -0 are one key, as in PostgreSQL."""
+    """Return a table in which floats -0 are 0: they are one key, as in PostgreSQL."""
     table = columns if isinstance(columns, pa.Table) else pa.Table.from_batches([columns])
     for index, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):

@@ -1,6 +1,6 @@
-"""The process that Spark's Python workers are forked from (spark.python.daemon.module), with what they need imported once.
+"""The process from which Spark forks its Python workers (spark.python.daemon.module), with their imports already done.
 
-Spark ends idle workers after a minute: each new one would otherwise spend a second on the same imports before its first row.
+Spark ends idle workers after a minute; each new one would otherwise spend a second on imports before its first row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many rows a Delta table holds, by its log alone: each file's numRecords, less the cardinality of its deletion vector."""
+"""Count a Delta table's rows from its log alone: each file's numRecords less the cardinality of its deletion vector."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pubsub.delta.log import TableLog, is_local
 
 
 def living_rows(log: TableLog) -> int | None:
-    """The rows of the table as `log` has it; None where a file's statistics do not say how many it has.  No file is read."""
+    """Return the number of rows in `log`'s state; None if a file's statistics lack numRecords.  Reads no files."""
     total = 0
     for file in list(log.files.values()):
         if file.rows is None:
@@ -16,7 +16,7 @@ def living_rows(log: TableLog) -> int | None:
 
 
 def count_rows(path: str) -> int | None:
-    """`living_rows` of a table that another engine commits to; None in another file system.  Blocks; raises as TableLog does."""
+    """Return `living_rows` of the table at `path`; None if it is not local.  Blocks; raises as TableLog does."""
     if not is_local(path):
         return None
     log = TableLog(path)

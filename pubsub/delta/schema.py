@@ -1,7 +1,7 @@
-"""Delta's JSON of a schema: types in it, and column mapping (PROTOCOL.md, Column Mapping, mode name).
+"""Read and write Delta's schema JSON: types and column mapping (PROTOCOL.md, Column Mapping, mode name).
 
-A mapped column has a name in data files and statistics that stays what it is while its name in the schema changes, so that a
-rename or a drop is a change of metadata alone.  A table is mapped when it first needs it: its columns so far keep their names in
+A mapped column's physical name, in data files and statistics, stays the same when its name in the schema changes, so a
+rename or a drop changes only metadata.  A table is mapped when it first needs it; existing columns keep their names in
 the files.
 """
 
@@ -20,16 +20,16 @@ ID: Final = "delta.columnMapping.id"
 PHYSICAL: Final = "delta.columnMapping.physicalName"
 MODE: Final = "delta.columnMapping.mode"
 MAX_ID: Final = "delta.columnMapping.maxColumnId"
-# Of the features that we write, those that readers must know.
+# Those of the features written here that readers must know.
 _READER_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "variantType"})
 
 Field = dict[str, Any]
-# By a column's name, what it is called in data files, and its id there.
+# By column name: its physical name in data files, and its column id.
 Mapped = Mapping[str, tuple[str, int]]
 
 
 def fields(metadata: Mapping[str, Any]) -> list[Field]:
-    """The columns of a `metaData` action, as it has them."""
+    """Return the columns of a `metaData` action as JSON fields."""
     found: list[Field] = json.loads(metadata["schemaString"])["fields"]
     return found
 
@@ -39,7 +39,7 @@ def schema_string(columns: Sequence[Field]) -> str:
 
 
 def field_of(field: pa.Field) -> Field:
-    """An Arrow field as Delta has it.  Raises what deltalake raises for a type that Delta has not."""
+    """Return an Arrow field as Delta's JSON.  Raises deltalake's errors for a type that Delta lacks."""
     from deltalake import Schema
 
     if field.type == VARIANT:
@@ -49,7 +49,7 @@ def field_of(field: pa.Field) -> Field:
 
 
 def features(columns: pa.Schema) -> list[str]:
-    """The table features that readers need for columns of these types."""
+    """Return the table features that readers need for columns of these types."""
     kinds = [kind for field in columns for kind in _kinds(field.type)]
     wanted = {
         "timestampNtz": any(pa.types.is_timestamp(kind) and kind.tz is None for kind in kinds),
@@ -59,9 +59,9 @@ def features(columns: pa.Schema) -> list[str]:
 
 
 def protocol_with(protocol: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
-    """A `protocol` action of writer version 7 with these table features, which readers need, beside its own.
+    """Return a `protocol` action of writer version 7 with the `wanted` reader features added.
 
-    Readers of version 1 or 2 list none; those that they need all the same are among the writers' then.
+    Reader versions 1 and 2 list no features; the ones that readers need are then taken from the writers' list.
     """
     found = dict(protocol)
     writers = list(protocol.get("writerFeatures") or ())
@@ -76,7 +76,7 @@ def protocol_with(protocol: Mapping[str, Any], wanted: Sequence[str]) -> dict[st
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
-    """A type and all types within it."""
+    """Yield a type and all types within it."""
     yield kind
     if kind != VARIANT:
         for place in range(kind.num_fields):
@@ -84,7 +84,7 @@ def _kinds(kind: Any) -> Iterator[Any]:
 
 
 def mapping(columns: Sequence[Field]) -> Mapped:
-    """The mapped columns."""
+    """Return the mapped columns."""
     return {
         column["name"]: (column["metadata"][PHYSICAL], int(column["metadata"][ID]))
         for column in columns
@@ -93,7 +93,7 @@ def mapping(columns: Sequence[Field]) -> Mapped:
 
 
 def maps_nested(columns: Sequence[Field]) -> bool:
-    """Whether fields within columns have names of their own in data files."""
+    """Tell whether nested fields have other names in data files."""
     return any(
         inner["metadata"][PHYSICAL] != inner["name"]
         for column in columns
@@ -103,7 +103,7 @@ def maps_nested(columns: Sequence[Field]) -> bool:
 
 
 def map_columns(columns: Sequence[Field], greatest: int) -> int:
-    """Map those that are not, under the names that they have; `greatest` is the last id given out.  Returns the new one."""
+    """Map the unmapped columns under their present names.  `greatest`: the last id used; return the new one."""
     for column in columns:
         for field in (column, *_structs(column["type"])):
             metadata = field.setdefault("metadata", {})
@@ -114,14 +114,14 @@ def map_columns(columns: Sequence[Field], greatest: int) -> int:
 
 
 def map_new(column: Field, greatest: int) -> int:
-    """Map a column that joins a mapped table: no data file has its name."""
+    """Map a column that is added to a mapped table, under a new physical name; return the last id used."""
     greatest = map_columns([column], greatest)
     column["metadata"][PHYSICAL] = f"col-{uuid.uuid4()}"
     return greatest
 
 
 def _structs(kind: Any) -> Iterator[Field]:
-    """The fields of the structs within a type."""
+    """Yield the fields of all structs within a type."""
     if not isinstance(kind, dict):
         return
     match kind["type"]:

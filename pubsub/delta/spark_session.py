@@ -1,8 +1,8 @@
-"""Spark's JVM beside the daemon: started once, warmed up, fenced.
+"""Start and stop Spark's JVM beside the daemon, fenced off from an earlier daemon's JVM.
 
-A killed daemon's JVM may still finish a commit it was told to make.  So the JVM holds a lock of the node: the file
-`jvm.lock` is opened and locked here and its descriptor is inherited by the JVM, which lets it go only by ending.  Whoever
-starts the next JVM waits for that lock first, and reads table versions only afterwards (architecture.md, Invariants).
+A killed daemon's JVM may still finish a commit that it was given.  So the JVM holds a lock on the node's file
+`jvm.lock`, which is opened and locked here; the JVM inherits the descriptor and releases the lock only by ending.
+Starting the next JVM, and reading table versions, first wait for that lock.
 
 `start` and `stop` block for seconds: call them in a thread.
 """
@@ -29,7 +29,7 @@ _DELTA: Final = "spark.databricks.delta."
 
 log = structlog.get_logger()
 
-# Measured on two cores (see `make bench`); a user's [spark] conf goes over it.
+# Measured on two cores (see `make bench`); a user's [spark] conf overrides it.
 BASE_CONF: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -53,7 +53,7 @@ BASE_CONF: Final[Mapping[str, str]] = {
     _DELTA + "merge.materializeSource": "none",
     _DELTA + "optimizeWrite.enabled": "false",
     _DELTA + "autoCompact.enabled": "false",
-    # -0.0 and 0.0 are one key to Spark; keeping what was written is the only exact answer.
+    # Dates and timestamps are read and written exactly as they are, without rebasing between calendars.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
@@ -75,7 +75,7 @@ appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c: %m%n%ex
 class Spark:
     """The one Spark session of a node, and the JVM it lives in.
 
-    `home` is the node's directory: the lock and Spark's own log lie there.  `conf` goes over BASE_CONF.
+    `home`: the node's directory, which holds the lock and Spark's own log.  `conf` overrides BASE_CONF.
     """
 
     def __init__(
@@ -87,53 +87,53 @@ class Spark:
         self._conf = dict(conf or {})
         self._session: Any = None
         self._process: subprocess.Popen[bytes] | None = None
-        # The fence has a lock of its own: who asks for it must not wait for the JVM that is being started behind it.
+        # The fence has its own lock, so that callers of `fence` do not wait while a JVM is starting.
         self._lock = threading.Lock()
         self._fencing = threading.Lock()
         self._fence: int | None = None
 
     @property
     def session(self) -> Any:
-        """The SparkSession.  Raises PubsubError (57P03) when the JVM is not running."""
+        """The SparkSession.  Raises PubsubError (57P03) if Spark is not running."""
         if self._session is None:
             raise PubsubError("Spark is not running", sqlstate="57P03")
         return self._session
 
     @property
     def jvm_pid(self) -> int | None:
-        """The JVM's process id, for figures of its memory."""
+        """The JVM's process id, to measure its memory; None without a JVM."""
         return self._process.pid if self._process is not None else None
 
     def alive(self) -> bool:
-        """Whether the JVM runs."""
+        """Tell whether the JVM is running."""
         return self._process is not None and self._process.poll() is None
 
     def cancel(self, group: str) -> None:
-        """Cancel the jobs of a job group, if Spark runs."""
+        """Cancel the jobs of a job group, if Spark is running."""
         session = self._session
         if session is not None and self.alive():
             session.sparkContext.cancelJobGroup(group)
 
     def fence(self, *, timeout: float = 60.0) -> None:
-        """Wait until no earlier JVM of this node lives, `timeout` seconds at most: from then on versions may be read.
+        """Wait until this node has no earlier JVM, at most `timeout` seconds; then table versions may be read.
 
-        Raises ObjectInUse when an earlier JVM does not end.
+        Raises ObjectInUse if an earlier JVM does not end.
         """
         with self._fencing:
             if self._fence is None and not self.alive():
                 self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
 
     def start(self) -> None:
-        """Start the JVM behind the fence, if it does not run.
+        """Wait for the fence and start the JVM, if it is not running.
 
-        Raises what `fence` raises, and PubsubError when Java is missing or Spark does not start.
+        Raises as `fence` does, and PubsubError if Java is missing or Spark does not start.
         """
         jars.require_java()
         self.fence()
         with self._lock:
             if self._fence is None:
                 return
-            # The JVM has its own copy of the descriptor: with ours closed, the lock is held as long as the JVM lives.
+            # The JVM has its own copy of the descriptor; with ours closed, the lock lasts exactly as long as the JVM.
             descriptor = self._fence
             try:
                 self._launch(descriptor)
@@ -142,7 +142,7 @@ class Spark:
                 os.close(descriptor)
 
     def stop(self, *, timeout: float = 20.0) -> None:
-        """End the session and the JVM; kills it when it takes longer than `timeout` seconds."""
+        """End the session and the JVM; kill it if that takes longer than `timeout` seconds."""
         with self._lock:
             session, process = self._session, self._process
             self._session = self._process = None
@@ -157,7 +157,7 @@ class Spark:
                     session.stop()
                     gateway.shutdown()
             except (OSError, Py4JError) as error:
-                # The JVM may be gone in the middle of this: its end is what was wanted.
+                # The JVM may disappear during this, which is fine: it was to end.
                 log.debug("Spark was gone before it was stopped", reason=str(error))
             finally:
                 _forget_gateway()
@@ -188,7 +188,7 @@ class Spark:
             context.setLogLevel("ERROR")
             self._session = SparkSession(context)
         except BaseException:
-            # A JVM without a session would be taken for a running Spark for ever.
+            # A JVM without a session would be taken for a running Spark forever.
             gateway.proc.kill()
             gateway.proc.wait()
             _forget_gateway()
@@ -222,7 +222,7 @@ class Spark:
 
 
 def _acquire_fence(path: Path, timeout: float) -> int:
-    """Lock the node's JVM fence; waits at most `timeout` seconds for an earlier JVM to end.  Returns the descriptor."""
+    """Lock the node's JVM fence, waiting at most `timeout` seconds for an earlier JVM to end; return the descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + timeout
     waiting = False
@@ -246,7 +246,7 @@ def _acquire_fence(path: Path, timeout: float) -> int:
 
 
 def _forget_gateway() -> None:
-    """Let pyspark start a new JVM in this process: it keeps the gateway of the first in class attributes."""
+    """Let pyspark start a new JVM in this process: it keeps the first JVM's gateway in class attributes."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -1,9 +1,9 @@
-"""One Delta commit per table per batch, by Spark: for tables and batches that are not written directly (direct).
+"""Commit one table's batch as one Delta commit by Spark, where arrow_writer cannot.
 
-A folded batch is staged as immutable Parquet first (what can fail, fails there), then committed by the cheapest statement
-that does it (delta.md): append where rows only come, one overwrite with replaceOn where keys change or go, an overwrite of
-the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so that Delta itself refuses to hold it twice,
-and in its userMetadata the end LSNs of the first and the last transaction in it.
+A folded batch is first staged as immutable Parquet, so that bad values fail before the commit.  Then the cheapest
+sufficient statement commits it: an append for inserts alone, one overwrite with replaceOn where keys change or are
+deleted, an overwrite of the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so Delta
+itself refuses to apply it twice, and in its userMetadata the end LSNs of its first and last transaction.
 
 Everything here blocks: call it in a thread.
 """
@@ -26,7 +26,7 @@ from pubsub.errors import Overtaken
 from pubsub.protocol.contract import VARIANT
 
 ROW_GROUP: Final = 128 * 1024
-# Names that no column of a user's table has, being longer than PostgreSQL's can be: with a column t, `t.x` would be its field x.
+# Longer than PostgreSQL's names can be, so no user's column has them: with a column t, `t.x` would be its field x.
 _TARGET: Final = "__pubsub_target".ljust(64, "_")
 _SOURCE: Final = "__pubsub_source".ljust(64, "_")
 _ROW: Final = "__row".ljust(64, "_")
@@ -37,7 +37,7 @@ _view_numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """One table's part of a batch, on disk as Parquet: `directory` holds the files that are not None here."""
+    """One table's part of a batch, staged as Parquet files in `directory`; a path is None if it has no rows."""
 
     table: TargetTable
     directory: Path
@@ -51,7 +51,7 @@ class Staged:
 
 
 def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
-    """Write one table's folded batch as Parquet in a new `directory`.  On failure nothing of it stays."""
+    """Write one table's folded batch as Parquet in a new `directory`.  A failure leaves nothing behind."""
     directory.mkdir(mode=0o700)
     try:
         images = _write(directory / "images.parquet", folded.images)
@@ -64,7 +64,7 @@ def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: b
 def stage_beside(
     directory: Path, table: TargetTable, folded: Folded, images: Path | None, *, replace_all: bool
 ) -> Staged:
-    """Stage all of a batch but its images, which `images` in `directory` holds already (None: there are none)."""
+    """Stage all of a batch except its images, which the file `images` in `directory` already holds (None: none)."""
     return Staged(
         table=table,
         directory=directory,
@@ -79,15 +79,16 @@ def stage_beside(
 
 
 def discard(staged: Staged) -> None:
-    """Remove the staged files, after the commit or when the batch is given up."""
+    """Remove the staged files, after the commit or when the batch is abandoned."""
     shutil.rmtree(staged.directory, ignore_errors=True)
 
 
 def commit(spark: Any, staged: Staged, record: Commit) -> None:
-    """Commit one staged table.  Raises what Spark raises; the caller decides by the table's version (apply.pipeline.commit).
+    """Commit one staged table; do nothing if it holds `record.last` already.
 
-    Raises Overtaken when the table holds another version than `record.before`.  A commit of another worker that comes after this
-    look is found by Delta once its own transaction has begun; before that, while Spark plans, it would not be noticed.
+    Raises Overtaken if the table holds another version than `record.before`, and Spark's errors, whose outcome the
+    caller tells from the table's version (apply.pipeline.commit).  After this check, Delta notices another worker's
+    commit only once its own transaction has begun, but not while Spark is planning.
     """
     table = staged.table
     held = committed_lsn(table.path, record.app_id)
@@ -135,7 +136,7 @@ def _save(frame: Any, mode: str, table: TargetTable, record: Commit, *, replace_
 
 
 def _matches(key: tuple[str, ...], keys: str, key_range: tuple[str, str, str] | None) -> str:
-    """The replaceOn condition; a range on the key beside it lets Delta leave files alone that can not match."""
+    """Return the replaceOn condition; its range on the key lets Delta skip files that cannot match."""
     columns = ", ".join(quote(name) for name in key)
     target = ", ".join(f"{_TARGET}.{quote(name)}" for name in key)
     left = target if len(key) == 1 else f"({target})"
@@ -147,7 +148,7 @@ def _matches(key: tuple[str, ...], keys: str, key_range: tuple[str, str, str] | 
 
 
 def _complete(spark: Any, staged: Staged, view: Any) -> Any:
-    """Images whose unchanged TOAST values are taken from the row that stands in the target before the batch."""
+    """Return the masked images, with unchanged TOAST values taken from the target's rows before the batch."""
     table = staged.table
     names = [field.name for field in table.schema]
     assert staged.masked is not None
@@ -163,13 +164,13 @@ def _complete(spark: Any, staged: Staged, view: Any) -> Any:
             )
         else:
             columns.append(f"{_SOURCE}.{quote(name)}")
-    # An update of a row that the target lacks is skipped, as PostgreSQL skips it (update_missing): an inner join.
+    # An inner join: an update of a row that the target lacks is skipped, as PostgreSQL skips it (update_missing).
     target = f"delta.{quote(table.path)} {_TARGET}"
     return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
 
 
 def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
-    """A batch of deletes alone."""
+    """Commit a batch that only deletes."""
     own = spark.newSession()
     table = staged.table
     keys = _read(own, staged.deleted_keys, _key_schema(table))
@@ -181,10 +182,11 @@ def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
 
 
 def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) -> None:
-    """Delete the rows that a row of `source` (a DataFrame of session `own`) meets: a MERGE records its transaction even when it
-    matches nothing; DELETE would not, and an overwrite with no rows would delete nothing.
+    """Delete the rows that match a row of `source`, a DataFrame of session `own`.
 
-    The transaction's id comes from session settings here: a session of its own keeps them apart from other tables.
+    A MERGE records its transaction even if it matches nothing.  DELETE would not, and an overwrite with no rows would
+    delete nothing.  MERGE takes the transaction's id from session settings; a separate session keeps them from other
+    tables' commits.
     """
     source.createOrReplaceTempView("deleted")
     own.conf.set("spark.databricks.delta.write.txnAppId", record.app_id)
@@ -199,10 +201,11 @@ def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) 
 
 
 def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit, view: Any) -> None:
-    """REPLICA IDENTITY FULL without a key: of equal rows exactly as many go as were deleted.
+    """Commit changes to a table without a key (REPLICA IDENTITY FULL): of equal rows delete as many as were deleted.
 
-    All rows equal to a changed one are replaced by the copies that remain (delta.md).  Rows are compared by one text that
-    tells every value and NULL apart; to_json alone would cut timestamps to milliseconds.
+    All rows equal to a changed one are replaced by the copies that remain, because no condition can match just some of
+    several equal rows.  Rows are compared by one text that tells every value and NULL apart; to_json alone would
+    truncate timestamps to milliseconds.
     """
     table = staged.table
     names = [field.name for field in table.schema]
@@ -226,7 +229,7 @@ def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit,
 
 
 def _row_text(prefix: str, schema: pa.Schema) -> str:
-    """A Spark expression: the row as one text, equal for equal rows alone."""
+    """Return a Spark expression for the row as one text, which is equal only for equal rows."""
     parts = []
     for index, field in enumerate(schema):
         parts.append(f"{_value_text(prefix + quote(field.name), field.type)} AS c{index}")
@@ -234,7 +237,7 @@ def _row_text(prefix: str, schema: pa.Schema) -> str:
 
 
 def _value_text(value: str, kind: Any, depth: int = 0) -> str:
-    """A Spark expression: the value as a text, or an array or struct of such texts."""
+    """Return a Spark expression for the value as a text, or as an array or struct of such texts."""
     if kind == VARIANT:
         return f"to_json({value})"
     if pa.types.is_list(kind):
@@ -250,7 +253,7 @@ def _value_text(value: str, kind: Any, depth: int = 0) -> str:
 
 
 def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
-    """The staged file as a DataFrame with exactly `schema`; without a file, no rows of it."""
+    """Read the staged file as a DataFrame with exactly `schema`; without a file it has no rows."""
     if path is None:
         columns = ", ".join(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
         return spark.sql(f"SELECT {columns} WHERE false")
@@ -259,12 +262,12 @@ def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
 
 
 def _hadoop_path(path: Path) -> str:
-    """A file's path as Spark reads one: not a URI, so nothing is decoded; but a pattern, so its marks are escaped."""
+    """Return a file's path for Spark, with pattern characters escaped: Spark reads a pattern, but no URL-encoding."""
     return "file://" + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
 def _write(path: Path, table: pa.Table | None) -> Path | None:
-    """Stage `table`; None when there are no rows.  At least two row groups, so that two cores read it side by side."""
+    """Write `table`, or return None if it has no rows.  Two or more row groups let two cores read it in parallel."""
     if table is None or table.num_rows == 0:
         return None
     group = max(1, min(ROW_GROUP, -(-table.num_rows // 2)))
@@ -285,7 +288,7 @@ def _key_schema(table: TargetTable) -> pa.Schema:
 
 
 def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
-    """(column, least, greatest) of an integer key's first column, as literals: prunes files."""
+    """Return (column, least, greatest) of the key's first column if it is an integer, as literals, to skip files."""
     if keys is None or keys.num_rows == 0 or not pa.types.is_integer(keys.schema.field(0).type):
         return None
     import pyarrow.compute as pc

@@ -28,7 +28,7 @@ from pubsub.delta.table import TargetTable
 # A data file is closed at this many rows or bytes: large enough not to be merged with others later.
 _FILE_ROWS: Final = 1 << 19
 _FILE_BYTES: Final = 64 << 20
-# How many files may still be written while the next part is prepared.
+# The most files that the writer threads hold while the next part is worked out.
 _WRITING: Final = 1
 
 
@@ -42,7 +42,7 @@ class StagedParts(Protocol):
         """Finish the batch; no part may follow."""
 
     def abort(self) -> None:
-        """Remove what was staged.  Does nothing after `finish`, whose result `stage.discard` removes."""
+        """Remove what was staged.  Does nothing after `finish`, whose result `choose_writer.discard` removes."""
 
 
 class DirectParts:

@@ -1,7 +1,7 @@
-"""A Delta table of the warehouse: where it lies, how it is made, which version of the stream it holds.
+"""A Delta table of the warehouse: its location, its creation, and how much of the stream it holds.
 
-The table is its own replication origin (delta.md): each commit records (application id, end LSN) as a SetTransaction.
-Reading that needs no JVM: the deltalake package reads the log.
+The table is its own replication origin: each commit records (application id, end LSN) as a SetTransaction, so data and
+position become durable together.  Reading it needs no JVM, as the deltalake package reads the log.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """One replicated table: `schema` in column order with NOT NULL as non-nullable, `key` the names that identify a row."""
+    """A replicated table.  `schema`: in column order, NOT NULL as non-nullable; `key`: columns that identify a row."""
 
     path: str
     schema: pa.Schema
     key: tuple[str, ...]
     relation: str
-    """The qualified name in the publisher, for messages and the table's properties."""
+    """The qualified name at the publisher, for messages and the table's properties."""
     mapped: delta_schema.Mapped = of_dataclass(default_factory=dict)
     """The columns that have other names in data files."""
 
     def stored_name(self, name: str) -> str:
-        """What data files call a column."""
+        """Return a column's name in data files."""
         return self.mapped[name][0] if name in self.mapped else name
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The schema of data files."""
+        """The schema of the data files."""
         if not self.mapped:
             return self.schema
         return pa.schema([self._stored(field) for field in self.schema])
@@ -55,11 +55,11 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit is recorded under: `first` and `last` are the end LSNs of its first and last transaction.
+    """The identity under which a commit is recorded.  `first`, `last`: the end LSNs of its first and last transaction.
 
-    Before `until` the table is none of the publisher's states: it was copied under several snapshots (tablesync.window).
-    `before` is the version under `app_id` of the table that the commit was worked out for (None: it holds none); a table that
-    holds another one refuses it (Overtaken).
+    `until`: below this LSN the table matches no state of the publisher, as it was copied under several snapshots
+    (tablesync.window).  `before`: the table's version under `app_id` for which the commit was staged (None: it has
+    none); at any other version the commit is refused (Overtaken).
     """
 
     app_id: str
@@ -70,23 +70,23 @@ class Commit:
 
     @property
     def user_metadata(self) -> str:
-        """What the commit's userMetadata says (pubsub.snapshot reads it)."""
+        """The commit's userMetadata (pubsub.snapshot reads it)."""
         until = {} if self.until is None else {"until": str(self.until)}
         return json.dumps({"first": str(self.first), "last": str(self.last), **until})
 
 
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
-    """The id under which a table records how far it is: the same for the copy, the catch-up and apply."""
+    """Return the id under which a table records its position: the same for the copy, the catch-up and apply."""
     return f"pubsub/{node_id}/{subid}/{relid}/{generation}"
 
 
 def moved_on(held: int | None, record: Commit) -> str:
-    """What a table that refuses a commit holds, for the error's detail."""
+    """Return the detail of an Overtaken error: what the table holds, and what the commit expected."""
     return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
 
 
 def is_of_later_copy(other: str, app_id: str) -> bool:
-    """Whether the application id `other`, of a copy or of one of its chunks, is of a later copy of the table than `app_id`."""
+    """Tell whether the application id `other`, a copy's or a chunk's, is of a later copy of `app_id`'s table."""
     table, _, generation = app_id.rpartition("/")
     if not generation.isdecimal() or not other.startswith(f"{table}/"):
         return False
@@ -94,17 +94,17 @@ def is_of_later_copy(other: str, app_id: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Whether a Delta table lies at `path`."""
+    """Tell whether there is a Delta table at `path`."""
     from deltalake import DeltaTable
 
     return bool(DeltaTable.is_deltatable(path))
 
 
 def opened(path: str) -> Any:
-    """The newest version of the table at `path`, as a deltalake.DeltaTable.
+    """Open the newest version of the table at `path` as a deltalake.DeltaTable.
 
-    A table that deltalake cannot read is read by ourselves, which mends what an earlier release wrote, or raises DataCorrupted with
-    what to do.  Raises UndefinedTable without a table, and what deltalake raises.
+    If deltalake cannot read it, TableLog does: that corrects a commit of an earlier release, or raises DataCorrupted
+    with a hint.  Raises UndefinedTable if there is no table, and deltalake's errors.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
@@ -119,7 +119,7 @@ def opened(path: str) -> Any:
 
 
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
-    """The end LSN of the last transaction that the table holds under `app_id`; None when it has none."""
+    """Return the end LSN of the table's last transaction under `app_id`; None if it has none."""
     if not exists(path):
         return None
     version = opened(path).transaction_version(app_id)
@@ -127,19 +127,19 @@ def committed_lsn(path: str, app_id: str) -> Lsn | None:
 
 
 def properties(path: str) -> Mapping[str, str]:
-    """The table's properties.  Raises UndefinedTable when there is none at `path`."""
+    """Return the table's properties.  Raises UndefinedTable if there is no table at `path`."""
     if not exists(path):
         raise UndefinedTable(f'Delta table "{path}" does not exist')
     return {k: v or "" for k, v in opened(path).metadata().configuration.items()}
 
 
 def has_files(path: str) -> bool:
-    """Whether the table's newest version has any data file: whether it may hold rows."""
+    """Tell whether the table's newest version has data files, and so may hold rows."""
     return bool(opened(path).file_uris())
 
 
 def row_count(path: str) -> int:
-    """The number of rows, from the log and the deletion vectors."""
+    """Return the number of rows, from the log and the deletion vectors."""
     from deltalake import QueryBuilder
 
     table = opened(path)
@@ -148,10 +148,10 @@ def row_count(path: str) -> int:
 
 
 def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
-    """Make the Delta table of `table` if there is none, without a JVM; False when it takes Spark to make it.
+    """Create the Delta table of `table` without a JVM if there is none; return False if only Spark can create it.
 
-    `identity` are the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState
-    when a table that is there lacks a column or has another type for it.
+    `identity`: the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState if
+    an existing table lacks a column or has another type for it.
     """
     if not log.is_local(table.path) or _needs_mapping(table):
         return False
@@ -170,7 +170,7 @@ def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
 
 
 def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
-    """As `create_directly`, by Spark."""
+    """Create the table as `create_directly` does, but by Spark."""
     if exists(table.path):
         check_columns(table)
         return
@@ -185,7 +185,7 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
 
 
 def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]:
-    """The table's properties."""
+    """Return the properties of a new table."""
     settings = dict(identity) | described(table)
     settings["delta.enableDeletionVectors"] = "true"
     if _needs_mapping(table):
@@ -194,7 +194,7 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
 
 
 def described(table: TargetTable) -> dict[str, str]:
-    """The properties that follow from the table's name, columns and key."""
+    """Return the properties that follow from the table's name, columns and key."""
     settings = {
         "pubsub.relation": table.relation,
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
@@ -210,17 +210,17 @@ def _needs_mapping(table: TargetTable) -> bool:
 
 
 def needs_mapping(name: str) -> bool:
-    """Whether no data file can have a column of that name."""
+    """Tell whether the name is not allowed for a column in data files, so that the column must be mapped."""
     return bool(types.UNSAFE_NAME & set(name))
 
 
 def _has_statistics(data_type: Any) -> bool:
-    """Whether Delta keeps a least and a greatest value of such a column (SkippingEligibleDataType); others it refuses."""
+    """Tell whether Delta accepts such a column for statistics (SkippingEligibleDataType)."""
     return not (pa.types.is_boolean(data_type) or pa.types.is_binary(data_type))
 
 
 def read_schema(path: str) -> pa.Schema:
-    """The schema of the Delta table at `path` in Arrow's types, as `types.delta_type` gives them."""
+    """Return the schema of the Delta table at `path` in Arrow's types, the same as `types.delta_type` returns."""
     return _read_columns(path)[0]
 
 
@@ -232,9 +232,9 @@ def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
 
 
 def spark_ddl(data_type: Any) -> str:
-    """A column's type in Spark's DDL: a replicated one's, or that of a column which only the target has.
+    """Return a type in Spark's DDL, for a replicated column or one that only the target has.
 
-    Raises FeatureNotSupported for a type that neither can be.
+    Raises FeatureNotSupported for a type that is not possible for either.
     """
     kinds = pa.types
     if kinds.is_list(data_type):
@@ -252,14 +252,14 @@ def spark_ddl(data_type: Any) -> str:
 
 
 def quote(name: str) -> str:
-    """An identifier as Spark SQL reads it."""
+    """Quote an identifier for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def load(path: str, relation: str, definition: str | None) -> TargetTable:
-    """The table as the catalog and its own log describe it: `definition` says which columns are the key.
+    """Load the table from its own log; the catalog's `definition`, or else the table's properties, name the key.
 
-    Raises UndefinedTable when it is gone.
+    Raises UndefinedTable if there is no table.
     """
     if not exists(path):
         raise UndefinedTable(
@@ -273,15 +273,15 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
 
 
 def fits(table: TargetTable) -> bool:
-    """Whether the Delta table that is there has all the columns, with their types."""
+    """Tell whether the existing Delta table has all the columns, with their types."""
     have = {field.name: field.type for field in read_schema(table.path)}
     return all(have.get(field.name) == field.type for field in table.schema)
 
 
 def check_columns(table: TargetTable) -> None:
-    """Refuse a table that is there and can not take the publisher's columns (relation.c: logicalrep_rel_open).
+    """Raise NotInPrerequisiteState if the existing table cannot take the publisher's columns.
 
-    Columns go by name; a column that the publisher lacks stays, and gets NULL.
+    Columns match by name; one that the publisher lacks stays and gets NULL (relation.c: logicalrep_rel_open).
     """
     have = {field.name: field for field in read_schema(table.path)}
     missing = [field.name for field in table.schema if field.name not in have]
@@ -302,5 +302,5 @@ def check_columns(table: TargetTable) -> None:
 
 
 def file_path(uri: str) -> Path:
-    """The local path of a file: URI or plain path."""
+    """Return the local path of a file: URI or a plain path."""
     return Path(uri.removeprefix("file://"))

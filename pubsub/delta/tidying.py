@@ -1,7 +1,7 @@
-"""What a table wants now and then, beside its rows: small files merged, and checkpoints.
+"""Merge a table's small files and write its checkpoints.
 
-Small files are merged as they come, eight at a time of about one size (log-structured), so that their number grows with the
-logarithm of the table.  Everything here blocks.
+Small files are merged as they come, at least eight of about the same size at a time (log-structured), so their number
+grows with the logarithm of the table's size.  Everything here blocks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pubsub.delta.arrow_writer import living_rows, remove_action, rows_in
 from pubsub.delta.log import DataFile, TableLog
 from pubsub.delta.table import TargetTable
 
-# Files below these bounds are merged, so many of one size (each class is four times the one before) at once.
+# Files below both bounds are merged once a size class (each four times the one before) has at least _MERGE of them.
 _SMALL_ROWS: Final = 1 << 19
 _SMALL_BYTES: Final = 64 << 20
 _MERGE: Final = 8
 
 
 def merge_small(log: TableLog, table: TargetTable) -> None:
-    """Merge small files when there are enough of them.
+    """Merge small files if there are enough of them.
 
-    The rows stay what they are (dataChange false).  Another writer's commit at the same time makes this a thing for later.
+    The rows stay the same (dataChange false).  If another writer commits meanwhile, leave it to a later call.
     """
     with log.writing:
         chosen = _mergeable(log)
@@ -47,13 +47,13 @@ def merge_small(log: TableLog, table: TargetTable) -> None:
 
 
 def checkpoint(log: TableLog) -> None:
-    """Write a checkpoint when one is due.  Raises what TableLog.checkpoint_when_due raises."""
+    """Write a checkpoint when one is due.  Raises as TableLog.checkpoint_when_due does."""
     with log.writing:
         log.checkpoint_when_due()
 
 
 def _mergeable(log: TableLog) -> list[DataFile]:
-    """Small files of one class of living rows, the smallest first, where there are enough of them."""
+    """Return the small files of the smallest class by living rows that has enough of them; [] if none has."""
     classes: dict[int, list[DataFile]] = {}
     for file in log.files.values():
         living = rows_in(log, file) - file.deleted
