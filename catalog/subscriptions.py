@@ -106,7 +106,7 @@ class Subscriptions(Database):
             )
 
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
-        """The transaction to skip was passed (worker.c: clear_subskiplsn).  False when another LSN stands there now."""
+        """The transaction to skip was passed (worker.c: clear_subscription_skip_lsn).  False when another LSN stands there now."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from pubsub.delta.commit_files import sync_directory
 from pubsub.errors import DataCorrupted, FeatureNotSupported
 
 _MAGIC: Final = struct.pack("<i", 1681511377)
@@ -77,9 +78,9 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
 
 
 def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:
-    """Write all `bitmaps` to one new file and fsync it; return its path and the descriptors for the log.
+    """Write all `bitmaps` to one new file, durably; return its path and the descriptors for the log.
 
-    A failure leaves nothing behind.  Does not fsync the directory.
+    A failure leaves nothing behind.
     """
     number = uuid.uuid4()
     path = table / f"deletion_vector_{number}.bin"
@@ -104,6 +105,7 @@ def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
+        sync_directory(table)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -60,7 +60,7 @@ def test_the_transaction_that_fails_is_skipped(replica: Replica, disable: str) -
 
 
 def test_another_transaction_takes_skip_back(replica: Replica) -> None:
-    """Clear SKIP as worker.c: clear_subskiplsn does."""
+    """Clear SKIP as worker.c: clear_subscription_skip_lsn does."""
     replica.execute(TABLES)
     replica.subscribe()
     replica.assert_equal("a", "b")

@@ -261,3 +261,25 @@ def test_a_checkpoint_that_fails(table: TargetTable, monkeypatch: pytest.MonkeyP
     assert "OPTIMIZE" in {entry["operation"] for entry in DeltaTable(table.path).history()}
     assert blocked.is_file(), "it succeeds once it can"
     assert rows(table) == [*range(10), *(number * 100 for number in range(2, 24))]
+
+
+def test_names_are_durable_before_a_commit_says_them(table: TargetTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector's directory was not fsynced: after a power loss a commit could name a vector that was not there."""
+    log_directory = Path(table.path) / "_delta_log"
+    synced: list[set[str]] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")) == Path(table.path):
+            synced.append({path.name for path in Path(table.path).iterdir() if path.is_file()})
+        fsync(descriptor)
+
+    def checked(source: Any, name: Any, **options: Any) -> None:
+        if Path(name).parent == log_directory:
+            assert synced[-1] >= {path.name for path in Path(table.path).iterdir() if path.is_file()}
+        link(source, name, **options)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(os, "link", checked)
+    commit(table, 1, 2, added=[20], deleted=[3])
+    assert any(path.suffix == ".bin" for path in Path(table.path).iterdir())
