@@ -1,7 +1,7 @@
 """The commands that were executed, for the daemon's log.
 
-A command may run in a process of its own, whose output goes to its user.  After it has taken effect it stores its text here,
-and the daemon takes the text to log it.  While no daemon runs, the latest 100 are kept.
+A command may run in a process of its own, whose output goes to its user.  After it has taken effect it stores its text
+here, and the daemon takes the text to log it.  While no daemon runs, the latest 100 are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One daemon per node: an exclusive lock on a file in the node's directory.
 
-The kernel releases the lock when the process ends, however it ends; the pid in the file is for people and for messages that
-name the holder.  Children do not inherit the descriptor, so a JVM that outlives its daemon does not keep the node locked.
+The kernel releases the lock when the process ends, however it ends; the pid in the file is for people and for messages
+that name the holder.  Children do not inherit the descriptor, so a JVM that outlives its daemon does not keep the node
+locked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class DaemonLock:
     def acquire(cls, home: Path, *, file: str = LOCK_FILE, what: str | None = None, hint: str = _HINT) -> Self:
         """Take the exclusive lock on `file` in the directory `home`.
 
-        Raises ObjectInUse, which names `what` is locked (by default the node) and the process that holds it, and gives `hint`.
+        Raises ObjectInUse with `hint`, which names the process that holds the lock and what is locked: `what`, by
+        default the node.
         """
         path = home / file
         what = what or f'node "{home}"'

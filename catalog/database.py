@@ -2,8 +2,8 @@
 
 SQLite runs in WAL mode with synchronous = FULL: commits survive a power cut, and readers never wait for a writer.  The
 command line and the daemon are different processes on one file, so every write transaction takes the write lock at its
-beginning (BEGIN IMMEDIATE) and waits for it up to `BUSY_TIMEOUT`; inside one process an asyncio lock hands it on in order
-of arrival.
+beginning (BEGIN IMMEDIATE) and waits for it up to `BUSY_TIMEOUT`; inside one process an asyncio lock hands it on in
+order of arrival.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class NoCatalog(PubsubError):
 def new_node_id() -> str:
     """Return a new 64-bit system identifier: seconds in the upper half, random bits in the lower.
 
-    xlog.c: BootStrapXLOG fills the lower half from microseconds and the process id; two nodes made at once by one script
-    would then be close.
+    xlog.c: BootStrapXLOG fills the lower half from microseconds and the process id; two nodes made at once by one
+    script would then be close.
     """
     return str((int(time.time()) & 0xFFFFFFFF) << 32 | secrets.randbits(32))
 
@@ -71,8 +71,8 @@ def now() -> datetime:
 class Database:
     """Transactions on the catalog.  The classes that mix it in hold the statements.
 
-    Each of their public methods runs to completion despite cancellation, except those marked `interruptible`, which wait for
-    other processes.
+    Each of their public methods is one transaction and runs to completion despite cancellation.  Methods marked
+    `interruptible` are exempt, since they wait for other processes.
     """
 
     def __init_subclass__(cls) -> None:
@@ -85,7 +85,8 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        # The epoch of this process's daemon; a write requires that it is still the catalog's.  None: no daemon, no check.
+        # The epoch of this process's daemon; a write requires that it is still the catalog's.  None: no daemon, no
+        # check.
         self._epoch: int | None = None
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
@@ -195,8 +196,8 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
             raise NoCatalog(f'there is no catalog "{path}"')
         elif not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             parsed = _read_only(parsed, path)
-        # Each connection has a thread, and opening one costs more than most transactions, so they are pooled.  None returns
-        # to the pool in the middle of a transaction: transactions run to their end (pubsub.concurrency).
+        # Each connection has a thread, and opening one costs more than most transactions, so they are pooled.  None
+        # returns to the pool in the middle of a transaction: transactions run to their end (pubsub.concurrency).
         engine = create_async_engine(parsed, hide_parameters=True, pool_size=4, connect_args={"timeout": BUSY_TIMEOUT})
         if make:
             event.listen(engine.sync_engine, "connect", _keep_a_log)
@@ -307,7 +308,7 @@ async def _prepare(engine: AsyncEngine) -> None:
 
 
 def _add_what_is_missing(connection: Connection) -> None:
-    """Add the tables and columns that an earlier version's catalog lacks; a column with a default gets it in every row."""
+    """Add the tables and columns that an earlier version's catalog lacks, with the columns' defaults."""
     schema.metadata.create_all(connection)
     inspector = inspect_schema(connection)
     for table in schema.metadata.sorted_tables:
@@ -323,7 +324,7 @@ def _add_what_is_missing(connection: Connection) -> None:
 
 
 def failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
-    """Return the exceptions that a transaction may raise; SQLAlchemy does not wrap asyncpg's errors while it connects."""
+    """Return the exceptions that a transaction may raise; SQLAlchemy does not wrap those of asyncpg's connect."""
     if engine.dialect.name != "postgresql":
         return (SQLAlchemyError,)
     import asyncpg
@@ -345,7 +346,7 @@ async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
 
 
 def typed(error: Exception) -> PubsubError:
-    """Return a PubsubError in the driver's words, without the statement and its parameters (they may hold a password)."""
+    """Return a PubsubError in the driver's words, without statement and parameters, which may hold a password."""
     cause = getattr(error, "orig", None) or error
     message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])
     return PubsubError(f"could not access the catalog: {message}", sqlstate="58030")

@@ -12,9 +12,10 @@ ends, however it ends.  So the daemon must check that its session lives (`prove`
 Each new daemon raises the epoch, and every write of a daemon to the catalog requires the epoch to be its own
 (catalog.database).  A daemon that wakes up late therefore stores nothing.
 
-A catalog in a file has a lock file beside it, since another home may name the catalog by its URL.  A copy of the file has a
-lock of its own but names the same Delta tables and slots.  The catalog therefore stores its own path and inode, by which a
-copy is told from a file that was moved.  When a catalog was moved, the paths of tables in its directory are updated.
+A catalog in a file has a lock file beside it, since another home may name the catalog by its URL.  A copy of the file
+has a lock of its own but names the same Delta tables and slots.  The catalog therefore stores its own path and inode,
+by which a copy is told from a file that was moved.  When a catalog was moved, the paths of tables in its directory are
+updated.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from catalog.daemon import DaemonLock
 from catalog.database import NOT_OURS, Database, failures, typed
 from pubsub.errors import ObjectInUse, PubsubError
 
-#: An arbitrary advisory lock; its second key is the oid of the node's table, which differs between schemas of a database.
+#: An arbitrary advisory lock; its second key is the oid of the node's table, which differs between schemas of a
+#: database.
 _LOCK: Final = 0x70756273
 _SESSION: Final = """
 SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '10'
@@ -82,9 +84,10 @@ class Holder(Database):
             raise
 
     async def prove(self) -> None:
-        """Check that this process still is the catalog's daemon; do nothing in a process without an epoch (no daemon, SQLite).
+        """Check that this process still is the catalog's daemon.
 
-        Raises ObjectInUse when another process has become the daemon, and PubsubError while that cannot be known.
+        Does nothing in a process without an epoch: a client, or a daemon whose catalog is a file.  Raises ObjectInUse
+        when another process has become the daemon, and PubsubError while that cannot be known.
         """
         if self._epoch is None:
             return
@@ -122,7 +125,7 @@ class Holder(Database):
             self._file_lock = None
 
     async def _connect(self) -> AsyncConnection:
-        """Open the session that holds the lock.  Keepalives let the server notice soon when this process is unreachable."""
+        """Open the session for the lock.  Keepalives let the server notice soon that this process is unreachable."""
         engine = create_async_engine(
             self._engine.url,
             hide_parameters=True,
@@ -187,7 +190,8 @@ class Holder(Database):
     async def _settle_place(self, path: Path) -> None:
         """Store where the file lies; raise ObjectInUse if it is a copy of a catalog that still exists.
 
-        A file that was moved within a file system keeps its inode; one that was moved to another leaves no original behind.
+        A file that was moved within a file system keeps its inode; one that was moved to another leaves no original
+        behind.
         """
         found = await asyncio.to_thread(path.stat)
         here = {"catalog_path": str(path), "catalog_file": f"{found.st_dev}:{found.st_ino}"}

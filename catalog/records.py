@@ -1,6 +1,7 @@
 """The rows that the catalog returns and takes; they are immutable.
 
-LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is as of the moment when it was read.
+LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is as of the moment when it was
+read.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class NewSubscription:
 class Subscription:
     """A row of pg_subscription, with further columns.
 
-    `generation` rises by one with each alteration, but not when the publisher's identity is stored.  `skip_lsn` is the finish
-    LSN of the transaction to skip (0: none).  `dropping` is set while a command removes slots and tables: no worker starts.
-    `publisher_timeline_start` is the LSN where the timeline began (None: not known yet); it distinguishes two servers whose
-    timelines have the same number.
+    `generation` rises by one with each alteration, but not when the publisher's identity is stored.  `skip_lsn` is the
+    finish LSN of the transaction to skip (0: none).  `dropping` is set while a command removes slots and tables: no
+    worker starts.  `publisher_timeline_start` is the LSN where the timeline began (None: not known yet); it
+    distinguishes two servers whose timelines have the same number.
     """
 
     oid: int
@@ -82,7 +83,8 @@ class Subscription:
 class SubscriptionChanges(TypedDict, total=False):
     """The fields that `Catalog.alter_subscription` takes.
 
-    A function is called with the stored value inside the transaction, since others may have altered it after it was read.
+    A function is called with the stored value inside the transaction, since others may have altered it after it was
+    read.
     """
 
     name: str
@@ -116,7 +118,7 @@ class NewRelation:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCommit:
-    """A commit by another writer that can change a table's rows: its version, and its own words for operation and engine."""
+    """A commit by another writer that can change a table's rows; `operation` and `engine` are as it recorded them."""
 
     version: int
     operation: str
@@ -130,11 +132,11 @@ class ForeignCommit:
 class CopyPlan:
     """How copy number `generation` of a table is made, and how far the stream must be followed to complete it.
 
-    `start` is the sync slot's consistent point.  `until` is past every snapshot that the copy used (tablesync.window), and
-    equals `start` while it used only the slot's.  `version` is that of the Delta table when the copy began.  `edges` are the
-    first blocks of its chunks, empty for a table that is copied whole.  `snapshot` is the slot's, in the format of
-    pg_current_snapshot().  `fingerprint` covers what must not change until the copy resumes; None: it cannot resume.
-    `attempts` name the data files that the copy's attempts have written.
+    `start` is the sync slot's consistent point.  `until` is past every snapshot that the copy used (tablesync.window),
+    and equals `start` while it used only the slot's.  `version` is that of the Delta table when the copy began.
+    `edges` are the first blocks of its chunks, empty for a table that is copied whole.  `snapshot` is the slot's, in
+    the format of pg_current_snapshot().  `fingerprint` covers what must not change until the copy resumes; None: it
+    cannot resume.  `attempts` name the data files that the copy's attempts have written.
     """
 
     generation: int
@@ -151,12 +153,12 @@ class CopyPlan:
 class SubscriptionRel:
     """A row of pg_subscription_rel, with further columns.
 
-    `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies begun: 0
-    before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error` is set while the
-    table is stopped or its last worker failed.  `stopped`: the table stopped alone (on_table_error = isolate), at the
-    transaction that finished at `error_lsn` if one caused it; only a new copy brings it back.  `foreign`: the last commit by
-    another writer since the copy.  `look_again`: how many of REFRESH's requests to compare the columns with the publisher's
-    are unanswered.
+    `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies
+    begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error` is
+    set while the table is stopped or its last worker failed.  `stopped`: the table stopped alone (on_table_error =
+    isolate), at the transaction that finished at `error_lsn` if one caused it; only a new copy brings it back.
+    `foreign`: the last commit by another writer since the copy.  `look_again`: how many of REFRESH's requests to
+    compare the columns with the publisher's are unanswered.
     """
 
     subid: int
@@ -187,7 +189,7 @@ class SubscriptionRel:
 class OriginStatus:
     """A row of pg_replication_origin_status.
 
-    `remote_lsn` is the restart point: every change up to it is durable in Delta, and the stream starts again from it.
+    `remote_lsn` is the restart point: every transaction up to it is decided and durable, and the stream restarts there.
     """
 
     subid: int

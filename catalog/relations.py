@@ -54,8 +54,8 @@ class Relations(Database):
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
         """Store a state and its LSN, and clear the error (pg_subscription.c: UpdateSubscriptionRelState).
 
-        Raises NotInPrerequisiteState unless catalog.states allows the step or the state is already stored, and for `s` or `r`
-        without an LSN.  For `d` use `begin_copy`, which counts the copy.
+        Raises NotInPrerequisiteState unless catalog.states allows the step or the state is already stored, and for `s`
+        or `r` without an LSN.  For `d` use `begin_copy`, which counts the copy.
         """
         if state in (RelState.SYNCDONE, RelState.READY) and lsn is None:
             raise NotInPrerequisiteState(
@@ -84,8 +84,8 @@ class Relations(Database):
     ) -> int:
         """Store `d` for a new copy and return its generation.
 
-        No earlier copy of this table had that generation, not even before the table left and joined again.  The slot,
-        definition and estimate are stored with it, those that are None stay unchanged.
+        No earlier copy of this table had that generation, not even before the table left and joined again.  Stores the
+        slot, definition and estimate, too, except those that are None.
         """
         given = {"sync_slot": sync_slot, "definition": definition, "estimated_rows": estimated_rows}
         async with self._write(bump=True) as connection:
@@ -134,7 +134,8 @@ class Relations(Database):
     async def columns_are_known(self, subid: int, asked: Mapping[int, int]) -> None:
         """Mark the requests of `ask_for_columns` as answered.
 
-        `asked` gives each table's `look_again` when it was compared: a table that was asked about again since keeps its count.
+        `asked` gives each table's `look_again` when it was compared: a table that was asked about again since keeps its
+        count.
         """
         async with self._write(bump=False) as connection:
             for relid, count in asked.items():
@@ -146,7 +147,7 @@ class Relations(Database):
         await self._set(subid, relid, schema_name=schema_name, name=name)
 
     async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
-        """Store why the table's worker failed, or clear it (None).  Does nothing for a table that has left meanwhile."""
+        """Store why the table's worker failed, or clear it (None).  Does nothing for a table that has left."""
         async with self._write(bump=True) as connection:
             await connection.execute(update(_T).where(_here(subid, relid)).values(error=error, error_hint=hint))
 
@@ -167,7 +168,7 @@ class Relations(Database):
                 )
 
     async def set_foreign_commit(self, subid: int, relid: int, foreign: ForeignCommit) -> None:
-        """Record that another writer has changed the table's rows.  Does nothing for a table that has left meanwhile."""
+        """Record that another writer has changed the table's rows.  Does nothing for a table that has left."""
         async with self._write(bump=False) as connection:
             if (await connection.execute(select(_T.c.relid).where(_here(subid, relid)))).first() is not None:
                 await _put_incident(

@@ -1,7 +1,7 @@
 """The catalog: the durable state that commands and the daemon share.
 
-Every method is one short transaction.  To wait for a change, poll `change_counter`, one row by its key: it rises with every
-change of subscriptions, tables, their states, requests and answers, but not with origins and statistics.
+Every method is one short transaction.  To wait for a change, poll `change_counter`, one row by its key: it rises with
+every change of subscriptions, tables, their states, requests and answers, but not with origins and statistics.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
     async def open(cls, location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> Self:
         """Open the catalog in a SQLite file or at a URL, and create it if it is missing.
 
-        The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0: never.
-        Raises NoCatalog if the catalog is missing and `make` is false, and other PubsubErrors.
+        The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0:
+        never.  Raises NoCatalog if the catalog is missing and `make` is false, and other PubsubErrors.
         """
         catalog = cls(await connect(location, timeout, make=make))
         catalog.timeout = timeout

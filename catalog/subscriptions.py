@@ -109,7 +109,7 @@ class Subscriptions(Database):
             )
 
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
-        """Clear skip_lsn after its transaction was passed (worker.c: clear_subskiplsn); return False if it has changed."""
+        """Clear skip_lsn if it is `finish_lsn`, and return whether it was (worker.c: clear_subskiplsn)."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)
@@ -142,8 +142,8 @@ class Subscriptions(Database):
     ) -> Lsn:
         """Durably move the restart point forward and return its new value; a smaller LSN changes nothing.
 
-        Creates a table's origin if it is missing.  A subscription's own origin lives as long as the subscription: raises
-        UndefinedObject when it is gone.
+        Creates a table's origin if it is missing.  A subscription's own origin lives as long as the subscription:
+        raises UndefinedObject when it is gone.
         """
         o = schema.origin
         here = (o.c.subid == subid) & (o.c.relid == (relid or 0))
@@ -167,7 +167,7 @@ class Subscriptions(Database):
             return Lsn(lsn)
 
     async def restart_origin(self, subid: int, lsn: Lsn) -> None:
-        """Set the origin to `lsn`, even if that is behind the old one, because every table is copied again after `lsn`."""
+        """Set the origin to `lsn`, even behind the old one: every table is copied again, after `lsn`."""
         o = schema.origin
         async with self._write(bump=True) as connection:
             await connection.execute(

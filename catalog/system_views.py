@@ -1,4 +1,4 @@
-"""The views that SELECT sees: PostgreSQL's columns first, then further ones, so that queries for PostgreSQL work.
+"""The views that SELECT sees: PostgreSQL's columns first, then further ones.
 
 The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
 Their rows come from one state of the catalog; pubsub.select runs SQL on them.

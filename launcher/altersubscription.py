@@ -1,7 +1,7 @@
 """ALTER SUBSCRIPTION (subscriptioncmds.c: AlterSubscription, AlterSubscription_refresh).
 
-A running daemon sees the change in the catalog.  Some commands wait until the workers have ended: DISABLE, RESYNC TABLE,
-SET (two_phase = false), and a REFRESH that removes tables whose sync workers may be about to create a slot.
+A running daemon sees the change in the catalog.  Some commands wait until the workers have ended: DISABLE, RESYNC
+TABLE, SET (two_phase = false), and a REFRESH that removes tables whose sync workers may be about to create a slot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
         case sql.Enable():
             if subscription.slot_name is None:
                 raise NotInPrerequisiteState("cannot enable subscription that does not have a slot name")
-            # Clears the `dropping` that a DROP killed halfway left: enabling shows that the subscription is still wanted.
+            # Clears the `dropping` that a DROP killed halfway left: the subscription is still wanted.
             await catalog.alter_subscription(oid, enabled=True, dropping=False)
         case sql.Disable():
             await _disable(session, subscription)
@@ -229,7 +229,7 @@ def _difference(
 
 
 async def _first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
-    """Return what CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses a system other than the known one."""
+    """Return what CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses an unexpected system."""
     identity = await check_system(connection, subscription)
     if subscription.publisher_system_identifier is not None:
         return {}
@@ -332,8 +332,8 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
     """Restart the stream at the publisher's current position, because every table is copied again.
 
     Creates a slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
-    past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared before
-    the new position only the COMMIT PREPARED would arrive.
+    past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared
+    before the new position only the COMMIT PREPARED would arrive.
     """
     name = subscription.slot_name
     if name is None:

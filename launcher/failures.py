@@ -1,4 +1,4 @@
-"""Describes a worker's failure: its cause, as a PubsubError, and with a traceback if it was not foreseen.
+"""Describes a worker's failure: finds its cause, turns it into a PubsubError, formats its traceback.
 
 launcher.runner decides what to do about a failure.  What a failed worker had not committed needs no undoing: nothing is
 acknowledged before it is durable, so the publisher sends it again.
@@ -55,7 +55,7 @@ def typed(error: BaseException) -> PubsubError:
 
 
 def traced(error: BaseException) -> str:
-    """Return the error's traceback as Python prints it.  Made here, so that no log renderer adds the values of variables."""
+    """Return the error's traceback as Python prints it: a log renderer could add the values of variables."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 

@@ -1,7 +1,8 @@
 """The launcher (launcher.c: ApplyLauncherMain): polls the catalog and keeps a runner for each enabled subscription.
 
 It reacts to a change in the catalog at once if the change comes from the same process (`wake`), and within
-catalog_poll_interval if it comes from another.  Once a second it stores the workers' statistics, for the views and status.
+catalog_poll_interval if it comes from another.  Once a second it stores the workers' statistics, for the views and
+status.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Launcher:
         log.info("subscription has started", subscription=subscription.name)
 
     async def _end(self, oids: list[int]) -> None:
-        """Drain these runners concurrently; after drain_timeout cancel them, and their remaining work is redone later."""
+        """Drain these runners concurrently; after drain_timeout cancel them, so that the rest is redone later."""
         tasks = {oid: self._tasks[oid] for oid in oids if oid in self._tasks}
         if not tasks:
             return
@@ -192,8 +193,8 @@ class Launcher:
         ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.dropping}
         for request in requests:
             if request.subid in self.runners and request.subid in ending:
-                # The runner started from an older state of the catalog.  The change counter has moved since, so the next
-                # pass ends the runner.
+                # The runner started from an older state of the catalog.  The change counter has moved since, so the
+                # next pass ends the runner.
                 continue
             await self._catalog.answer(request.id, self._refusal(request))
 
@@ -258,8 +259,8 @@ class Launcher:
     def _away_since(self, oid: int, look: PublisherStatus | None, streaming: Figures | None) -> datetime | None:
         """Return when the publisher was last heard, if it does not answer now; None if it does, or is not asked.
 
-        `look` is the monitor's last result, None if its last attempt failed; `streaming` holds the figures of an apply worker
-        that streams from the publisher.
+        `look` is the monitor's last result, None if its last attempt failed; `streaming` holds the figures of an apply
+        worker that streams from the publisher.
         """
         heard = [self._monitors.heard(oid)]
         if streaming is not None:

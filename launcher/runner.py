@@ -1,10 +1,10 @@
-"""Runs the workers of one subscription: its apply worker and its tables' sync workers, and decides about their failures.
+"""Runs one subscription's workers, the apply worker and the tables' sync workers, and decides about their failures.
 
 In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_syncing_tables_for_apply).  Here the
 launcher's process runs both, so that a failing apply worker does not hold back copies.
 
-A worker that failed starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error or, for a
-single table's lasting failure, on_table_error = isolate.
+A worker that failed starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error or,
+for a single table's lasting failure, on_table_error = isolate.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Surroundings:
 
 
 class Runner:
-    """Runs one subscription until told to end.  `subscription` does not change: an altered subscription gets a new runner."""
+    """Runs one subscription until told to end.  `subscription` does not change: an altered one gets a new runner."""
 
     def __init__(self, subscription: Subscription, around: Surroundings, handover: Handover) -> None:
         self.subscription = subscription
@@ -63,7 +63,7 @@ class Runner:
         self.error_cleared = False
         """Whether the last failure has been cleared from the catalog."""
         self.lasting: dict[str, Warned] = {}
-        """The publisher's warnings, by text, that still hold although the apply worker which received them has ended."""
+        """The publisher's warnings, by text, that still hold after the apply worker that received them has ended."""
         self._around = around
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
@@ -98,7 +98,8 @@ class Runner:
     def drain(self) -> None:
         """End the workers; `run` returns when they have ended.
 
-        The apply worker first commits what it has received.  Sync workers are cancelled: later ones redo what is missing.
+        The apply worker first commits what it has received.  Sync workers are cancelled: later ones redo what is
+        missing.
         """
         self._ending.set()
         self._changed.set()
@@ -194,8 +195,9 @@ class Runner:
                         log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
                         continue
                     else:
-                        # Before the stream begins, the connection failed: that is no apply error and does not disable the
-                        # subscription (worker.c: run_apply_worker, start_apply).  Neither does a publisher's shutdown.
+                        # Before the stream begins, the connection failed: that is no apply error and does not disable
+                        # the subscription (worker.c: run_apply_worker, start_apply).  Neither does a publisher's
+                        # shutdown.
                         applying = worker.streaming and not isinstance(cause, StreamEnded)
                         await self._report(error, None, count=applying)
                         if applying and self.subscription.options.disable_on_error:
@@ -288,7 +290,10 @@ class Runner:
         )
 
     async def _isolate(self, error: BaseException, relation: SubscriptionRel, worker: SyncWorker) -> bool:
-        """Stop this table alone, and return True, if the failure is its own and will last, and on_table_error = isolate."""
+        """Stop this table alone if the failure is its own and will last, and on_table_error is isolate.
+
+        Returns whether it did.
+        """
         known = typed(error)
         own = (worker.to_blame or known.relid == relation.relid) and will_last(known)
         if not own or self._ending.is_set() or self.subscription.options.on_table_error != "isolate":
@@ -312,7 +317,7 @@ class Runner:
         return True
 
     async def _report(self, error: BaseException, relation: SubscriptionRel | None, *, count: bool = True) -> None:
-        """Log a worker's failure and store it for status; count it if `count`.  A worker that is ending is only logged."""
+        """Log a worker's failure, store it for status, and count it if `count`; only log it while the runner ends."""
         known = typed(error)
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
@@ -351,7 +356,8 @@ class Runner:
 def _go_on_unless_cancelled() -> None:
     """Raise CancelledError if the current task is being cancelled.
 
-    A TaskGroup that is cancelled while one of its tasks fails raises only the failure; the cancellation must not be lost.
+    A TaskGroup that is cancelled while one of its tasks fails raises only the failure; the cancellation must not be
+    lost.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -51,8 +51,8 @@ class Service:
     async def start(cls, settings: Settings, catalog: Catalog) -> Self:
         """Take the locks and start the launcher; start Spark in the background if a subscription will need it.
 
-        Raises ObjectInUse when another process is the daemon of the node or of its catalog, and a PubsubError when Java or a
-        jar that Spark needs is missing, or the settings ask for a Spark that is not supported.
+        Raises ObjectInUse when another process is the daemon of the node or of its catalog, and a PubsubError when Java
+        or a jar that Spark needs is missing, or the settings ask for a Spark that is not supported.
         """
         conf = settings.spark.session_conf()
         await asyncio.to_thread(_require_spark)

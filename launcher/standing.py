@@ -16,7 +16,8 @@ log = structlog.get_logger()
 def lag(figures: Figures, now: float) -> float | None:
     """Return the seconds from a commit on the publisher until it is durable in Delta; None before the first one.
 
-    `now` is time.monotonic().  While changes wait and none becomes durable the lag grows, whatever it was for the last one.
+    `now` is time.monotonic().  While changes wait and none becomes durable the lag grows, whatever it was for the last
+    one.
     """
     if figures.caught_up:
         return 0.0
@@ -33,7 +34,10 @@ class Told:
         self._told: dict[str, dict[tuple[str, str], Warned]] = {}
 
     def tell(self, subscription: str, waits: Iterable[Warned]) -> None:
-        """Log how these waits differ from the last call's.  Waits without a hint, as for Spark's start, end by themselves."""
+        """Log how these waits differ from the last call's.
+
+        Waits without a hint end by themselves, as a start of Spark does, and are not logged.
+        """
         now = {(wait.message, wait.hint): wait for wait in waits if wait.hint and wait.message != worker_slots.MESSAGE}
         before = self._told.get(subscription, {})
         for key in now.keys() - before.keys():

@@ -1,4 +1,4 @@
-"""CREATE and DROP SUBSCRIPTION (subscriptioncmds.c: CreateSubscription, DropSubscription); ALTER is in altersubscription.
+"""CREATE and DROP SUBSCRIPTION (subscriptioncmds.c: CreateSubscription, DropSubscription).
 
 A statement creates its slot after every check, and drops it again when a later step fails: after an error there is no
 slot and no row in the catalog.  Texts, SQLSTATEs, NOTICEs and command tags are PostgreSQL's.
@@ -129,10 +129,10 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:
-    """Carry out DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, delete the rows.  Delta tables stay.
+    """Carry out DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, delete the rows.
 
-    An error leaves the subscription as it was.  A DROP that is killed between dropping the slot and deleting the rows leaves
-    the subscription marked `dropping`; the next DROP then accepts that the slot is gone.
+    The Delta tables stay.  An error leaves the subscription as it was.  A DROP that is killed between dropping the slot
+    and deleting the rows leaves the subscription marked `dropping`; the next DROP then accepts that the slot is gone.
     """
     try:
         subscription = await session.catalog.subscription(statement.name)
@@ -173,9 +173,10 @@ async def drop(session: Session, statement: DropSubscription) -> None:
 
 
 async def _connect_to_drop(session: Session, subscription: Subscription) -> Connection | None:
-    """Connect to the publisher to drop slots; return None without slots, or if slot_name is NONE and it cannot be reached.
+    """Connect to the publisher to drop slots there.
 
-    Raises ConnectionFailure in the words of subscriptioncmds.c: ReportSlotConnectionError.
+    Returns None if there are none, or if slot_name is NONE and the publisher cannot be reached.  Raises
+    ConnectionFailure in the words of subscriptioncmds.c: ReportSlotConnectionError.
     """
     slot = subscription.slot_name
     relations = await session.catalog.relations(subscription.oid)

@@ -1,13 +1,14 @@
 """The slots of logical replication workers, over all subscriptions (launcher.c: logicalrep_worker_launch).
 
-There are max_logical_replication_workers slots.  An apply worker keeps its slot as long as its subscription runs; a sync
-worker holds one during the copy of its table.  In PostgreSQL no table is ever copied while apply workers, which do not end,
-hold all slots.  Here an apply worker shares its slot with one sync worker of its subscription, so that copies always go on:
+There are max_logical_replication_workers slots.  An apply worker keeps its slot as long as its subscription runs; a
+sync worker holds one during the copy of its table.  In PostgreSQL no table is ever copied while apply workers, which do
+not end, hold all slots.  Here an apply worker shares its slot with one sync worker of its subscription, so that copies
+always go on:
 
-    limit 3     apply a [+ sync a.t]    apply b [+ sync b.u]    sync a.v        c: apply waits; b: its second sync worker waits
+    limit 3    apply a [+ sync a.t]   apply b [+ sync b.u]   sync a.v      c: apply waits; b: its second sync worker waits
 
-A slot that becomes free goes to a waiting apply worker, since a subscription without one stands still; otherwise to a sync
-worker of the subscription that has the fewest.  Among equals, the first to ask goes first.
+A slot that becomes free goes to a waiting apply worker, since a subscription without one stands still; otherwise to a
+sync worker of the subscription that has the fewest.  Among equals, the first to ask goes first.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class WorkerSlots:
             log.info("no worker waits for a logical replication worker slot any more")
 
     def _tell(self, worker: WorkerName) -> None:
-        """Log the shortage once while workers wait, and again for each apply worker, whose subscription cannot begin."""
+        """Log the shortage once while workers wait, and for each apply worker, whose subscription cannot begin."""
         if not self._out or worker.relation is None:
             said = self.shortage()
             log.warning(

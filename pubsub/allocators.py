@@ -1,7 +1,7 @@
 """Returns memory that the allocators keep after a large batch to the system, so that a daemon holds only what it needs.
 
-glibc makes up to eight arenas for each core, for the threads, and every arena keeps what its largest batch took.  Without
-glibc, `limit_arenas` does nothing and `give_back` only releases Arrow's unused memory.
+glibc makes up to eight arenas for each core, for the threads, and every arena keeps what its largest batch took.
+Without glibc, `limit_arenas` does nothing and `give_back` only releases Arrow's unused memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ARENAS: Final = 2
 
 
 def limit_arenas() -> None:
-    """Limit glibc's arenas and put Arrow's buffers into them.  Call it at the start of a process that stages in threads."""
+    """Limit glibc's arenas and put Arrow's buffers into them, at the start of a process that stages in threads."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_ARENA_MAX, _ARENAS)

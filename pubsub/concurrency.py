@@ -1,7 +1,8 @@
 """Runs work to completion despite cancellation.
 
-A thread, a database transaction or a Spark job goes on when the task that waits for it is cancelled: a commit could land
-after its table's version was read, or a lock stay held.  So the caller first waits for the end, and is cancelled then.
+A thread, a database transaction or a Spark job goes on when the task that waits for it is cancelled: a commit could
+land after its table's version was read, or a lock stay held.  So the caller first waits for the end, and is cancelled
+then.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ T = TypeVar("T")
 async def finish(work: asyncio.Future[T], *, cancelled: Callable[[], None] | None = None) -> T:
     """Return or raise the result of `work`; if the caller is cancelled, wait for the end and raise CancelledError.
 
-    `cancelled()` is called at once when the caller is cancelled, and may make the work end sooner.  An error that the work
-    raises after that is dropped.
+    `cancelled()` is called at once when the caller is cancelled, and may make the work end sooner.  An error that the
+    work raises after that is dropped.
     """
     try:
         return await asyncio.shield(work)

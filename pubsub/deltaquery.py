@@ -1,8 +1,8 @@
 """SELECT on replicated tables and on the views, without a JVM: DataFusion, from the deltalake package, reads the rows.
 
 A table's name is schema.name as on the publisher, with public as the default schema; target.schema.name distinguishes
-tables of several subscriptions.  Each table is read at one version; two tables of a query may show different LSNs (`pubsub
-snapshot` gives versions that fit together).  pubsub.select translates PostgreSQL's SQL to DataFusion's.
+tables of several subscriptions.  Each table is read at one version; two tables of a query may show different LSNs
+(`pubsub snapshot` gives versions that fit together).  pubsub.select translates PostgreSQL's SQL to DataFusion's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Tables:
         self._found: dict[tuple[int, int], tuple[str, Any, Relation]] = {}
 
     def find(self, target: str | None, schema: str | None, name: str) -> Relation:
-        """Return the view or replicated table of that name.  Raises UndefinedTable, and 42P09 if the name is ambiguous."""
+        """Return the view or replicated table of that name.  Raises UndefinedTable, and 42P09 if it is ambiguous."""
         if target is None and views.is_view(schema, name):
             return views.relation(name, self._state)
         try:
@@ -130,7 +130,7 @@ def _columns(table: Any, relation: SubscriptionRel) -> tuple[tuple[str, str, typ
 
 
 def _take_resets(tree: exp.Query | exp.Values) -> set[int]:
-    """Replace calls of pg_stat_reset_subscription_stats among the columns by their arguments; return the columns' indexes."""
+    """Replace calls of pg_stat_reset_subscription_stats among the columns by their arguments; return the indexes."""
     places: set[int] = set()
     for place, column in enumerate(tree.expressions if isinstance(tree, exp.Select) else []):
         call = column.unalias()

@@ -1,8 +1,8 @@
 """Logs go to standard error only: in lines for people on a terminal, otherwise as one JSON document a line.
 
-An event has a fixed name, and fields.  On a terminal it is one line, with an unexpected error's traceback only if `verbose`;
-in JSON the traceback is the field `exception`.  No renderer shows the values of variables, since these may be connection
-strings with passwords.
+An event has a fixed name, and fields.  On a terminal it is one line, with an unexpected error's traceback only if
+`verbose`; in JSON the traceback is the field `exception`.  No renderer shows the values of variables, since these may
+be connection strings with passwords.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one statement: its command tag, its notices, and a query's columns and rows (otherwise both empty)."""
+    """The result of one statement: command tag, notices, and a query's columns and rows (otherwise both empty)."""
 
     tag: str
     notices: tuple[Notice, ...] = ()
@@ -68,7 +68,10 @@ class Result:
 
 
 class CatchupTimeoutError(PubsubError, TimeoutError):
-    """A subscription did not reach an LSN in time; the message says why, if the workers failed, the detail what lags."""
+    """A subscription did not reach an LSN in time.
+
+    The detail says what lags; the message and hint include the workers' failure, if any.
+    """
 
     default_sqlstate = "57014"
 
@@ -81,10 +84,10 @@ def home_directory(home: str | os.PathLike[str] | None = None) -> Path:
 class Node:
     """One node; an async context manager.
 
-    `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False never
-    does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
-    `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for a
-    client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.
+    `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False
+    never does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
+    `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for
+    a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.
     """
 
     def __init__(
@@ -194,8 +197,9 @@ class Node:
     async def wait_for_catchup(self, name: str, lsn: Lsn | str | None = None, timeout: float = 60.0) -> Lsn:
         """Wait until every table that has not stopped is ready and holds all commits up to `lsn`; return that LSN.
 
-        `lsn` None: the end of the publisher's WAL now.  `timeout` is in seconds.  Raises CatchupTimeoutError, which says
-        what lags and how the workers failed; NotInPrerequisiteState if the subscription is disabled or no daemon runs.
+        `lsn` None: the end of the publisher's WAL now.  `timeout` is in seconds.  Raises CatchupTimeoutError, which
+        says what lags and how the workers failed; NotInPrerequisiteState if the subscription is disabled or no daemon
+        runs.
         """
         deadline = time.monotonic() + timeout
         await self._look_for_node()
@@ -218,8 +222,8 @@ class Node:
     def table(self, name: str, at: Lsn | str | None = None) -> Any:
         """Return a replicated table as a Spark DataFrame.
 
-        `name` is written as in SQL; `at` is an LSN that one of the table's versions shows exactly, else NotInPrerequisiteState
-        is raised.  Blocks while Spark starts; a client starts a Spark of its own.
+        `name` is written as in SQL; `at` is an LSN that one of the table's versions shows exactly, else
+        NotInPrerequisiteState is raised.  Blocks while Spark starts; a client starts a Spark of its own.
         """
         from pubsub.deltaquery import find_relation
         from pubsub.sql.identifiers import parse_qualified_name

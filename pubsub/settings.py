@@ -28,8 +28,8 @@ FILE_NAME: Final = "pubsub.toml"
 
 _MAX_WORKERS: Final = 262143
 
-#: Parameters of guc_tables.c, with the same units and bounds, then those from max_message_size on, which are not PostgreSQL's.
-#: The defaults are the same too, except for max_logical_replication_workers, since a worker here is no process.
+#: Parameters of guc_tables.c with the same units and bounds; those from max_message_size on are not PostgreSQL's.  The
+#: defaults are the same too, except that of max_logical_replication_workers, since a worker here is no process.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (

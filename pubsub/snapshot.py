@@ -1,8 +1,8 @@
 """Finds the versions of a subscription's tables that together show one LSN.
 
-Delta cannot commit two tables together, so each commit records in its userMetadata the end LSNs of the first and the last
-transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without data
-shows what the version before it shows.
+Delta cannot commit two tables together, so each commit records in its userMetadata the end LSNs of the first and the
+last transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without
+data shows what the version before it shows.
 
     orders   v3: 0/100-0/200   v4: 0/500-0/600          v3 shows 0/200 to 0/4FF
     items    v7: 0/180-0/300   v8: 0/400-0/400          v7 shows 0/300 to 0/3FF
@@ -48,8 +48,8 @@ class Snapshot:
 def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Snapshot:
     """Return the versions that show `at`, rounded down to the nearest LSN that all tables show.  Blocks.
 
-    `at` None means the latest.  Tables that are not ready, or have stopped, are left out.  Raises NotInPrerequisiteState if
-    `at` is past the origin, no table is ready, or no LSN is shown by all tables.
+    `at` None means the latest.  Tables that are not ready, or have stopped, are left out.  Raises
+    NotInPrerequisiteState if `at` is past the origin, no table is ready, or no LSN is shown by all tables.
     """
     origin = next((o.remote_lsn for o in state.origins if o.subid == subscription.oid and o.relid is None), INVALID_LSN)
     if at is not None and at > origin:
@@ -109,8 +109,8 @@ def together(shown: Mapping[int, Iterable[Shown]], at: Lsn) -> tuple[Lsn, dict[i
 def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> Iterator[Shown]:
     """Yield what each version shows, newest first.
 
-    `log` gives the versions, newest first, with their ranges (None: a commit without data).  Versions that show no LSN are
-    left out: a later version shows the same, or the commit reaches beyond the origin.
+    `log` gives the versions, newest first, with their ranges (None: a commit without data).  Versions that show no LSN
+    are left out: a later version shows the same, or the commit reaches beyond the origin.
     """
     newest: int | None = None
     end = origin
@@ -122,7 +122,8 @@ def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> 
         first, last = given
         if last <= end:
             yield Shown(newest, last, end)
-        # `min`, because the commit of an ALTER has its own LSN, and the data committed after it may begin at a lower one.
+        # `min`, because the commit of an ALTER has its own LSN, and the data committed after it may begin at a lower
+        # one.
         end = min(end, Lsn(max(first, 1) - 1))
         newest = None
 
@@ -159,11 +160,12 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
 
 
 def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
-    """Parse the metadata that this program writes into commits (pubsub.delta.table); None for other programs' metadata."""
+    """Parse the metadata of this program's commits (pubsub.delta.table); return None for other programs' metadata."""
     try:
         found = json.loads(metadata or "null")
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
-        # A table that was copied under several snapshots shows nothing before `until`, which completes it (tablesync.window).
+        # A table that was copied under several snapshots shows nothing before `until`, which completes it
+        # (tablesync.window).
         return first, max(last, Lsn.parse(found["until"])) if "until" in found else last
     except (ValueError, TypeError, KeyError, PubsubError):
         return None

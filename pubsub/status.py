@@ -32,10 +32,10 @@ from pubsub.settings import Settings
 class TableStatus:
     """A table's status.
 
-    `lsn`: the table holds every change up to it; None before its copy is made.  `rows`: how many rows the table held at its
-    last commit.  `rows_copied`, `rows_estimated`: the rows that the initial copy has read, and the publisher's estimate when
-    it began.  `stopped`: the table stopped alone, at the transaction that finished at `error_lsn` if one caused it.
-    `foreign_commit`: what another writer last did to the Delta table.
+    `lsn`: the table holds every change up to it; None before its copy is made.  `rows`: how many rows the table held at
+    its last commit.  `rows_copied`, `rows_estimated`: the rows that the initial copy has read, and the publisher's
+    estimate when it began.  `stopped`: the table stopped alone, at the transaction that finished at `error_lsn` if one
+    caused it.  `foreign_commit`: what another writer last did to the Delta table.
     """
 
     name: str
@@ -59,9 +59,9 @@ class TableStatus:
 class SubscriptionStatus:
     """A subscription's status.  An LSN or lag of None is not known, for example without a worker.
 
-    `lag_unknown_since`: when the publisher was last heard, if it does not answer.  `retained_wal_bytes`: WAL that the slot
-    retains on the publisher.  `safe_wal_bytes`: WAL that may still be written before max_slot_wal_keep_size invalidates the
-    slot (None: no limit).
+    `lag_unknown_since`: when the publisher was last heard, if it does not answer.  `retained_wal_bytes`: WAL that the
+    slot retains on the publisher.  `safe_wal_bytes`: WAL that may still be written before max_slot_wal_keep_size
+    invalidates the slot (None: no limit).
     """
 
     name: str
@@ -201,8 +201,8 @@ def _table(
 ) -> TableStatus:
     """Build a table's status.  Its state is the stored one, or its sync worker's w or c while f is stored.
 
-    `follower` is the worker that applies the stream to the table, if any: the table lags as that worker does.  A table that
-    has stopped has none.  A table that apply writes holds every change up to the `origin`.
+    `follower` is the worker that applies the stream to the table, if any: the table lags as that worker does.  A table
+    that has stopped has none.  A table that apply writes holds every change up to the `origin`.
     """
     table_state, lsn = relation.state.value, relation.lsn
     if relation.stopped:

@@ -1,4 +1,4 @@
-"""Compiles the decoder's hot modules (walsender/hot) with mypyc; reports the reason if that fails, as without a C compiler.
+"""Compiles the decoder's hot modules (walsender/hot) with mypyc; if that fails, as without a C compiler, says why.
 
 python scripts/compile_hot.py
 """

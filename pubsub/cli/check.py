@@ -9,7 +9,7 @@ _MARKS: Final = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
 
 
 async def run_check(conninfo: str, publications: Sequence[str]) -> int:
-    """Print the findings; return 1 if something will not work.  Raises PubsubError if the publisher cannot be queried."""
+    """Print the findings; return 1 if something will not work.  Raises PubsubError if the publisher cannot be asked."""
     from pubsub.publisher.check import check
 
     findings = await check(conninfo, publications)

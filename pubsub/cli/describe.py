@@ -26,9 +26,9 @@ class Answer:
 
 
 def described(state: State, command: str, pattern: str) -> Iterator[Answer]:
-    """Yield the answers to a command: d, dt, dv or dRs, with or without a plus sign.  Raises PubsubError if none is found.
+    """Yield the answers to a command: d, dt, dv or dRs, with or without a plus sign.
 
-    `pattern` is psql's, empty for no restriction.
+    `pattern` is psql's, empty for no restriction.  Raises PubsubError if nothing is found.
     """
     plus, name = command.endswith("+"), command.removesuffix("+")
     if name == "dRs":
@@ -162,7 +162,7 @@ def _matches(relation: SubscriptionRel, pattern: str) -> bool:
 
 
 def _fits(pattern: str, schema: str, name: str) -> bool:
-    """Return whether a name fits psql's kind of pattern: [schema.]name, folded to lower case unless quoted, with * and ?."""
+    """Return whether a name fits a pattern as in psql: [schema.]name, with * and ?, folded unless quoted."""
     if not pattern:
         return True
     parts = re.findall(r'(?:"(?:[^"]|"")*"|[^".])+', pattern)

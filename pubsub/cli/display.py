@@ -24,7 +24,7 @@ class Display:
     def text(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], columns_of_terminal: int | None = None
     ) -> str:
-        """Format the rows, with a newline at the end; `columns_of_terminal` None: the terminal's width, if there is one."""
+        """Format the rows, with a newline at the end; `columns_of_terminal` None: the width of the terminal, if any."""
         if self.output is not Format.TABLE or self.expanded == "off":
             return render(columns, rows, self.output)
         if self.expanded == "on":

@@ -1,7 +1,7 @@
 """Formats rows: as psql prints them, as CSV, as JSON.
 
-In tables and CSV, values are PostgreSQL's text (t and f, \\x…, {a,b}).  In JSON they are JSON's own types where these hold
-them exactly: a number that a double cannot hold, NaN and the infinities are strings, times are ISO 8601 in UTC.
+In tables and CSV, values are PostgreSQL's text (t and f, \\x…, {a,b}).  In JSON they are JSON's own types where these
+hold them exactly: a number that a double cannot hold, NaN and the infinities are strings, times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _csv_field(field: str | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Yield the lines of psql's aligned format; a value with a newline continues on the next line, after a plus sign."""
+    """Yield the lines of psql's aligned format; a value with a newline continues on the next line, after a plus."""
     right = [
         bool(rows)
         and all(_is_number(row[place]) for row in rows if row[place] is not None)

@@ -178,7 +178,7 @@ def _failure(error: str | None, hint: str | None, indent: str, detail: str | Non
 
 
 def rows(table: TableStatus) -> str:
-    """Format how many rows the table holds, or how many are copied of the publisher's estimate, which may be too low."""
+    """Format how many rows the table holds, or has copied of the publisher's estimate, which may be too low."""
     if table.state not in ("i", "d"):
         return "-" if table.rows is None else f"{table.rows:,}"
     if table.rows_copied is None:

@@ -57,9 +57,9 @@ _ARITHMETIC: Final[dict[type[Any], str]] = {exp.Add: "+", exp.Sub: "-", exp.Mul:
 class Expressions:
     """Translates expressions of one query.
 
-    `grouped` and `grouped_nodes` hold the GROUP BY expressions, as DataFusion's SQL and as nodes; `grouped` is None where
-    columns need not be grouped.  `subquery` translates a query within the expression.  `clause` names the current clause in
-    error texts, and `aggregates` and `windows` say whether it allows such functions.
+    `grouped` and `grouped_nodes` hold the GROUP BY expressions, as DataFusion's SQL and as nodes; `grouped` is None
+    where columns need not be grouped.  `subquery` translates a query within the expression.  `clause` names the current
+    clause in error texts, and `aggregates` and `windows` say whether it allows such functions.
     """
 
     scope: Scope
@@ -536,7 +536,7 @@ _KNOWN_PARTS: Final[dict[type[Any], tuple[str, ...]]] = {
 
 
 def _check_parts(node: Any) -> None:
-    """Refuse a node with parts that are not read here, so that none is silently ignored.  Raises FeatureNotSupported."""
+    """Raise FeatureNotSupported for a node with parts that are not read here, so that none is silently ignored."""
     if isinstance(node, exp.Query):
         return
     known = ("this", "expression", "expressions", *_KNOWN_PARTS.get(type(node), ()))

@@ -1,7 +1,7 @@
 """The functions of a SELECT: resolves them by name and types as PostgreSQL does, and gives DataFusion's SQL.
 
-A function is here only if its results equal PostgreSQL's for all arguments that it takes.  Any other function does not exist
-(42883).
+A function is here only if its results equal PostgreSQL's for all arguments that it takes.  Any other function does not
+exist (42883).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def call(name: str, given: Sequence[Value]) -> Value:
 
 
 def _narrowed(value: Value, type_: Type) -> bool:
-    """Return whether a smallint is passed to a function that takes integer, although `implicit` need not allow it."""
+    """Return whether the value is a smallint for an integer parameter."""
     return type_ == INT4 and value.type == INT2
 
 
@@ -322,7 +322,7 @@ def _date_part(_: str, given: Sequence[Value]) -> Value | None:
 
 
 def _substring(_: str, given: Sequence[Value]) -> Value | None:
-    """Translate substring with a length.  DataFusion, like PostgreSQL, fails on a negative length (outputs.complaint)."""
+    """Translate substring with a length; for a negative one DataFusion, too, raises an error (outputs.complaint)."""
     if len(given) != 3 or not implicit(given[0].type, TEXT) or not all(implicit(one.type, INT4) for one in given[1:]):
         return None
     text, start, length = coerced(given[0], TEXT), coerced(given[1], INT4), coerced(given[2], INT4)

@@ -32,8 +32,8 @@ _TRUTHS: Final = {
     **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), True),
     **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
 }
-#: Months, days and microseconds of each unit (datetime.c: deltatktbl).
 _SECOND: Final = 1_000_000
+#: Months, days and microseconds of each unit (datetime.c: deltatktbl).
 _UNITS: Final = {
     ("year", "years", "y", "yr", "yrs"): (12, 0, 0),
     ("month", "months", "mon", "mons"): (1, 0, 0),

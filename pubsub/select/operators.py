@@ -262,7 +262,7 @@ def _escaped(pattern: str, escape: str) -> str:
 
 
 def matches(left: Value, right: Value, *, ignore_case: bool) -> Value:
-    """Translate left ~ right.  Raises FeatureNotSupported for a pattern that might mean something else to DataFusion."""
+    """Translate left ~ right.  Raises FeatureNotSupported for a pattern that DataFusion might read differently."""
     operator = "~*" if ignore_case else "~"
     if not (implicit(left.type, TEXT) and implicit(right.type, TEXT)):
         raise undefined(operator, left, right)

@@ -1,7 +1,8 @@
 """Translates queries: FROM, the columns, grouping, order, set operations and WITH, into one text of DataFusion's SQL.
 
-All names in that text are generated, so no alias of the user's can mislead DataFusion: t0 a table, f0 a relation of FROM, q0
-a query of WITH, c0 a column of a query, x0 an extra column from which Python finishes another one (values.Exact).
+All names in that text are generated, so no alias of the user's can mislead DataFusion: t0 a table, f0 a relation of
+FROM, q0 a query of WITH, c0 a column of a query, x0 an extra column from which Python finishes another one
+(values.Exact).
 """
 
 from __future__ import annotations
@@ -462,8 +463,8 @@ class Queries:
 def _kept_whole(condition: str, from_: str = "") -> str:
     """Return the condition, put under IS TRUE if it or `from_` contains a NULL literal.
 
-    The reader of Delta tables splits a condition at its ANDs and drops a NULL operand as if it were true.  It does not split
-    a condition under IS TRUE.
+    The reader of Delta tables splits a condition at its ANDs and drops a NULL operand as if it were true.  It does not
+    split a condition under IS TRUE.
     """
     return f"({condition}) IS TRUE" if _NULL.search(condition) or _NULL.search(from_) else condition
 
@@ -580,7 +581,7 @@ def _has_aggregate(node: Any) -> bool:
 
 
 def _untyped(column: Output, node: Any, side: Translated) -> Type | None:
-    """Return UNKNOWN if the column was an untyped literal (TEXT by now), so that the other side's type decides; else None."""
+    """Return UNKNOWN for a column that was an untyped literal (now TEXT), since the other side decides; else None."""
     while isinstance(node, exp.Subquery):
         node = node.this
     if column.type != TEXT or not isinstance(node, exp.Select) or len(node.expressions) != len(side.columns):

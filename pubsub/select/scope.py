@@ -32,8 +32,8 @@ class Column:
 class Scope:
     """One query's FROM.
 
-    `columns` are in the order of a star.  `hidden` are the columns that USING has merged; they are visible only with their
-    relation's name.
+    `columns` are in the order of a star.  `hidden` are the columns that USING has merged; they are visible only with
+    their relation's name.
     """
 
     parent: Scope | None = None

@@ -39,5 +39,5 @@ class Relation:
     columns: tuple[tuple[str, str, Type], ...]
 
 
-#: Finds a relation by schema and name, or by target, schema and name.  Raises UndefinedTable.
+#: Finds a relation by target, schema and name; target and schema may be None.  Raises UndefinedTable.
 Finder = Callable[[str | None, str | None, str], Relation]

@@ -1,7 +1,7 @@
 """The types that a SELECT knows, by PostgreSQL's names, and how DataFusion holds their values.
 
-A type that Delta lacks is kept as PostgreSQL's text (docs/types.md): such a `Type` has `kept` set, and allows only operations
-that give the same result on the text.  A `numeric` has a scale, which all values of the expression show.
+A type that Delta lacks is kept as PostgreSQL's text (docs/types.md): such a `Type` has `kept` set, and allows only
+operations that give the same result on the text.  A `numeric` has a scale, which all values of the expression show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIGITS: Final = 38
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type.  `name` is as in format_type, `element` is an array's element type; `kept`: the values are PostgreSQL's text."""
+    """A type.  `name` is format_type's, `element` an array's element type; `kept`: values are PostgreSQL's text."""
 
     name: str
     kept: bool = False
@@ -60,12 +60,12 @@ class Type:
 
     @property
     def has_equality(self) -> bool:
-        """Whether values can be compared for equality: for a type kept as text, whether equal values have the same text."""
+        """Whether values can be compared for equality: a type kept as text must have one text for equal values."""
         return not self.kept or self.name in _SAME_TEXT or self.name == OTHER
 
     @property
     def has_order(self) -> bool:
-        """Whether values can be sorted: for a type kept as text, whether the texts sort (by the C collation) as the values."""
+        """Whether values can be sorted: for a type kept as text, its texts must sort as the values (C collation)."""
         return not self.kept or self.name in _SORTED_TEXT
 
 

@@ -1,8 +1,8 @@
 """Translated expressions, and the part that Python computes once the rows are there.
 
-DataFusion lacks a numeric whose scale follows from its values, jsonb, and PostgreSQL's text of floats and times.  If such an
-expression is a column of the outermost SELECT, DataFusion gives its leaves and Python does the rest (`Exact`).  Elsewhere
-`sql` is used, and an expression without it is refused.
+DataFusion lacks a numeric whose scale follows from its values, jsonb, and PostgreSQL's text of floats and times.  If
+such an expression is a column of the outermost SELECT, DataFusion gives its leaves and Python does the rest (`Exact`).
+Elsewhere `sql` is used, and an expression without it is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression: its type, DataFusion's SQL for it (None: only Python has the value), and how Python computes it exactly.
+    """An expression: its type, DataFusion's SQL, and how Python computes it exactly.
 
-    `literal` is the text of an untyped literal, or an interval's months, days and microseconds.
+    `sql` is None if only Python has the value.  `literal` is the text of an untyped literal, or an interval's months,
+    days and microseconds.
     """
 
     type: Type

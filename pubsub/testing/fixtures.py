@@ -4,8 +4,8 @@ Import the fixtures that a conftest.py needs; each works without the others:
 
     from pubsub.testing.fixtures import database  # noqa: F401
 
-A server starts when a test first asks for it.  A test gets a database of its own, dropped with its slots when the test ends.
-A test that restarts or kills a server, or changes its settings, should start an EmbeddedPostgres of its own.
+A server starts when a test first asks for it.  A test gets a database of its own, dropped with its slots when the test
+ends.  A test that restarts or kills a server, or changes its settings, should start an EmbeddedPostgres of its own.
 docs/testing.md shows a whole project.
 """
 
