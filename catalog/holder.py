@@ -14,8 +14,7 @@ Each new daemon raises the epoch, and every write of a daemon to the catalog req
 
 A catalog in a file has a lock file beside it, since another home may name the catalog by its URL.  A copy of the file
 has a lock of its own but names the same Delta tables and slots.  The catalog therefore stores its own path and inode,
-by which a copy is told from a file that was moved.  When a catalog was moved, the paths of tables in its directory are
-updated.
+by which a copy is told from a file that was moved.  If the file was moved, the paths of tables in its directory follow.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from catalog.daemon import DaemonLock
 from catalog.database import NOT_OURS, Database, failures, typed
 from pubsub.errors import ObjectInUse, PubsubError
 
-#: An arbitrary advisory lock; its second key is the oid of the node's table, which differs between schemas of a
-#: database.
+#: An arbitrary advisory lock; its second key is the oid of the node's table, by which schemas of a database differ.
 _LOCK: Final = 0x70756273
 _SESSION: Final = """
 SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '10'
@@ -190,8 +188,7 @@ class Holder(Database):
     async def _settle_place(self, path: Path) -> None:
         """Store where the file lies; raise ObjectInUse if it is a copy of a catalog that still exists.
 
-        A file that was moved within a file system keeps its inode; one that was moved to another leaves no original
-        behind.
+        A file that was moved within a file system keeps its inode; one that was moved to another leaves no original.
         """
         found = await asyncio.to_thread(path.stat)
         here = {"catalog_path": str(path), "catalog_file": f"{found.st_dev}:{found.st_ino}"}

@@ -1,7 +1,6 @@
 """The rows that the catalog returns and takes; they are immutable.
 
-LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is as of the moment when it was
-read.
+LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is as of the moment it was read.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class Subscription:
 class SubscriptionChanges(TypedDict, total=False):
     """The fields that `Catalog.alter_subscription` takes.
 
-    A function is called with the stored value inside the transaction, since others may have altered it after it was
-    read.
+    A function is called with the stored value inside the transaction, since others may have altered it meanwhile.
     """
 
     name: str

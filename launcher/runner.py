@@ -98,8 +98,7 @@ class Runner:
     def drain(self) -> None:
         """End the workers; `run` returns when they have ended.
 
-        The apply worker first commits what it has received.  Sync workers are cancelled: later ones redo what is
-        missing.
+        The apply worker first commits what it has received.  Sync workers are cancelled: later ones do the rest.
         """
         self._ending.set()
         self._changed.set()
@@ -195,9 +194,8 @@ class Runner:
                         log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
                         continue
                     else:
-                        # Before the stream begins, the connection failed: that is no apply error and does not disable
-                        # the subscription (worker.c: run_apply_worker, start_apply).  Neither does a publisher's
-                        # shutdown.
+                        # A failure before the stream begins, or the publisher's shutdown, is no apply error and does
+                        # not disable the subscription (worker.c: run_apply_worker, start_apply).
                         applying = worker.streaming and not isinstance(cause, StreamEnded)
                         await self._report(error, None, count=applying)
                         if applying and self.subscription.options.disable_on_error:
@@ -356,8 +354,7 @@ class Runner:
 def _go_on_unless_cancelled() -> None:
     """Raise CancelledError if the current task is being cancelled.
 
-    A TaskGroup that is cancelled while one of its tasks fails raises only the failure; the cancellation must not be
-    lost.
+    A TaskGroup that is cancelled while one of its tasks fails raises only the failure: the cancellation would be lost.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

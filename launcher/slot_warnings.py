@@ -1,4 +1,4 @@
-"""Warnings for commands and `status`: slots that are lost or soon will be, and waits for a slot's creation or a lock."""
+"""Warnings for commands and `status`: slots that are lost or soon will be, waits for a slot's creation or a lock."""
 
 from __future__ import annotations
 

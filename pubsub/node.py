@@ -198,8 +198,7 @@ class Node:
         """Wait until every table that has not stopped is ready and holds all commits up to `lsn`; return that LSN.
 
         `lsn` None: the end of the publisher's WAL now.  `timeout` is in seconds.  Raises CatchupTimeoutError, which
-        says what lags and how the workers failed; NotInPrerequisiteState if the subscription is disabled or no daemon
-        runs.
+        says what lags and how the workers failed; NotInPrerequisiteState if it is disabled or no daemon runs.
         """
         deadline = time.monotonic() + timeout
         await self._look_for_node()

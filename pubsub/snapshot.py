@@ -122,8 +122,7 @@ def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> 
         first, last = given
         if last <= end:
             yield Shown(newest, last, end)
-        # `min`, because the commit of an ALTER has its own LSN, and the data committed after it may begin at a lower
-        # one.
+        # `min`, because the commit of an ALTER has its own LSN, and the data after it may begin at a lower one.
         end = min(end, Lsn(max(first, 1) - 1))
         newest = None
 
@@ -164,8 +163,7 @@ def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
     try:
         found = json.loads(metadata or "null")
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
-        # A table that was copied under several snapshots shows nothing before `until`, which completes it
-        # (tablesync.window).
+        # A table copied under several snapshots shows nothing before `until`, which completes it (tablesync.window).
         return first, max(last, Lsn.parse(found["until"])) if "until" in found else last
     except (ValueError, TypeError, KeyError, PubsubError):
         return None
