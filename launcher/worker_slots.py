@@ -5,7 +5,7 @@ sync worker holds one during the copy of its table.  In PostgreSQL no table is e
 not end, hold all slots.  Here an apply worker shares its slot with one sync worker of its subscription, so that copies
 always go on:
 
-    limit 3    apply a [+ sync a.t]   apply b [+ sync b.u]   sync a.v      c: apply waits; b: its second sync worker waits
+    limit 3   apply a [+ sync a.t]   apply b [+ sync b.u]   sync a.v   c: apply waits; b: its second sync worker waits
 
 A slot that becomes free goes to a waiting apply worker, since a subscription without one stands still; otherwise to a
 sync worker of the subscription that has the fewest.  Among equals, the first to ask goes first.
