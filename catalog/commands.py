@@ -1,6 +1,7 @@
-"""What commands have done, for the daemon's log: a command runs in a process of its own, whose output is its user's.
+"""The commands that were executed, for the daemon's log.
 
-A command leaves its text here once it has had its effect, and the daemon takes it.  While no daemon runs the latest stay.
+A command may run in a process of its own, whose output goes to its user.  After it has taken effect it stores its text
+here, and the daemon takes the text to log it.  While no daemon runs, the latest 100 are kept.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _T = schema.command
 
 
 class Commands(Database):
-    """The part of the catalog that holds commands that nobody has logged yet."""
+    """The part of the catalog that holds the commands not logged yet."""
 
     async def note_command(self, tag: str, statement: str) -> None:
-        """A command was carried out.  `statement` holds no password."""
+        """Store a command that was carried out.  `statement` must hold no password."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(insert(_T).values(tag=tag, statement=statement, executed=now()))
             key = done.inserted_primary_key
@@ -29,7 +30,7 @@ class Commands(Database):
             await connection.execute(delete(_T).where(_T.c.id <= int(key[0]) - _KEPT))
 
     async def take_commands(self) -> list[Command]:
-        """The commands that were not taken yet, oldest first."""
+        """Remove and return the stored commands, oldest first."""
         async with self._read() as connection:
             rows = await connection.execute(select(_T).order_by(_T.c.id))
             found = [Command(row.id, row.tag, row.statement, row.executed) for row in rows]

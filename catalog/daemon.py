@@ -1,7 +1,7 @@
 """One daemon per node: an exclusive lock on a file in the node's directory.
 
-The kernel lets go of the lock when the process ends, however it ends; the pid in the file is for people, and to name
-the holder.  The descriptor is not inherited by children, so a JVM that outlives its daemon does not keep the node
+The kernel releases the lock when the process ends, however it ends; the pid in the file is for people and for messages
+that name the holder.  Children do not inherit the descriptor, so a JVM that outlives its daemon does not keep the node
 locked.
 """
 
@@ -32,9 +32,10 @@ class DaemonLock:
 
     @classmethod
     def acquire(cls, home: Path, *, file: str = LOCK_FILE, what: str | None = None, hint: str = _HINT) -> Self:
-        """Take the lock, or that of `what`, which is `file` in the directory; `hint` says what to do when another has it.
+        """Take the exclusive lock on `file` in the directory `home`.
 
-        Raises ObjectInUse, which names the process that has it.
+        Raises ObjectInUse with `hint`, which names the process that holds the lock and what is locked: `what`, by
+        default the node.
         """
         path = home / file
         what = what or f'node "{home}"'
@@ -63,10 +64,10 @@ class DaemonLock:
         return cls(descriptor)
 
     def release(self) -> None:
-        """Let go.  The file stays: to remove it would let two daemons lock two files of the same name."""
+        """Release the lock.  The file stays: if it were removed, two daemons could lock two files of the same name."""
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, 0)
-            # Not by closing alone: a child that is about to become another program still has the descriptor.
+            # Closing is not enough: a child between fork and exec still has the descriptor.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1
@@ -79,7 +80,7 @@ class DaemonLock:
 
 
 def running_daemon(home: Path) -> int | None:
-    """The process id of the node's daemon; None when none runs.  0 while it is starting and has not said its id."""
+    """Return the process id of the node's daemon; None when none runs; 0 while it starts and has not written its id."""
     try:
         descriptor = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """The catalog's database: engine, short transactions, errors.
 
-SQLite runs in WAL mode with synchronous = FULL: what is committed survives a power cut, and readers never wait for a
-writer.  The command line and the daemon are different processes on one file, so every write transaction takes the write
-lock at its beginning (BEGIN IMMEDIATE) and waits for it up to `BUSY_TIMEOUT`; inside one process a lock hands it on in
+SQLite runs in WAL mode with synchronous = FULL: commits survive a power cut, and readers never wait for a writer.  The
+command line and the daemon are different processes on one file, so every write transaction takes the write lock at its
+beginning (BEGIN IMMEDIATE) and waits for it up to `BUSY_TIMEOUT`; inside one process an asyncio lock hands it on in
 order of arrival.
 """
 
@@ -44,34 +44,35 @@ NOT_OURS_HINT: Final = "This one ends: what it has not committed is the other's 
 
 _DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 _WRITE: Final = "pubsub_write"
-#: Any number of our own: serialises the making of the schema between processes on PostgreSQL.
+#: An arbitrary advisory lock: on PostgreSQL it keeps two processes from creating the schema at once.
 _SCHEMA_LOCK: Final = 0x70756273_7562
 
 
 class NoCatalog(PubsubError):
-    """There is no catalog, and none was to be made."""
+    """There is no catalog, and the caller did not ask to create one."""
 
     default_sqlstate = "58P01"
 
 
 def new_node_id() -> str:
-    """A 64-bit system identifier: seconds in the upper half, chance in the lower.
+    """Return a new 64-bit system identifier: seconds in the upper half, random bits in the lower.
 
     xlog.c: BootStrapXLOG fills the lower half from microseconds and the process id; two nodes made at once by one
-    script would then be close, so chance it is.
+    script would then be close.
     """
     return str((int(time.time()) & 0xFFFFFFFF) << 32 | secrets.randbits(32))
 
 
 def now() -> datetime:
-    """The wall clock in UTC: for people to read; nothing is decided by it."""
+    """Return the wall clock in UTC, for people to read: no decision depends on it."""
     return datetime.now(UTC)
 
 
 class Database:
-    """Transactions on the catalog; the classes that mix it in hold the statements.
+    """Transactions on the catalog.  The classes that mix it in hold the statements.
 
-    Each of their public methods is one transaction, and is carried out whole; those marked `interruptible` wait for others.
+    Each of their public methods is one transaction and runs to completion despite cancellation.  Methods marked
+    `interruptible` are exempt, since they wait for other processes.
     """
 
     def __init_subclass__(cls) -> None:
@@ -84,19 +85,20 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        # Of the daemon that this process is; every write requires that it is still the last one.
+        # The epoch of this process's daemon; a write requires that it is still the catalog's.  None: no daemon, no
+        # check.
         self._epoch: int | None = None
         self._writer = engine.execution_options(**_writing(engine))
         self._write_lock = asyncio.Lock()
 
     @property
     def url(self) -> str:
-        """Where the catalog is, without a password."""
+        """The catalog's URL, without a password."""
         return self._engine.url.render_as_string(hide_password=True)
 
     @property
     def connect_args(self) -> dict[str, Any]:
-        """What connections to a server are made with."""
+        """The arguments for connections to a server."""
         return {"timeout": self.timeout or None}
 
     async def close(self) -> None:
@@ -105,16 +107,17 @@ class Database:
 
     @asynccontextmanager
     async def _answering(self) -> AsyncIterator[None]:
-        """A server that does not answer is given up; not so a file of SQLite, whose waits have a bound of their own.
+        """Give up a server that does not answer within `timeout`.
 
-        A statement that is cancelled in a thread would leave its transaction open there (pubsub.concurrency).
+        SQLite is exempt: its waits have a bound of their own (BUSY_TIMEOUT), and its statements run in threads, where a
+        cancelled one would leave its transaction open (pubsub.concurrency).
         """
         async with _limited(self._engine, self.timeout):
             yield
 
     @asynccontextmanager
     async def _read(self) -> AsyncIterator[AsyncConnection]:
-        """One read transaction: a consistent snapshot (SQLite: WAL; PostgreSQL: REPEATABLE READ)."""
+        """Open one read transaction on a consistent snapshot (SQLite: WAL; PostgreSQL: REPEATABLE READ)."""
         try:
             async with self._answering(), self._engine.connect() as connection, connection.begin():
                 yield connection
@@ -123,14 +126,17 @@ class Database:
 
     @asynccontextmanager
     async def _write(self, *, bump: bool) -> AsyncIterator[AsyncConnection]:
-        """One write transaction; `bump` moves the change counter, so that whoever polls it looks again."""
+        """Open one write transaction; `bump` raises the change counter, which tells pollers to look again.
+
+        Raises ObjectInUse when this process was the catalog's daemon and another has taken over.
+        """
         try:
             async with self._answering(), self._write_lock, self._writer.begin() as connection:
                 if bump:
                     counter = schema.node.c.change_counter
                     await connection.execute(update(schema.node).values({counter: counter + 1}))
                 if self._epoch is not None:
-                    # Whoever becomes the daemon waits for this transaction's end.
+                    # The row lock makes the next daemon wait for the end of this transaction.
                     epoch = select(schema.node.c.daemon_epoch).with_for_update(read=True)
                     if (await connection.execute(epoch)).scalar_one() != self._epoch:
                         raise ObjectInUse(NOT_OURS, hint=NOT_OURS_HINT)
@@ -142,7 +148,10 @@ class Database:
 
 
 async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> AsyncEngine:
-    """An engine for a SQLite file or a URL, with the schema made (if `make`, else NoCatalog) or checked.  Raises PubsubError."""
+    """Return an engine for a SQLite file or a URL, and create, upgrade or check the schema.
+
+    `timeout` is in seconds.  Raises NoCatalog if there is no catalog and `make` is false, and other PubsubErrors.
+    """
     engine = _engine(location, timeout, make=make)
     try:
         async with _limited(engine, timeout):
@@ -158,7 +167,7 @@ async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool 
 
 
 async def _is_current(engine: AsyncEngine) -> bool:
-    """Whether the catalog has this program's schema.  Only reads.  Raises NoCatalog."""
+    """Return whether the catalog has this program's schema version.  Only reads.  Raises NoCatalog."""
     async with engine.connect() as connection:
         if schema.node.name not in await connection.run_sync(lambda sync: inspect_schema(sync).get_table_names()):
             raise NoCatalog("the catalog has not been made")
@@ -187,8 +196,8 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
             raise NoCatalog(f'there is no catalog "{path}"')
         elif not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
             parsed = _read_only(parsed, path)
-        # A connection is a thread, and to make one costs more than most transactions.  None comes back half done:
-        # transactions run to their end (pubsub.concurrency).
+        # Each connection has a thread, and opening one costs more than most transactions, so they are pooled.  None
+        # returns to the pool in the middle of a transaction: transactions run to their end (pubsub.concurrency).
         engine = create_async_engine(parsed, hide_parameters=True, pool_size=4, connect_args={"timeout": BUSY_TIMEOUT})
         if make:
             event.listen(engine.sync_engine, "connect", _keep_a_log)
@@ -211,12 +220,12 @@ _URL_HINT: Final = 'Use "sqlite:////path/to/catalog.db" or "postgresql://user@ho
 
 
 def _writing(engine: AsyncEngine) -> dict[str, Any]:
-    """What a write transaction needs: on PostgreSQL it waits for another's rows instead of failing on them."""
+    """Return the execution options of a write: on PostgreSQL it waits for rows that others lock, instead of failing."""
     return {_WRITE: True} | ({"isolation_level": "READ COMMITTED"} if engine.dialect.name == "postgresql" else {})
 
 
 def _make_private(path: Path) -> None:
-    """The file before SQLite makes it, so that it is never open to others; its -wal and -shm take its mode."""
+    """Create the file before SQLite does, so that others can never read it; its -wal and -shm take its mode."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -239,9 +248,9 @@ def _unopened(path: Path, error: OSError) -> PubsubError:
 
 
 def _read_only(url: URL, path: Path) -> URL:
-    """A file that can not be written is read as it is.
+    """Return a URL that opens the file read-only.
 
-    Without a log beside it nobody writes it, and SQLite need not make one to read.
+    Without a -wal file beside it nobody writes the file, so it is opened as immutable: SQLite then need not create one.
     """
     unwritten = not path.with_name(path.name + "-wal").exists()
     query = {"mode": "ro", "uri": "true"} | ({"immutable": "1"} if unwritten else {})
@@ -249,7 +258,7 @@ def _read_only(url: URL, path: Path) -> URL:
 
 
 def _keep_a_log(connection: Any, _record: object) -> None:
-    """The file remembers it: one that this program has not made is left as it is."""
+    """Switch the file to WAL mode, which persists in it; not done for files that are only opened, not made."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.close()
@@ -299,7 +308,7 @@ async def _prepare(engine: AsyncEngine) -> None:
 
 
 def _add_what_is_missing(connection: Connection) -> None:
-    """The tables and columns that an earlier program's catalog lacks; a column that can not be NULL gets its default."""
+    """Add the tables and columns that an earlier version's catalog lacks, with the columns' defaults."""
     schema.metadata.create_all(connection)
     inspector = inspect_schema(connection)
     for table in schema.metadata.sorted_tables:
@@ -315,7 +324,7 @@ def _add_what_is_missing(connection: Connection) -> None:
 
 
 def failures(engine: AsyncEngine) -> tuple[type[Exception], ...]:
-    """What a transaction may raise; asyncpg's errors while it connects come as they are."""
+    """Return the exceptions that a transaction may raise; SQLAlchemy does not wrap those of asyncpg's connect."""
     if engine.dialect.name != "postgresql":
         return (SQLAlchemyError,)
     import asyncpg
@@ -337,7 +346,7 @@ async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
 
 
 def typed(error: Exception) -> PubsubError:
-    """The driver's own words, without the statement and its parameters (they may hold a password)."""
+    """Return a PubsubError in the driver's words, without statement and parameters, which may hold a password."""
     cause = getattr(error, "orig", None) or error
     message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])
     return PubsubError(f"could not access the catalog: {message}", sqlstate="58030")

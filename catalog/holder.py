@@ -1,20 +1,20 @@
-"""One daemon for a catalog, whichever homes name it.
+"""One daemon per catalog, even if several homes use the same catalog.
 
-The lock of a home (daemon.py) does not see a daemon of another home with the same catalog.
+The lock of a home (catalog.daemon) does not exclude the daemon of another home.
 
-On PostgreSQL the daemon has a session of its own, which holds an advisory lock and does nothing else: the server lets go of the
-lock when the session ends, however it ends.  So the daemon must know that its session lives (`prove`), before it commits anything:
+On PostgreSQL the daemon keeps a session that only holds an advisory lock: the server releases the lock when the session
+ends, however it ends.  So the daemon must check that its session lives (`prove`) before it commits anything:
 
     session answers                          the lock is held
-    session is gone, the lock is free        taken again, and nobody else was the daemon meanwhile: the epoch is still ours
-    session is gone, and the epoch moved     another daemon was there: this one ends
+    session is gone, the lock is free        take it again; the epoch is unchanged, so no other daemon ran meanwhile
+    session is gone, and the epoch moved     another daemon took over: this one ends
 
-The epoch rises with each daemon.  Every transaction in which a daemon writes the catalog requires its own
-(database.py), so that one that woke late stores nothing.
+Each new daemon raises the epoch, and every write of a daemon to the catalog requires the epoch to be its own
+(catalog.database).  A daemon that wakes up late therefore stores nothing.
 
-A catalog in a file has a lock beside it: another home may name it by its URL.  A file that was copied is another file with a lock
-of its own, but its tables are the same: so the catalog says where it lies, and a copy is told from one that was moved.  The
-tables in the directory of one that was moved are where it is now.
+A catalog in a file has a lock file beside it, since another home may name the catalog by its URL.  A copy of the file
+has a lock of its own but names the same Delta tables and slots.  The catalog therefore stores its own path and inode,
+by which a copy is told from a file that was moved.  If the file was moved, the paths of tables in its directory follow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from catalog.daemon import DaemonLock
 from catalog.database import NOT_OURS, Database, failures, typed
 from pubsub.errors import ObjectInUse, PubsubError
 
-#: Any number of our own; with the oid of the node's table, which tells the schemas of one database apart.
+#: An arbitrary advisory lock; its second key is the oid of the node's table, by which schemas of a database differ.
 _LOCK: Final = 0x70756273
 _SESSION: Final = """
 SELECT set_config(name, CASE name WHEN 'tcp_keepalives_count' THEN '3' WHEN 'tcp_keepalives_idle' THEN '10'
@@ -50,7 +50,7 @@ _T = schema.node
 
 
 class Holder(Database):
-    """The part of a catalog that makes its opener the daemon."""
+    """The part of the catalog by which a process becomes its daemon."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         super().__init__(engine)
@@ -59,9 +59,9 @@ class Holder(Database):
         self._file_lock: DaemonLock | None = None
 
     async def hold(self) -> None:
-        """Become the catalog's daemon, until `let_go`.  The lock of the home is held.
+        """Become the catalog's daemon, until `let_go`.  The caller must hold the lock of the home.
 
-        Raises ObjectInUse, which names who it is, or the catalog that this one is a copy of.
+        Raises ObjectInUse, which names the daemon that runs, or the catalog that this one is a copy of.
         """
         if self._engine.dialect.name == "postgresql":
             self._session = await self._connect()
@@ -82,9 +82,10 @@ class Holder(Database):
             raise
 
     async def prove(self) -> None:
-        """This process is the catalog's daemon at this moment; nothing is asked of who has not called `hold`.
+        """Check that this process still is the catalog's daemon.
 
-        Raises ObjectInUse when another has become it, and PubsubError while that can not be known.
+        Does nothing in a process without an epoch: a client, or a daemon whose catalog is a file.  Raises ObjectInUse
+        when another process has become the daemon, and PubsubError while that cannot be known.
         """
         if self._epoch is None:
             return
@@ -100,7 +101,7 @@ class Holder(Database):
             held = False
             try:
                 held = await self._try()
-                # Whoever was the daemon meanwhile has moved it.
+                # Another daemon, if one ran meanwhile, has raised it.
                 await self._check_epoch()
                 if not held:
                     raise PubsubError(
@@ -113,7 +114,7 @@ class Holder(Database):
                     await self._drop_session()
 
     async def let_go(self) -> None:
-        """Another may be the daemon from now on."""
+        """Release the catalog: another process may become its daemon."""
         self._epoch = None
         if self._session is not None:
             await self._drop_session()
@@ -122,7 +123,7 @@ class Holder(Database):
             self._file_lock = None
 
     async def _connect(self) -> AsyncConnection:
-        """A session that is used for nothing else; its server finds soon that it is dead."""
+        """Open the session for the lock.  Keepalives let the server notice soon that this process is unreachable."""
         engine = create_async_engine(
             self._engine.url,
             hide_parameters=True,
@@ -140,7 +141,7 @@ class Holder(Database):
 
     @property
     def _lost(self) -> tuple[type[Exception], ...]:
-        """What a session that is gone, or does not answer, raises."""
+        """The exceptions of a session that is gone or does not answer."""
         return (PubsubError, *failures(self._engine))
 
     async def _drop_session(self) -> None:
@@ -149,7 +150,7 @@ class Holder(Database):
             return
         try:
             async with self._answering():
-                # Not closed in good order: a connection that does not answer would be waited for.
+                # Invalidated, not closed in order: that would wait for a connection which does not answer.
                 await session.invalidate()
                 await session.close()
         except self._lost:
@@ -185,9 +186,9 @@ class Holder(Database):
         return ObjectInUse(message, detail=detail, hint=_HINT)
 
     async def _settle_place(self, path: Path) -> None:
-        """Remember where the file lies, unless it is a copy of one that is still there.
+        """Store where the file lies; raise ObjectInUse if it is a copy of a catalog that still exists.
 
-        A file that was moved or renamed keeps its inode, on one file system; one that was moved to another has left none behind.
+        A file that was moved within a file system keeps its inode; one that was moved to another leaves no original.
         """
         found = await asyncio.to_thread(path.stat)
         here = {"catalog_path": str(path), "catalog_file": f"{found.st_dev}:{found.st_ino}"}
@@ -208,7 +209,7 @@ class Holder(Database):
 
 
 async def _move(connection: AsyncConnection, old: str, new: str) -> None:
-    """The Delta tables in a directory that was moved."""
+    """Update the paths of the Delta tables in a directory that was moved."""
     moved = schema.relation.c
     for row in (await connection.execute(select(moved.subid, moved.relid, moved.path))).all():
         if row.path.startswith(old):
@@ -218,7 +219,7 @@ async def _move(connection: AsyncConnection, old: str, new: str) -> None:
 
 
 def _is_catalog_of(path: Path, node_id: str) -> bool:
-    """Whether the file at `path` is a catalog of that node."""
+    """Return whether the file at `path` is a catalog of that node."""
     import sqlite3
 
     if not os.access(path, os.R_OK):

@@ -1,7 +1,6 @@
-"""What the catalog gives out and takes: immutable rows.
+"""The rows that the catalog returns and takes; they are immutable.
 
-LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is a snapshot: reading it again may
-give another one.
+LSNs are `Lsn`, times are aware datetimes in UTC, sizes bytes, lags seconds.  A row is as of the moment it was read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DaemonRow:
-    """The daemon that last said it runs; whether it still does is told by its lock (catalog.daemon)."""
+    """The daemon that last registered; its lock (catalog.daemon) tells whether it still runs."""
 
     pid: int
     host: str
@@ -37,7 +36,7 @@ class DaemonRow:
 
 @dataclass(frozen=True, slots=True)
 class NewSubscription:
-    """What CREATE SUBSCRIPTION stores.  `conninfo` may hold a password: it is kept out of the repr."""
+    """A subscription as CREATE SUBSCRIPTION stores it.  `conninfo` may hold a password, so the repr leaves it out."""
 
     name: str
     conninfo: str = field(repr=False)
@@ -54,11 +53,12 @@ class NewSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A row of pg_subscription, with ours.
+    """A row of pg_subscription, with further columns.
 
-    `generation` rises by one at each change of this row.  `skip_lsn` is the finish LSN of the transaction to skip (0:
-    none). `dropping` is set while DROP SUBSCRIPTION takes workers and slots away: no worker is started for it.
-    `publisher_timeline_start` is where the timeline began: two servers may both have one of that number.  None: not known yet.
+    `generation` rises by one with each alteration, but not when the publisher's identity is stored.  `skip_lsn` is the
+    finish LSN of the transaction to skip (0: none).  `dropping` is set while a command removes slots and tables: no
+    worker starts.  `publisher_timeline_start` is the LSN where the timeline began (None: not known yet); it
+    distinguishes two servers whose timelines have the same number.
     """
 
     oid: int
@@ -82,7 +82,7 @@ class Subscription:
 class SubscriptionChanges(TypedDict, total=False):
     """The fields that `Catalog.alter_subscription` takes.
 
-    A function makes the new value of what is stored when it is carried out: others may have altered it since it was read.
+    A function is called with the stored value inside the transaction, since others may have altered it meanwhile.
     """
 
     name: str
@@ -102,7 +102,7 @@ class SubscriptionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class NewRelation:
-    """A table that joins a subscription.  `path` is where its Delta table lies; `definition` JSON text."""
+    """A table that joins a subscription.  `path` is where its Delta table lies; `definition` is JSON text."""
 
     relid: int
     schema: str
@@ -116,7 +116,7 @@ class NewRelation:
 
 @dataclass(frozen=True, slots=True)
 class ForeignCommit:
-    """A commit to a table's Delta log that is not this node's and can change rows: its version, and what it says of itself."""
+    """A commit by another writer that can change a table's rows; `operation` and `engine` are as it recorded them."""
 
     version: int
     operation: str
@@ -128,13 +128,13 @@ class ForeignCommit:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """How copy number `generation` of a table is made, and up to where the stream must be followed for it to be whole.
+    """How copy number `generation` of a table is made, and how far the stream must be followed to complete it.
 
-    `start` is the sync slot's consistent point; `until` is past every snapshot that was copied under (tablesync.window), and
-    is `start` while that is the slot's alone.  `version` is the Delta table's when the copy began.  `edges` are the first
-    blocks of its chunks, none for a table that is copied whole.  `snapshot` is the slot's, as pg_current_snapshot() has it.
-    `fingerprint` says what must not change until the copy is resumed; None: it can not be.  `attempts` name the data
-    files that the copy's attempts have written.
+    `start` is the sync slot's consistent point.  `until` is past every snapshot that the copy used (tablesync.window),
+    and equals `start` while it used only the slot's.  `version` is that of the Delta table when the copy began.
+    `edges` are the first blocks of its chunks, empty for a table that is copied whole.  `snapshot` is the slot's, in
+    the format of pg_current_snapshot().  `fingerprint` covers what must not change until the copy resumes; None: it
+    cannot resume.  `attempts` name the data files that the copy's attempts have written.
     """
 
     generation: int
@@ -149,14 +149,14 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRel:
-    """A row of pg_subscription_rel, with ours.
+    """A row of pg_subscription_rel, with further columns.
 
     `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies
-    begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error`
-    stands while the table is stopped or its worker failed last time.  `stopped`: it stopped alone (on_table_error = isolate), at
-    the transaction that finished at `error_lsn` if one is to blame; only a new copy brings it back.  `foreign`: the last commit by
-    others since the copy.  `look_again`: how often REFRESH has asked to compare its columns with the publisher's, and nobody has
-    answered.
+    begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error` is
+    set while the table is stopped or its last worker failed.  `stopped`: the table stopped alone (on_table_error =
+    isolate), at the transaction that finished at `error_lsn` if one caused it; only a new copy brings it back.
+    `foreign`: the last commit by another writer since the copy.  `look_again`: how many of REFRESH's requests to
+    compare the columns with the publisher's are unanswered.
     """
 
     subid: int
@@ -185,7 +185,10 @@ class SubscriptionRel:
 
 @dataclass(frozen=True, slots=True)
 class OriginStatus:
-    """A row of pg_replication_origin_status: `remote_lsn` is the restart point (architecture.md, Invariants)."""
+    """A row of pg_replication_origin_status.
+
+    `remote_lsn` is the restart point: every transaction up to it is decided and durable, and the stream restarts there.
+    """
 
     subid: int
     relid: int | None
@@ -199,7 +202,7 @@ class OriginStatus:
 
 
 class WorkerFields(TypedDict, total=False):
-    """What `Catalog.put_worker_stats` takes; what is not given stays."""
+    """The fields that `Catalog.put_worker_stats` takes; those not given keep their values."""
 
     worker_type: WorkerType
     pid: int | None
@@ -234,12 +237,12 @@ class WorkerStats:
     flush_lsn: Lsn | None = None
     lag_seconds: float | None = None
     sync_state: str | None = None
-    """w or c, which no table's row holds, with its LSN; None when the worker is in neither."""
+    """w or c, which the catalog's table state cannot hold; None in other states.  `sync_lsn` goes with it."""
     sync_lsn: Lsn | None = None
 
     @property
     def lag_bytes(self) -> int | None:
-        """WAL that the publisher has and Delta has not, in bytes; None before both are known."""
+        """WAL that the publisher has written and Delta lacks, in bytes; None before both positions are known."""
         if self.publisher_lsn is None or self.flush_lsn is None:
             return None
         return max(0, int(self.publisher_lsn) - int(self.flush_lsn))
@@ -247,7 +250,7 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """A copy that runs, or the last one of its table."""
+    """The progress of a table's running or last copy."""
 
     subid: int
     relid: int
@@ -260,7 +263,7 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """How many rows a Delta table held when its commit at `lsn` was made, by a writer of copy number `generation`."""
+    """How many rows a Delta table held after its commit at `lsn`, made by a writer of copy number `generation`."""
 
     subid: int
     relid: int
@@ -280,9 +283,9 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """How a subscription's publisher looked a moment ago, and what its workers wait for, there or here.
+    """The status of a subscription's publisher a moment ago, and what the workers wait for, there or here.
 
-    `waits`: by table, 0 standing for the apply worker.  `away_since`: when it was last heard, if it does not answer.
+    `waits`: by table, 0 for the apply worker.  `away_since`: when the publisher was last heard, if it does not answer.
     `safe_wal_bytes`: how much WAL may still be written before the slot can be lost; None: no limit is set.
     """
 
@@ -296,7 +299,7 @@ class PublisherStatus:
 
 
 class Counters(TypedDict, total=False):
-    """What `Catalog.add_counters` adds to."""
+    """The counters that `Catalog.add_counters` adds to."""
 
     apply_error_count: int
     sync_error_count: int
@@ -325,7 +328,7 @@ class Counters(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """Counters since `stats_reset`, and the last failure that has not been overcome."""
+    """Counters since `stats_reset`, and the last failure unless it was overcome."""
 
     subid: int
     apply_error_count: int = 0
@@ -370,7 +373,7 @@ class PreparedXact:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command asks of the daemon: `kind` names it, `payload` is JSON."""
+    """A command's request to the daemon: `kind` says what is asked, `payload` is JSON."""
 
     id: int
     kind: str
@@ -391,7 +394,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What `status` shows, read in one transaction."""
+    """The whole catalog as `status` and the views show it, read in one transaction."""
 
     node: NodeRow
     daemon: DaemonRow | None
@@ -402,7 +405,7 @@ class State:
     copies: tuple[CopyProgress, ...]
     statistics: tuple[SubscriptionStats, ...]
     prepared: tuple[tuple[int, PreparedXact], ...] = ()
-    """With their subscriptions' oids."""
+    """Each with its subscription's oid."""
     publishers: Mapping[int, PublisherStatus] = field(default_factory=dict)
-    """By subscription."""
+    """By subscription's oid."""
     rows: tuple[TableRows, ...] = ()

@@ -1,4 +1,4 @@
-"""pg_subscription_rel: the tables of a subscription and how far each has come (catalog.states)."""
+"""pg_subscription_rel: the tables of a subscription and their states (catalog.states)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Relations(Database):
     """The part of the catalog that holds the tables of subscriptions."""
 
     async def relations(self, subid: int) -> list[SubscriptionRel]:
-        """The tables of a subscription, by oid."""
+        """Return the tables of a subscription, by oid."""
         async with self._read() as connection:
             return await read_relations(connection, subid)
 
     async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
-        """One table, or None when it is not (or no longer) part of the subscription."""
+        """Return one table, or None when it is not (or no longer) part of the subscription."""
         async with self._read() as connection:
             row = (await connection.execute(_query().where(_here(subid, relid)))).one_or_none()
             return None if row is None else _relation(row)
 
     async def add_relations(self, subid: int, relations: Sequence[NewRelation]) -> None:
-        """Tables join.  Raises DuplicateObject when another subscription owns one's place in the warehouse."""
+        """Add tables.  Raises DuplicateObject for a table that is already there, or a path that another table has."""
         async with self._write(bump=True) as connection:
             await insert_relations(connection, subid, relations)
 
     async def remove_relation(self, subid: int, relid: int) -> None:
-        """A table leaves, with its origin and progress; the Delta table stays.  None to remove is no error."""
+        """Remove a table with its origin and progress; the Delta table stays.  A missing table is no error."""
         await self.remove_relations(subid, [relid])
 
     async def remove_relations(self, subid: int, relids: Iterable[int]) -> None:
-        """Tables leave, in one transaction."""
+        """Remove tables in one transaction, each as `remove_relation` does."""
         async with self._write(bump=True) as connection:
             for relid in relids:
                 await _remember_generation(connection, subid, relid)
@@ -52,10 +52,10 @@ class Relations(Database):
                     await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
-        """Store a state and its LSN; clears the error.  pg_subscription.c: UpdateSubscriptionRelState.
+        """Store a state and its LSN, and clear the error (pg_subscription.c: UpdateSubscriptionRelState).
 
-        The step must be in catalog.states' table, or be the state that is there already; otherwise
-        NotInPrerequisiteState. `s` and `r` need their LSN.  For `d` use `begin_copy`, which counts the copy.
+        Raises NotInPrerequisiteState unless catalog.states allows the step or the state is already stored, and for `s`
+        or `r` without an LSN.  For `d` use `begin_copy`, which counts the copy.
         """
         if state in (RelState.SYNCDONE, RelState.READY) and lsn is None:
             raise NotInPrerequisiteState(
@@ -82,9 +82,10 @@ class Relations(Database):
         definition: str | None = None,
         estimated_rows: int | None = None,
     ) -> int:
-        """Store `d` for a new copy and return its generation, which no earlier copy of this table had: also none from before it left.
+        """Store `d` for a new copy and return its generation.
 
-        What is given of slot, definition and estimate is stored with it; what is None stays.
+        No earlier copy of this table had that generation, not even before the table left and joined again.  Stores the
+        slot, definition and estimate, too, except those that are None.
         """
         given = {"sync_slot": sync_slot, "definition": definition, "estimated_rows": estimated_rows}
         async with self._write(bump=True) as connection:
@@ -111,17 +112,17 @@ class Relations(Database):
             return generation
 
     async def set_sync_slot(self, subid: int, relid: int, slot: str | None) -> None:
-        """Remember the slot of the table's sync worker; None once it is dropped."""
+        """Store the slot of the table's sync worker; None once it is dropped."""
         await self._set(subid, relid, sync_slot=slot)
 
     async def set_relation_definition(
         self, subid: int, relid: int, definition: str | None, estimated_rows: int | None = None
     ) -> None:
-        """Remember the table as it was decided at the copy (JSON text), and how many rows the publisher expects."""
+        """Store the table as decided at the copy (JSON text), and the publisher's estimate of its rows."""
         await self._set(subid, relid, definition=definition, estimated_rows=estimated_rows)
 
     async def ask_for_columns(self, subid: int) -> None:
-        """The columns of the tables that are copied are to be compared with the publisher's, whether rows come or not."""
+        """Request that the columns of the copied tables be compared with the publisher's, even if no rows arrive."""
         copied = _T.c.state.in_((RelState.SYNCDONE.value, RelState.READY.value))
         async with self._write(bump=True) as connection:
             await connection.execute(
@@ -131,27 +132,31 @@ class Relations(Database):
             )
 
     async def columns_are_known(self, subid: int, asked: Mapping[int, int]) -> None:
-        """What was asked of these tables so often is answered; not what has been asked since."""
+        """Mark the requests of `ask_for_columns` as answered.
+
+        `asked` gives each table's `look_again` when it was compared: a table that was asked about again since keeps its
+        count.
+        """
         async with self._write(bump=False) as connection:
             for relid, count in asked.items():
                 here = _here(subid, relid) & (_T.c.look_again == count)
                 await connection.execute(update(_T).where(here).values(look_again=None))
 
     async def rename_relation(self, subid: int, relid: int, schema_name: str, name: str) -> None:
-        """The publisher has renamed the table, or moved it to another schema; its Delta table stays where it is."""
+        """Store a table's new name or schema on the publisher; its Delta table stays where it is."""
         await self._set(subid, relid, schema_name=schema_name, name=name)
 
     async def set_relation_error(self, subid: int, relid: int, error: str | None, hint: str | None = None) -> None:
-        """The table's worker failed, or (None) is well again.  A table that has left meanwhile is passed over."""
+        """Store why the table's worker failed, or clear it (None).  Does nothing for a table that has left."""
         async with self._write(bump=True) as connection:
             await connection.execute(update(_T).where(_here(subid, relid)).values(error=error, error_hint=hint))
 
     async def stop_relation(
         self, subid: int, relid: int, error: str, hint: str | None, lsn: Lsn | None, *, count: Literal["apply", "sync"]
     ) -> None:
-        """The table has stopped alone, until it is copied anew; `lsn` is the finish LSN of the transaction that failed.
+        """Mark the table as stopped until its next copy; `lsn` is the finish LSN of the transaction that failed.
 
-        Counted among the subscription's errors of the kind `count`.  A table that has left meanwhile is passed over.
+        Adds one to the subscription's errors of the kind `count`.  Does nothing for a table that has left meanwhile.
         """
         async with self._write(bump=True) as connection:
             done = await connection.execute(update(_T).where(_here(subid, relid)).values(error=error, error_hint=hint))
@@ -163,7 +168,7 @@ class Relations(Database):
                 )
 
     async def set_foreign_commit(self, subid: int, relid: int, foreign: ForeignCommit) -> None:
-        """Another writer has changed the table's rows.  A table that has left meanwhile is passed over."""
+        """Record that another writer has changed the table's rows.  Does nothing for a table that has left."""
         async with self._write(bump=False) as connection:
             if (await connection.execute(select(_T.c.relid).where(_here(subid, relid)))).first() is not None:
                 await _put_incident(
@@ -183,7 +188,10 @@ class Relations(Database):
 
 
 async def _remember_generation(connection: AsyncConnection, subid: int, relid: int) -> None:
-    """The Delta table stays, and with it the transaction of its copies: a table that joins again must not take them for its own."""
+    """Keep the copy generation of a table that leaves, so that it gets a higher one if it joins again.
+
+    Its Delta table stays, with the transaction identifiers of the earlier copies, which a new copy must not reuse.
+    """
     copied = (await connection.execute(select(_T.c.copy_generation).where(_here(subid, relid)))).scalar_one_or_none()
     known = func.coalesce(_S.c.left_generation, 0)
     if copied:
@@ -191,7 +199,7 @@ async def _remember_generation(connection: AsyncConnection, subid: int, relid: i
 
 
 async def insert_relations(connection: AsyncConnection, subid: int, relations: Sequence[NewRelation]) -> None:
-    """Inside the caller's transaction."""
+    """Insert tables within the caller's transaction.  Raises DuplicateObject as `add_relations` does."""
     if not relations:
         return
     owners = await connection.execute(
@@ -251,7 +259,7 @@ async def _put_incident(connection: AsyncConnection, subid: int, relid: int, **v
 
 
 async def _forget_incidents(connection: AsyncConnection, subid: int, relid: int) -> None:
-    """The rows that it was about are replaced."""
+    """Delete the table's incidents: they concern rows that the new copy replaces."""
     await connection.execute(delete(_I).where(_I.c.subid == subid, _I.c.relid == relid))
 
 

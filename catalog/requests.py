@@ -1,8 +1,8 @@
 """Requests of commands to the daemon, and its answers: rows that both sides poll.
 
-DROP SUBSCRIPTION, RESYNC TABLE and DISABLE before a slot is dropped must wait for workers, which only the daemon can
-stop.  The command inserts a request, the daemon answers it, with an error or without, and the command reads and deletes
-the answer.
+Commands such as DROP SUBSCRIPTION, RESYNC TABLE and DISABLE must wait until workers have ended, and only the daemon can
+end them.  The command inserts a request, the daemon answers it, with an error or without, and the command reads and
+deletes the answer.
 """
 
 from __future__ import annotations

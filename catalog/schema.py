@@ -1,8 +1,7 @@
 """The catalog's tables (SQLAlchemy Core), the same on SQLite and on PostgreSQL.
 
-The names have a prefix of their own: on PostgreSQL a table called pg_subscription would be hidden by the server's.
-LSNs are stored as "00000000/016B3748": fixed width, so that the order of the texts is the order of the positions over
-all 64 bits.
+The names have a prefix of their own: on PostgreSQL the server's pg_subscription would hide a table of that name.
+LSNs are stored as "00000000/016B3748", at a fixed width, so that the texts sort as the 64-bit positions do.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sqlalchemy.types import TypeDecorator
 
 from pubsub.protocol.lsn import Lsn
 
-#: One more with every column and table that is added: what is missing in an older catalog is added when it is opened.
+#: Raised with every added column or table; opening an older catalog adds the ones it lacks.
 SCHEMA_VERSION: Final = 4
 
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
@@ -39,13 +38,13 @@ FIRST_OID: Final = 16384
 
 
 class LsnType(TypeDecorator[Lsn]):
-    """An LSN as text of fixed width; compares in SQL as the positions do."""
+    """An LSN as text of fixed width, which SQL compares as it would the positions."""
 
     impl = String(17)
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> Any:
-        # Other collations of PostgreSQL may pass over the slash.
+        # Other collations of PostgreSQL may ignore the slash.
         return dialect.type_descriptor(String(17, collation="C" if dialect.name == "postgresql" else None))
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
@@ -56,7 +55,7 @@ class LsnType(TypeDecorator[Lsn]):
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware time, kept in UTC; SQLite has no time zones of its own."""
+    """An aware time, stored in UTC, since SQLite has no time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -85,7 +84,7 @@ def _oid_of_subscription() -> Column[int]:
 node: Final = Table(
     "pubsub_node",
     metadata,
-    # One row: the check and the key hold it to that.
+    # The check and the key allow one row only.
     Column("id", Integer, CheckConstraint("id = 1", name="pubsub_node_one_row"), primary_key=True, autoincrement=False),
     Column("schema_version", Integer, nullable=False),
     Column("node_id", String(20), nullable=False),
@@ -119,7 +118,7 @@ subscription: Final = Table(
     Column("owner", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("dropping", Boolean, nullable=False),
-    # The greatest generation of a copy among the tables that have left: one that joins again goes on from there.
+    # The greatest copy generation of the tables that have left; a table that joins again continues from there.
     Column("left_generation", Integer),
 )
 
@@ -144,13 +143,13 @@ relation: Final = Table(
     Column("error_hint", Text),
     Column("definition", Text),
     Column("estimated_rows", BigInteger),
-    # How often REFRESH has asked for its columns since that was answered; NULL: not.
+    # The number of REFRESH's unanswered requests to compare the table's columns with the publisher's; NULL: none.
     Column("look_again", BigInteger),
     # A Delta table has one owner, whatever the subscription.
     UniqueConstraint("path", name="pubsub_rel_path"),
 )
 
-#: What befell a table: a row is made when something does, and goes with the next copy.
+#: What happened to a table: it stopped, or another writer changed it.  The next copy deletes the row.
 incident: Final = Table(
     "pubsub_table_incident",
     metadata,
@@ -214,7 +213,7 @@ prepared: Final = Table(
     Column("prepared", UtcTime, nullable=False),
 )
 
-#: How a table is copied: what the copy's next attempt must know (catalog.records.CopyPlan).
+#: How a table is copied, for the next attempt of its copy (catalog.records.CopyPlan).
 copy_plan: Final = Table(
     "pubsub_copy_plan",
     metadata,

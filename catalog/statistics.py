@@ -1,7 +1,6 @@
-"""What the daemon tells about its work, for the views and for status: written once a second, never needed to go on.
+"""The daemon's statistics, for the views and status: written once a second, never needed for replication.
 
-A statement about a subscription or table that was dropped meanwhile is passed over in silence: its worker may report a
-last time.
+A report about a subscription that was dropped meanwhile is ignored, since its worker may report one last time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Statistics(Database):
     """The part of the catalog that holds statistics."""
 
     async def put_worker_stats(self, subid: int, relid: int | None, fields: WorkerFields) -> None:
-        """One row per worker; fields that are not given keep their values.  `relid` None: the apply worker."""
+        """Store a worker's row; fields that are not given keep their values.  `relid` None: the apply worker."""
         await self.put_statistics(workers=[(subid, relid, fields)])
 
     async def put_copy_progress(
@@ -46,7 +45,7 @@ class Statistics(Database):
         *,
         finished: bool = False,
     ) -> None:
-        """How far a copy has come; `tuples_total` is the publisher's estimate."""
+        """Store a copy's progress; `tuples_total` is the publisher's estimate."""
         progress = CopyProgress(subid, relid, tuples_processed, tuples_total, bytes_processed, bytes_total, finished)
         await self.put_statistics(copies=[progress])
 
@@ -58,7 +57,7 @@ class Statistics(Database):
         publishers: Mapping[int, PublisherStatus] | None = None,
         rows: Iterable[TableRows] = (),
     ) -> None:
-        """All that a daemon has to tell, in one transaction: one fsync a second instead of one per worker."""
+        """Store all of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
         workers, copies, counters, rows = list(workers), list(copies), list(counters), list(rows)
         if not (workers or copies or counters or publishers or rows):
             return
@@ -86,7 +85,10 @@ class Statistics(Database):
                     await _upsert(connection, schema.rows, key, values, {})
 
     async def clear_worker_stats(self, subid: int | None = None, relid: int | None = None) -> None:
-        """A worker ended: remove its row; without a subscription, every row and look (the daemon starts or stops)."""
+        """Remove the row of a worker that ended.
+
+        Without a subscription, remove every worker's row and the publishers' statuses (the daemon starts or stops).
+        """
         w = schema.worker
         statement = delete(w)
         if subid is not None:
@@ -104,7 +106,7 @@ class Statistics(Database):
     async def set_subscription_error(
         self, subid: int, error: PubsubError, *, count: Literal["apply", "sync"] | None = None
     ) -> None:
-        """Keep a worker's failure for status and the views; `count` adds one to the errors of that kind."""
+        """Store a worker's failure for status and the views; `count` adds one to the errors of that kind."""
         s = schema.statistics
         values: dict[str, Any] = {
             "error": error.message,
@@ -120,7 +122,7 @@ class Statistics(Database):
             await connection.execute(update(s).where(s.c.subid == subid).values(**values))
 
     async def clear_subscription_error(self, subid: int) -> None:
-        """The failure is overcome, also that of a table which has not stopped alone; the counters stay."""
+        """Clear the subscription's failure and those of its tables that have not stopped; the counters stay."""
         s, r, i = schema.statistics, schema.relation, schema.incident
         names = ("error", "error_detail", "error_hint", "error_sqlstate", "error_time")
         stopped = select(i.c.relid).where(i.c.subid == subid, i.c.stopped)
@@ -133,35 +135,35 @@ class Statistics(Database):
             )
 
     async def reset_statistics(self, subid: int | None = None) -> None:
-        """pgstat_subscription.c: pg_stat_reset_subscription_stats."""
+        """Set the counters of one or all subscriptions to 0 (pgstatfuncs.c: pg_stat_reset_subscription_stats)."""
         s = schema.statistics
         statement = update(s).values(stats_reset=now(), **dict.fromkeys(schema.COUNTERS, 0))
         async with self._write(bump=False) as connection:
             await connection.execute(statement if subid is None else statement.where(s.c.subid == subid))
 
     async def worker_stats(self) -> list[WorkerStats]:
-        """Every worker that runs."""
+        """Return every running worker."""
         async with self._read() as connection:
             return await read_workers(connection)
 
     async def copy_progress(self) -> list[CopyProgress]:
-        """Every copy that runs or ran."""
+        """Return the progress of every running or past copy."""
         async with self._read() as connection:
             return await read_copies(connection)
 
     async def subscription_stats(self) -> list[SubscriptionStats]:
-        """The counters and the last failure of every subscription."""
+        """Return the counters and the last failure of every subscription."""
         async with self._read() as connection:
             return await read_statistics(connection)
 
 
 async def read_publishers(connection: AsyncConnection) -> dict[int, PublisherStatus]:
-    """By subscription."""
+    """Return the publishers' statuses by subscription's oid."""
     found = {}
     for row in (await connection.execute(select(schema.publisher))).mappings():
         values = {name: row[name] for name in PublisherStatus.__slots__}
         values["warnings"] = tuple(Warned(**one) for one in row["warnings"])
-        # JSON's keys are texts.
+        # JSON's keys are strings.
         values["waits"] = {int(relid): Warned(**one) for relid, one in row["waits"].items() if relid.isdecimal()}
         found[int(row["subid"])] = PublisherStatus(**values)
     return found
@@ -200,7 +202,7 @@ async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats
 async def _upsert(
     connection: AsyncConnection, table: Table, key: dict[str, int], values: dict[str, Any], defaults: dict[str, Any]
 ) -> None:
-    """Each row has one writer, so update-or-insert needs no statement of a dialect's own."""
+    """Update a row or insert it.  Each row has one writer, so this needs no dialect's own statement."""
     here = [table.c[name] == value for name, value in key.items()]
     found = (await connection.execute(select(table.c.subid).where(*here))).first()
     if found is None:

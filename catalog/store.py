@@ -1,7 +1,7 @@
-"""The catalog: the truth between the command line and the daemon (interface.md).
+"""The catalog: the durable state that commands and the daemon share.
 
-Every method is one short transaction.  Whoever waits for a change polls `change_counter`, one row by its key: it moves
-with every change of subscriptions, tables, their states, requests and answers, and not with origins and statistics.
+Every method is one short transaction.  To wait for a change, poll `change_counter`, one row by its key: it rises with
+every change of subscriptions, tables, their states, requests and answers, but not with origins and statistics.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _T = schema.node
 
 
 class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Commands, Holder):
-    """A node's catalog.  Belongs to the event loop it was opened in."""
+    """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod
     async def open(cls, location: str | Path, timeout: float = TIMEOUT, *, make: bool = True) -> Self:
-        """Open the catalog in a SQLite file, or at a URL, and make its schema at the first use.
+        """Open the catalog in a SQLite file or at a URL, and create it if it is missing.
 
-        The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0: never.
-        `make` false: nothing is made, and NoCatalog is raised where there is none.  Raises PubsubError.
+        The file gets mode 0600.  A server that takes longer than `timeout` seconds for a transaction is given up; 0:
+        never.  Raises NoCatalog if the catalog is missing and `make` is false, and other PubsubErrors.
         """
         catalog = cls(await connect(location, timeout, make=make))
         catalog.timeout = timeout
@@ -49,18 +49,18 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
         await self.close()
 
     async def node(self) -> NodeRow:
-        """This node."""
+        """Return the node's row."""
         async with self._read() as connection:
             row = (await connection.execute(select(_T.c.node_id, _T.c.created))).one()
             return NodeRow(row.node_id, row.created)
 
     async def change_counter(self) -> int:
-        """Rises with every change that someone may wait for."""
+        """Return the change counter, which rises with every change that someone may wait for."""
         async with self._read() as connection:
             return int((await connection.execute(select(_T.c.change_counter))).scalar_one())
 
     async def set_daemon(self, pid: int | None = None) -> DaemonRow:
-        """The daemon says that it runs (its lock is what proves it)."""
+        """Register this process, or `pid`, as the running daemon; only its lock proves that it runs."""
         row = DaemonRow(pid or os.getpid(), socket.gethostname(), now())
         async with self._write(bump=True) as connection:
             await connection.execute(
@@ -69,16 +69,16 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
         return row
 
     async def clear_daemon(self) -> None:
-        """The daemon ends."""
+        """Remove the daemon's registration when it ends."""
         async with self._write(bump=True) as connection:
             await connection.execute(update(_T).values(daemon_pid=None, daemon_host=None, daemon_started=None))
 
     async def daemon(self) -> DaemonRow | None:
-        """The daemon that last said it runs."""
+        """Return the daemon that registered last and has not ended in order."""
         return (await self.state()).daemon
 
     async def state(self) -> State:
-        """Everything, as of one moment: what the views and status are made from."""
+        """Return the whole catalog as of one moment, for the views and status."""
         async with self._read() as connection:
             row = (await connection.execute(select(_T))).one()
             return State(

@@ -1,4 +1,4 @@
-"""pg_subscription and the origins: what CREATE, ALTER and DROP SUBSCRIPTION store."""
+"""pg_subscription and the replication origins, as CREATE, ALTER and DROP SUBSCRIPTION store them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Subscriptions(Database):
     async def create_subscription(self, new: NewSubscription, relations: Sequence[NewRelation] = ()) -> Subscription:
         """Store a subscription with its tables, in one transaction.
 
-        Raises DuplicateObject for a name that is taken, or a table that another subscription owns.
+        Raises DuplicateObject for a name that is taken, or a path that another subscription's table has.
         """
         async with self._write(bump=True) as connection:
             await _refuse_taken_name(connection, new.name)
@@ -50,17 +50,20 @@ class Subscriptions(Database):
             return await _one(connection, oid)
 
     async def subscriptions(self) -> list[Subscription]:
-        """Every subscription, by oid."""
+        """Return every subscription, by oid."""
         async with self._read() as connection:
             return await read_subscriptions(connection)
 
     async def subscription(self, name_or_oid: str | int) -> Subscription:
-        """One subscription.  Raises UndefinedObject, in PostgreSQL's words."""
+        """Return one subscription.  Raises UndefinedObject, in PostgreSQL's words."""
         async with self._read() as connection:
             return await _one(connection, name_or_oid)
 
     async def alter_subscription(self, oid: int, **changes: Unpack[SubscriptionChanges]) -> Subscription:
-        """Change fields; the generation rises by one, also when nothing differs."""
+        """Change fields and raise the generation by one, even if nothing differs.
+
+        Raises UndefinedObject, and DuplicateObject for a name that is taken.
+        """
         async with self._write(bump=True) as connection:
             if "name" in changes:
                 await _refuse_taken_name(connection, changes["name"], besides=oid)
@@ -82,13 +85,13 @@ class Subscriptions(Database):
             return await _one(connection, oid)
 
     async def set_enabled(self, oid: int, enabled: bool) -> Subscription:
-        """ALTER SUBSCRIPTION … ENABLE or DISABLE."""
+        """Enable or disable the subscription (ALTER SUBSCRIPTION … ENABLE or DISABLE)."""
         return await self.alter_subscription(oid, enabled=enabled)
 
     async def set_publisher(
         self, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None = None
     ) -> None:
-        """Whom the subscription follows from now on.  No worker starts again for it: the generation stays."""
+        """Store the publisher's identity.  The generation stays, so that no worker restarts."""
         here = _T.c.oid == oid
         async with self._write(bump=False) as connection:
             stored = (await connection.execute(select(_T.c.options).where(here).with_for_update())).scalar_one_or_none()
@@ -106,7 +109,7 @@ class Subscriptions(Database):
             )
 
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
-        """The transaction to skip was passed (worker.c: clear_subscription_skip_lsn).  False when another LSN stands there now."""
+        """Clear skip_lsn if it is `finish_lsn`, and return whether it was (worker.c: clear_subscription_skip_lsn)."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)
@@ -116,12 +119,12 @@ class Subscriptions(Database):
             return done.rowcount == 1
 
     async def drop_subscription(self, oid: int) -> None:
-        """Remove a subscription with its tables, origins and statistics.  Nothing to remove is no error."""
+        """Remove a subscription with its tables, origins and statistics.  A missing subscription is no error."""
         async with self._write(bump=True) as connection:
             await connection.execute(delete(_T).where(_T.c.oid == oid))
 
     async def origin(self, subid: int, relid: int | None = None) -> Lsn:
-        """The restart point; INVALID_LSN before the first advance."""
+        """Return the restart point; INVALID_LSN before the first advance."""
         o = schema.origin
         async with self._read() as connection:
             found = await connection.execute(
@@ -130,17 +133,17 @@ class Subscriptions(Database):
             return Lsn(found.scalar_one_or_none() or INVALID_LSN)
 
     async def origins(self) -> list[OriginStatus]:
-        """Every origin, by subscription."""
+        """Return every origin, by subscription."""
         async with self._read() as connection:
             return await read_origins(connection)
 
     async def advance_origin(
         self, subid: int, lsn: Lsn, local_lsn: Lsn | None = None, *, relid: int | None = None
     ) -> Lsn:
-        """Move the restart point forward, durably, and return where it stands; a smaller LSN changes nothing.
+        """Durably move the restart point forward and return its new value; a smaller LSN changes nothing.
 
-        The subscription's own origin comes with it and goes with it: when it is gone, UndefinedObject.  A table's is
-        made here.
+        Creates a table's origin if it is missing.  A subscription's own origin lives as long as the subscription:
+        raises UndefinedObject when it is gone.
         """
         o = schema.origin
         here = (o.c.subid == subid) & (o.c.relid == (relid or 0))
@@ -164,7 +167,7 @@ class Subscriptions(Database):
             return Lsn(lsn)
 
     async def restart_origin(self, subid: int, lsn: Lsn) -> None:
-        """The stream begins anew at `lsn`, be it behind the old origin: every table is copied from after it."""
+        """Set the origin to `lsn`, even behind the old one: every table is copied again, after `lsn`."""
         o = schema.origin
         async with self._write(bump=True) as connection:
             await connection.execute(
@@ -172,7 +175,7 @@ class Subscriptions(Database):
             )
 
     async def drop_origin(self, subid: int, relid: int) -> None:
-        """Remove a table's origin; none to remove is no error."""
+        """Remove a table's origin; a missing one is no error."""
         o = schema.origin
         async with self._write(bump=False) as connection:
             await connection.execute(delete(o).where(o.c.subid == subid, o.c.relid == relid))

@@ -1,7 +1,7 @@
-"""The views that SELECT sees: PostgreSQL's columns first, ours after (interface.md).
+"""The views that SELECT sees: PostgreSQL's columns first, then further ones.
 
 The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
-`view_rows` makes their rows from one state of the catalog; pubsub.select runs SQL on them.
+Their rows come from one state of the catalog; pubsub.select runs SQL on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = tuple[Value, ...]
 
 
 class Type(Enum):
-    """A column's type, by PostgreSQL's name; a pg_lsn's values are texts such as "0/16B3748"."""
+    """A column's type, by PostgreSQL's name; a pg_lsn's values are strings such as "0/16B3748"."""
 
     OID = "oid"
     TEXT = "text"
@@ -45,7 +45,7 @@ class View:
 
 
 def _columns(text: str) -> tuple[tuple[str, Type], ...]:
-    """Lines of a type's name in capitals and the names of columns."""
+    """Parse lines that hold a type's name in capitals and then the names of columns."""
     found: list[tuple[str, Type]] = []
     for line in text.split("\n"):
         type_name, _, names = line.strip().partition(" ")
@@ -53,7 +53,7 @@ def _columns(text: str) -> tuple[tuple[str, Type], ...]:
     return tuple(found)
 
 
-#: A node has one database; its oid is that of PostgreSQL's template1, its owner's that of the bootstrap superuser.
+#: A node has one database; its oid is that of PostgreSQL's template1, the owner's oid that of the bootstrap superuser.
 _DATABASE: Final = 1
 _OWNER: Final = 10
 
@@ -87,7 +87,7 @@ def _subscription_rel(state: State) -> Iterator[Row]:
 
 
 def _stat_subscription(state: State) -> Iterator[Row]:
-    """One row a worker; a subscription without one has a row of its own, as in PostgreSQL's outer join."""
+    """Yield a row for each worker, and one for each subscription without workers, as PostgreSQL's outer join does."""
     names = _by_table(state)
     for sub in state.subscriptions:
         statistics = next((s for s in state.statistics if s.subid == sub.oid), None)
@@ -125,7 +125,7 @@ def _origin_status(state: State) -> Iterator[Row]:
 
 
 def _progress_copy(state: State) -> Iterator[Row]:
-    """The copies that run."""
+    """Yield the running copies."""
     relations = _by_table(state)
     workers = {(worker.subid, worker.relid): worker for worker in state.workers}
     names = {sub.oid: sub for sub in state.subscriptions}
@@ -143,7 +143,7 @@ def _progress_copy(state: State) -> Iterator[Row]:
 
 
 def _prepared_xacts(state: State) -> Iterator[Row]:
-    """The transaction is the publisher's: here it is a file."""
+    """Yield the publisher's prepared transactions that have no outcome yet; here each is a file."""
     subs = {sub.oid: sub for sub in state.subscriptions}
     for subid, xact in state.prepared:
         if subid in subs:

@@ -1,7 +1,7 @@
 """ALTER SUBSCRIPTION (subscriptioncmds.c: AlterSubscription, AlterSubscription_refresh).
 
-A running daemon sees the change in the catalog.  Where workers must have ended, the command waits for them: DISABLE, and
-a REFRESH that takes away tables whose sync workers may be about to make a slot.
+A running daemon sees the change in the catalog.  Some commands wait until the workers have ended: DISABLE, RESYNC
+TABLE, SET (two_phase = false), and a REFRESH that removes tables whose sync workers may be about to create a slot.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _REFRESH_REFUSED = "ALTER SUBSCRIPTION with refresh is not allowed for disabled 
 
 
 async def alter(session: Session, statement: sql.AlterSubscription) -> None:
-    """Carry ALTER SUBSCRIPTION out.  Raises PubsubError."""
+    """Carry out ALTER SUBSCRIPTION.  Raises PubsubError."""
     subscription = await session.catalog.subscription(statement.name)
     catalog, oid = session.catalog, subscription.oid
     match statement.action:
         case sql.Enable():
             if subscription.slot_name is None:
                 raise NotInPrerequisiteState("cannot enable subscription that does not have a slot name")
-            # A DROP that was killed halfway left `dropping`: who enables the subscription wants it.
+            # Clears the `dropping` that a DROP killed halfway left: the subscription is still wanted.
             await catalog.alter_subscription(oid, enabled=True, dropping=False)
         case sql.Disable():
             await _disable(session, subscription)
         case sql.Connection(conninfo):
             parse_conninfo(conninfo)
-            # Which system it leads to is looked at when the workers connect (apply.publisher_identity).
+            # The workers check which system this leads to when they connect (apply.publisher_identity).
             await catalog.alter_subscription(
                 oid, conninfo=conninfo, options=lambda stored: replace(stored, rebound=True)
             )
@@ -142,9 +142,10 @@ async def _refresh(
     validate: tuple[str, ...] | None = None,
     store_publications: bool = False,
 ) -> None:
-    """Tables that are published now join, others leave.  `validate` are the publications that must be there (None: all).
+    """Add the tables that are published now and remove the others.
 
-    Everything that can be refused is refused before the first change.
+    `validate` names the publications that must exist (None: all of the subscription's).  Every refusal comes before the
+    first change.
     """
     async with await session.connect(subscription.name, subscription.conninfo) as connection:
         await published_tables.check_publications(
@@ -195,7 +196,7 @@ async def _follow_names(
     relations: list[SubscriptionRel],
     published: dict[Oid, PublishedTable],
 ) -> list[SubscriptionRel]:
-    """Tables that the publisher has renamed have their new names here too."""
+    """Rename the tables that the publisher has renamed; return all relations with their current names."""
     found = []
     for relation in relations:
         now = published.get(Oid(relation.relid))
@@ -209,10 +210,10 @@ async def _follow_names(
 def _difference(
     relations: list[SubscriptionRel], published: dict[Oid, PublishedTable]
 ) -> tuple[list[SubscriptionRel], dict[Oid, PublishedTable]]:
-    """The tables that leave and those that join.
+    """Return the tables that leave and those that join.
 
-    As in PostgreSQL a table is known by its name: one that was dropped and made again on the publisher stays, unless its
-    copy is still to be made: that is looked up by its oid.
+    As in PostgreSQL, a table is identified by its name: a table that was dropped and created again on the publisher
+    stays.  One whose copy is not finished leaves and joins again, because the copy finds the table by its oid.
     """
     by_name = {(table.schema, table.name): oid for oid, table in published.items()}
     kept: set[Oid] = set()
@@ -228,7 +229,7 @@ def _difference(
 
 
 async def _first_connection(subscription: Subscription, connection: Connection) -> SubscriptionChanges:
-    """What CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses another system than the one known."""
+    """Return what CREATE SUBSCRIPTION … WITH (connect = false) could not know.  Refuses an unexpected system."""
     identity = await check_system(connection, subscription)
     if subscription.publisher_system_identifier is not None:
         return {}
@@ -243,7 +244,10 @@ async def _first_connection(subscription: Subscription, connection: Connection) 
 async def _remove(
     session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
 ) -> None:
-    """Tables leave.  While one of them may be making its slot, the workers are stopped: a slot made later would stay."""
+    """Remove tables and drop their slots.  If one of them may have a slot, stop the workers first.
+
+    Otherwise a worker could create a slot after this command has looked, and the slot would remain.
+    """
     node_id = (await session.catalog.node()).node_id
     async with _paused(session, subscription) if slot_names(gone, node_id) else nullcontext():
         await session.catalog.remove_relations(subscription.oid, [relation.relid for relation in gone])
@@ -256,7 +260,7 @@ async def _remove(
 
 @asynccontextmanager
 async def _paused(session: Session, subscription: Subscription) -> AsyncIterator[None]:
-    """The body runs while the subscription has no worker."""
+    """Run the body while the subscription has no workers."""
     await session.catalog.alter_subscription(subscription.oid, dropping=True)
     try:
         await session.workers_ended(subscription)
@@ -266,9 +270,9 @@ async def _paused(session: Session, subscription: Subscription) -> AsyncIterator
 
 
 async def _resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
-    """The named tables are copied anew, and what their Delta tables hold is replaced in the commit of the copy.
+    """Have the named tables copied again; the copy's commit replaces the rows of their Delta tables.
 
-    One that was dropped and made again on the publisher goes by its new oid from then on.
+    A table that was dropped and created again on the publisher is known by its new oid from then on.
     """
     catalog, oid = session.catalog, subscription.oid
     if not subscription.enabled:
@@ -294,7 +298,7 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
                     hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
                 )
         async with _paused(session, subscription):
-            # The workers have ended, and the states are those that they left.
+            # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
             if every:
@@ -311,7 +315,7 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:
-    """Some tables alone are copied anew: the others must be able to go on with the stream.  Raises NotInPrerequisiteState."""
+    """Check that the stream can continue for the tables that are not copied again.  Raises NotInPrerequisiteState."""
     await check_system(connection, subscription)
     name = subscription.slot_name
     slot = await slots.slot_info(connection, name) if name is not None else None
@@ -325,10 +329,11 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
 
 
 async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection) -> None:
-    """Every table is copied anew: the stream begins now, at this publisher, with a new slot if there is none that is good.
+    """Restart the stream at the publisher's current position, because every table is copied again.
 
-    What the slot has kept is passed over, which ends a stream that can not be decoded too.  Not under two-phase commit:
-    what was prepared before would come in two halves.
+    Creates a slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
+    past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared
+    before the new position only the COMMIT PREPARED would arrive.
     """
     name = subscription.slot_name
     if name is None:
@@ -381,14 +386,19 @@ async def _set_options(session: Session, subscription: Subscription, options: Su
 
 
 def _refuse_copy_in_two_phase(subscription: Subscription, copy_data: bool, message: str, hint: str) -> None:
-    """PostgreSQL's rule (subscriptioncmds.c: AlterSubscription), whose tables would miss what was prepared before the copy."""
+    """Refuse a copy while two_phase is enabled: the table would lack changes prepared before it.
+
+    Follows subscriptioncmds.c: AlterSubscription.
+    """
     if subscription.options.two_phase_state == "e" and copy_data:
         raise PubsubError(message, sqlstate="42601", hint=hint)
 
 
 async def _set_two_phase(session: Session, subscription: Subscription, given: SubscriptionOptions) -> TwoPhaseState:
-    """Its new state (subscriptioncmds.c: AlterSubscription).  The slot is altered here only where it is disabled: it is
-    enabled when the apply worker starts and all tables are ready."""
+    """Return the new two_phase state (subscriptioncmds.c: AlterSubscription).
+
+    Turning it off alters the slot here.  The apply worker turns it on, when it starts and all tables are ready.
+    """
     if subscription.enabled:
         raise NotInPrerequisiteState('cannot set option "two_phase" for enabled subscription')
     if given.two_phase:
@@ -410,7 +420,7 @@ async def _set_two_phase(session: Session, subscription: Subscription, given: Su
 
 
 async def _set_failover(session: Session, subscription: Subscription, failover: bool) -> None:
-    """The slot has it too (subscriptioncmds.c: CheckAlterSubOption)."""
+    """Alter the option `failover` of the slot (subscriptioncmds.c: CheckAlterSubOption)."""
     if subscription.enabled:
         raise NotInPrerequisiteState('cannot set option "failover" for enabled subscription')
     if subscription.slot_name is None:

@@ -1,7 +1,7 @@
-"""What is done about a worker's failure: decided here and nowhere else.
+"""Describes a worker's failure: finds its cause, turns it into a PubsubError, formats its traceback.
 
-Every failure ends its worker with everything it had not committed undone by nature: nothing is acknowledged that is not
-durable.  The worker starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error.
+launcher.runner decides what to do about a failure.  What a failed worker had not committed needs no undoing: nothing is
+acknowledged before it is durable, so the publisher sends it again.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The first error of a group of tasks: what made the others end."""
+    """Return the first error of an exception group, which made the other tasks end; another error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def foreseen(error: BaseException) -> bool:
-    """Whether the error says all that is to be known; of others the traceback is wanted."""
+    """Return whether the error's text is enough; other errors are logged with their traceback."""
     return isinstance(cause_of(error), PubsubError | psycopg.Error)
 
 
 def typed(error: BaseException) -> PubsubError:
-    """A PubsubError for whatever a worker died of; Spark's and Python's errors keep their first line."""
+    """Return the error that ended a worker as a PubsubError; Spark's and Python's errors keep their first line."""
     cause = cause_of(error)
     if isinstance(cause, PubsubError):
         return cause
     if isinstance(cause, psycopg.Error):
-        # A copy's own connection broke, or its server refused.
+        # The connection of a copy broke, or the server refused the copy.
         message, detail, hint = split_report(str(cause))
         code = cause.sqlstate or ("08006" if isinstance(cause, psycopg.OperationalError) else "XX000")
         return PubsubError(
@@ -55,12 +55,12 @@ def typed(error: BaseException) -> PubsubError:
 
 
 def traced(error: BaseException) -> str:
-    """The error's traceback as Python prints it, for the log: made here, so that no renderer adds what variables hold."""
+    """Return the error's traceback as Python prints it: a log renderer could add the values of variables."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _sqlstate(package: str, name: str) -> str:
-    """What the error of that name, which a Python task died of, has for a code."""
+    """Return the SQLSTATE of the error class `name` of `package`, which ended one of Spark's Python tasks."""
     known = getattr(errors if package == "pubsub" else psycopg.errors, name, None)
     code = getattr(known, "default_sqlstate" if package == "pubsub" else "sqlstate", None)
     return code or "XX000"

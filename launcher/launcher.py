@@ -1,7 +1,8 @@
-"""The launcher (launcher.c: ApplyLauncherMain): polls the catalog, and keeps a runner for each enabled subscription.
+"""The launcher (launcher.c: ApplyLauncherMain): polls the catalog and keeps a runner for each enabled subscription.
 
-A change in the catalog wakes it: at once from the same process (`wake`), within catalog_poll_interval from another.
-Once a second it writes what the workers count, for the views and for status.
+It reacts to a change in the catalog at once if the change comes from the same process (`wake`), and within
+catalog_poll_interval if it comes from another.  Once a second it stores the workers' statistics, for the views and
+status.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings
 
 _STATISTICS_INTERVAL = 1.0
-#: A publisher is looked at every two seconds, and streams: after so long without a word it is away.
+#: A publisher is polled every two seconds, and its stream brings messages: after so long without any it counts as away.
 _SILENCE: Final = timedelta(seconds=10)
 
 log = structlog.get_logger()
 
 
 class Launcher:
-    """One node's launcher.  `run` until `stop`."""
+    """One node's launcher: `run` lasts until `stop`."""
 
     def __init__(self, settings: Settings, catalog: Catalog, engine: Engine, stage: Stage, node_id: str) -> None:
         self.runners: dict[int, Runner] = {}
@@ -56,10 +57,10 @@ class Launcher:
         )
 
     async def run(self) -> None:
-        """Until `stop`; then every worker has drained, or was cancelled after the deadline.
+        """Run until `stop`, then return once every worker has drained or, after drain_timeout, was cancelled.
 
-        A catalog that can not be reached is tried again.  Raises ObjectInUse when another daemon has taken it over: the workers are
-        cancelled then.
+        A catalog that cannot be reached is tried again.  Cancels the workers and raises ObjectInUse when another daemon
+        has taken over the catalog.
         """
         await self._catalog.clear_worker_stats()
         async with asyncio.TaskGroup() as group:
@@ -95,7 +96,7 @@ class Launcher:
         await self._catalog.clear_worker_stats()
 
     def wake(self) -> None:
-        """The catalog was changed by this process."""
+        """Look at the catalog at once: this process has changed it."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -104,7 +105,7 @@ class Launcher:
         self._wake.set()
 
     async def _reconcile(self) -> None:
-        """Make the runners what the catalog says."""
+        """Start and end runners until they match the catalog."""
         subscriptions = await self._catalog.subscriptions()
         self._monitors.watch(subscriptions)
         wanted = {s.oid: s for s in subscriptions if s.enabled and not s.dropping}
@@ -125,16 +126,16 @@ class Launcher:
                 self._start(subscription)
 
     async def _log_commands(self) -> None:
-        """What was done to the subscriptions by other processes, or this one (PostgreSQL: log_statement = ddl)."""
+        """Log the commands that this or another process has executed (PostgreSQL: log_statement = ddl)."""
         for command in await self._catalog.take_commands():
             log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
 
     def _resting_is_over(self) -> bool:
-        """A subscription whose runner failed may start again."""
+        """Return whether a subscription whose runner failed may start again."""
         return any(until <= time.monotonic() for until in self._rest_until.values())
 
     def _start(self, subscription: Subscription) -> None:
-        # Promises between apply and sync workers outlive a runner: they hold as long as the process does.
+        # What apply and sync workers have promised each other outlives a runner: it holds as long as the process does.
         handover = self._handovers.setdefault(subscription.oid, Handover())
         runner = self.runners[subscription.oid] = Runner(subscription, self._around, handover)
         self._tasks[subscription.oid] = asyncio.create_task(runner.run(), name=f"subscription {subscription.name}")
@@ -142,7 +143,7 @@ class Launcher:
         log.info("subscription has started", subscription=subscription.name)
 
     async def _end(self, oids: list[int]) -> None:
-        """Drain these runners side by side; past the deadline their work is cancelled, and is done again later."""
+        """Drain these runners concurrently; after drain_timeout cancel them, so that the rest is redone later."""
         tasks = {oid: self._tasks[oid] for oid in oids if oid in self._tasks}
         if not tasks:
             return
@@ -158,7 +159,7 @@ class Launcher:
             await self._forget(oid)
 
     async def _cancel(self) -> None:
-        """End every worker at once: nothing of theirs is to be committed any more."""
+        """Cancel every worker at once: none may commit any more."""
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
@@ -185,14 +186,15 @@ class Launcher:
             self._rest_until[oid] = time.monotonic() + self._settings.wal_retrieve_retry_interval
 
     async def _answer_requests(self) -> None:
-        """Commands that wait until workers have ended: by now they have (_reconcile)."""
+        """Answer the commands that wait until workers have ended; `_reconcile` has just ended them."""
         requests = await self._catalog.pending_requests()
         if not requests:
             return
         ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.dropping}
         for request in requests:
             if request.subid in self.runners and request.subid in ending:
-                # It was started from what the catalog said before: the change counter has moved, and it will be ended.
+                # The runner started from an older state of the catalog.  The change counter has moved since, so the
+                # next pass ends the runner.
                 continue
             await self._catalog.answer(request.id, self._refusal(request))
 
@@ -213,7 +215,7 @@ class Launcher:
             try:
                 await self._put_statistics()
             except PubsubError as error:
-                # They are for people: replication does not end for want of them.
+                # Statistics are for people: replication goes on without them.
                 log.warning("statistics could not be stored", reason=error.message)
 
     async def _put_statistics(self) -> None:
@@ -244,7 +246,7 @@ class Launcher:
                 if figures.caught_up or figures.batches:
                     await self._clear_error(oid, runner)
             elif runner.applies:
-                # Between two tries: what the last worker said stays, but for what nobody knows now.
+                # Between two attempts: the last worker's figures stay, except those that are unknown now.
                 workers.append((oid, None, position))
             rows += runner.take_rows()
             for relid, worker in runner.syncing.items():
@@ -255,9 +257,10 @@ class Launcher:
         await self._catalog.put_statistics(workers=workers, counters=counters, publishers=publishers, rows=rows)
 
     def _away_since(self, oid: int, look: PublisherStatus | None, streaming: Figures | None) -> datetime | None:
-        """When the publisher was last heard, if it does not answer now; None while it does, or nobody asks it.
+        """Return when the publisher was last heard, if it does not answer now; None if it does, or is not asked.
 
-        `look` is what it was last found like, None if the last try failed; `streaming` are the figures of a worker that it sends to.
+        `look` is the monitor's last result, None if its last attempt failed; `streaming` holds the figures of an apply
+        worker that streams from the publisher.
         """
         heard = [self._monitors.heard(oid)]
         if streaming is not None:
@@ -274,7 +277,7 @@ class Launcher:
             await self._catalog.clear_subscription_error(oid)
 
     def _new_counts(self, oid: int, figures: Figures) -> Counters:
-        """What has been counted since the last time; a new worker counts from nothing."""
+        """Return what the apply worker of `oid` has counted since the last call; a new worker starts at zero."""
         now = {
             "transactions": figures.transactions,
             "batches": figures.batches,

@@ -1,6 +1,6 @@
-"""Looks at the publishers beside the streams: what `status` shows and warns of, and nothing that is decided by.
+"""Polls the publishers beside the streams, for what `status` shows and warns of.  No decision depends on it.
 
-Each subscription that has a slot is looked at, a disabled one too: its slot holds WAL back all the same.
+Every subscription with a slot is polled, also a disabled one, whose slot retains WAL all the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pubsub.publisher import locks, publication, slots
 from pubsub.publisher.connection import Connection
 
 _INTERVAL: Final = 2.0
-#: A disabled subscription's publisher, whose connection is not kept.
+#: The interval for a disabled subscription's publisher, whose connection is not kept.  All three are in seconds.
 _SELDOM: Final = 30.0
-#: A publisher that does not answer for so long is asked again later.
+#: An attempt that takes longer is given up and repeated after the interval.
 _PATIENCE: Final = 30.0
 
 log = structlog.get_logger()
@@ -34,18 +34,18 @@ class _Watch:
     task: asyncio.Task[None]
     last: PublisherStatus | None = None
     heard: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """When the publisher answered last; before it did, when it was asked first."""
+    """When the publisher last answered; until its first answer, when the watch began."""
 
 
 class Monitors:
-    """A task and a connection for each subscription that is watched.  They never fail: they are for people."""
+    """A task and a connection for each watched subscription.  They never fail, since they serve only to inform."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._watches: dict[int, _Watch] = {}
 
     def watch(self, subscriptions: Iterable[Subscription]) -> None:
-        """Watch these and no others, as they are now."""
+        """Watch exactly these subscriptions, as they are now."""
         wanted = {s.oid: s for s in subscriptions if s.slot_name is not None and not s.dropping}
         before: dict[int, _Watch] = {}
         for oid in [oid for oid, watch in self._watches.items() if wanted.get(oid) != watch.subscription]:
@@ -59,15 +59,15 @@ class Monitors:
                     watch.heard = before[oid].heard
 
     def looks(self) -> dict[int, PublisherStatus | None]:
-        """The latest looks; None where the publisher could not be asked."""
+        """Return each subscription's latest status; None where the last attempt failed."""
         return {oid: watch.last for oid, watch in self._watches.items()}
 
     def heard(self, oid: int) -> datetime | None:
-        """When a publisher answered last, or was asked first; None for one that is not asked."""
+        """Return when a publisher last answered, or else when its watch began; None if it is not watched."""
         return self._watches[oid].heard if oid in self._watches else None
 
     async def close(self) -> None:
-        """End them all."""
+        """End every watch."""
         tasks = [watch.task for watch in self._watches.values()]
         self._watches.clear()
         for task in tasks:
@@ -103,7 +103,7 @@ class Monitors:
 
 
 async def look(connection: Connection, subscription: Subscription, node_id: str) -> PublisherStatus:
-    """One look at the publisher.  Raises what queries raise."""
+    """Query the publisher's status once.  Raises what queries raise."""
     current = await slots.current_wal_lsn(connection)
     slot = None
     warnings = []
@@ -136,7 +136,7 @@ async def look(connection: Connection, subscription: Subscription, node_id: str)
 
 
 def _table(name: str) -> int:
-    """The table that a sync worker's slot is named after."""
+    """Return the oid of the table that a sync worker's slot is named after."""
     return int(name.split("_")[3])
 
 
@@ -146,9 +146,9 @@ def combined(
     waits: Mapping[int, Warned],
     away_since: datetime | None,
 ) -> PublisherStatus:
-    """A look with what the stream itself was warned of, and what the workers say that they wait for.
+    """Join the monitor's `look` with the stream's own warnings (`more`) and the workers' `waits`.
 
-    Of a table that no worker is at, the publisher knows nothing; of the others it knows more.
+    Where both name a wait for the same table, the publisher's stands, since it says more.
     """
     found = look or PublisherStatus()
     known = {relid: found.waits.get(relid, wait) for relid, wait in waits.items()}

@@ -214,7 +214,7 @@ def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> Non
 async def refuse_owned(catalog: Catalog, plans: Collection[Plan], leaving: Collection[str] = ()) -> None:
     """Refuse paths in the warehouse that another table has, or that differ from such a path only in case.
 
-    Some file systems take such names as the same, and so do engines that read tables by name.  `leaving` are the
+    Some file systems treat such names as the same, and so do engines that read tables by name.  `leaving` are the
     paths that the same command frees.
     """
     state = await catalog.state()

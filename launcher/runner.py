@@ -1,7 +1,10 @@
-"""The workers of one subscription: its apply worker, and the sync workers of its tables that are not ready.
+"""Runs one subscription's workers, the apply worker and the tables' sync workers, and decides about their failures.
 
-In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_syncing_tables_for_apply); here both are the
-launcher's, so that a failing apply worker does not hold back copies.
+In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_syncing_tables_for_apply).  Here the
+launcher's process runs both, so that a failing apply worker does not hold back copies.
+
+A worker that failed starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error or,
+for a single table's lasting failure, on_table_error = isolate.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every worker of a node shares: nothing else is shared (architecture.md, Processes)."""
+    """Everything that the workers of a node share."""
 
     node_id: str
     catalog: Catalog
@@ -58,32 +61,32 @@ class Runner:
         self.syncing: dict[int, SyncWorker] = {}
         self.handover = handover
         self.error_cleared = False
-        """Whether the last failure is known to be overcome."""
+        """Whether the last failure has been cleared from the catalog."""
         self.lasting: dict[str, Warned] = {}
-        """What the publisher warned of that has not passed with the worker that it told."""
+        """The publisher's warnings, by text, that still hold after the apply worker that received them has ended."""
         self._around = around
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._failed_at: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        # Tables whose workers know that they have stopped.
+        # Tables that had stopped when their worker began: it only drops the slot.
         self._stopped: set[int] = set()
-        # Tables that need a worker and have none; since when it is tried again, its error says.
+        # Tables that need a worker and have none, except those that pause after a failure: there the error tells why.
         self._without: set[int] = set()
-        # Tables whose workers have asked for a slot.
+        # Tables whose sync workers wait for a worker slot.
         self._asking: set[int] = set()
-        # What workers that have ended counted, and nobody has stored.
+        # Row counts from commits, also of workers that have ended, which are not yet stored in the catalog.
         self._rows: dict[int, TableRows] = {}
         self._applying: asyncio.Task[None] | None = None
         self._may_begin = False
 
     @property
     def failing(self) -> bool:
-        """Whether a sync worker failed and has not got further since."""
+        """Whether a table's sync worker failed and no later one of that table has succeeded."""
         return bool(self._failed_at)
 
     async def run(self) -> None:
-        """Until `drain`, or until disable_on_error has disabled the subscription."""
+        """Run until `drain`, or until disable_on_error has disabled the subscription."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._applying = group.create_task(self._keep_applying())
@@ -93,32 +96,35 @@ class Runner:
             await self._around.catalog.put_statistics(rows=self.take_rows())
 
     def drain(self) -> None:
-        """Stop the intake of every worker; `run` returns when what they have is committed."""
+        """End the workers; `run` returns when they have ended.
+
+        The apply worker first commits what it has received.  Sync workers are cancelled: later ones do the rest.
+        """
         self._ending.set()
         self._changed.set()
         if self.apply is not None:
             self.apply.drain()
         for worker in self.syncing.values():
             worker.drain()
-        # Also those that have not begun.
+        # Also ends those that wait for a worker slot.
         for task in self._tasks.values():
             task.cancel()
         if self._applying is not None and not self._may_begin:
             self._applying.cancel()
 
     def tables_changed(self) -> None:
-        """The catalog's list of tables may be another."""
+        """Read the subscription's tables again: the catalog has changed."""
         self._changed.set()
         if self.apply is not None:
             self.apply.tables_changed()
 
     @property
     def applies(self) -> bool:
-        """Whether its apply worker runs, or pauses between two tries."""
+        """Whether the apply worker runs, or pauses between two attempts."""
         return self._may_begin and not self._ending.is_set()
 
     def take_rows(self) -> list[TableRows]:
-        """How many rows the tables hold that were committed to since this was called last."""
+        """Return the row counts of the tables that were committed to since the last call."""
         for worker in (self.apply, *self.syncing.values()):
             if worker is not None:
                 self._keep_rows(worker.figures)
@@ -134,7 +140,7 @@ class Runner:
         figures.rows.clear()
 
     def waits(self) -> dict[int, Warned]:
-        """What is waited for, by table; 0 stands for the apply worker."""
+        """Return what the workers wait for, by table; 0 stands for the apply worker."""
         slots = self._around.workers
         if (shortage := slots.wait(self._name(None))) is not None:
             return dict.fromkeys((0, *self._without), shortage)
@@ -147,7 +153,7 @@ class Runner:
         return found
 
     def _turn(self) -> Warned:
-        """Why no more of the subscription's tables are copied: PostgreSQL says nothing of it."""
+        """Return why no more of the subscription's tables are copied now.  PostgreSQL reports nothing about this."""
         most = self._around.settings.max_sync_workers_per_subscription
         if most == 0:
             return Warned(
@@ -163,7 +169,7 @@ class Runner:
         return WorkerName(self.subscription.oid, self.subscription.name, name)
 
     async def _keep_applying(self) -> None:
-        # The slot is kept while it pauses: sync workers that wait for apply would take it.
+        # Keeps the slot while it pauses: otherwise sync workers would take it and then wait for apply.
         async with self._around.workers.held(self._name(None)):
             self._may_begin = True
             self._changed.set()
@@ -188,8 +194,8 @@ class Runner:
                         log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
                         continue
                     else:
-                        # Before the stream began it is the connection that failed: that counts as no error of apply, and
-                        # disables nothing (worker.c: run_apply_worker, start_apply).  Nor does a publisher that shuts down.
+                        # A failure before the stream begins, or the publisher's shutdown, is no apply error and does
+                        # not disable the subscription (worker.c: run_apply_worker, start_apply).
                         applying = worker.streaming and not isinstance(cause, StreamEnded)
                         await self._report(error, None, count=applying)
                         if applying and self.subscription.options.disable_on_error:
@@ -215,7 +221,7 @@ class Runner:
             for relid in self._failed_at.keys() - here:
                 del self._failed_at[relid]
             for relation in relations:
-                # It stopped under its sync worker; the next one only drops the slot.
+                # The table stopped while its sync worker ran; the next worker only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
                     self._tasks[relation.relid].cancel()
             self._without.clear()
@@ -282,7 +288,10 @@ class Runner:
         )
 
     async def _isolate(self, error: BaseException, relation: SubscriptionRel, worker: SyncWorker) -> bool:
-        """Stop the table alone if its own failure ended its sync worker, and the subscription says so."""
+        """Stop this table alone if the failure is its own and will last, and on_table_error is isolate.
+
+        Returns whether it did.
+        """
         known = typed(error)
         own = (worker.to_blame or known.relid == relation.relid) and will_last(known)
         if not own or self._ending.is_set() or self.subscription.options.on_table_error != "isolate":
@@ -306,12 +315,12 @@ class Runner:
         return True
 
     async def _report(self, error: BaseException, relation: SubscriptionRel | None, *, count: bool = True) -> None:
-        """A worker failed: logged, counted if so, and kept for status."""
+        """Log a worker's failure, store it for status, and count it if `count`; only log it while the runner ends."""
         known = typed(error)
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
             return
-        # What nobody foresaw is to be found by its traceback.
+        # An unforeseen error needs its traceback.
         trace = {} if foreseen(error) else {"exception": traced(error)}
         catalog, subscription = self._around.catalog, self.subscription
         log.error(
@@ -343,16 +352,19 @@ class Runner:
 
 
 def _go_on_unless_cancelled() -> None:
-    """A group of tasks that is cancelled while one of them fails raises the failure alone: the cancellation is not lost on us."""
+    """Raise CancelledError if the current task is being cancelled.
+
+    A TaskGroup that is cancelled while one of its tasks fails raises only the failure: the cancellation would be lost.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 def _needs_worker(relation: SubscriptionRel) -> bool:
-    """Not yet synchronized, or by a worker that was killed before it dropped its slot; or without a Delta table yet.
+    """Return whether the table is not synchronized, still has a sync slot to drop, or lacks its Delta table.
 
-    One that has stopped needs none, once its slot is dropped.
+    A table that has stopped needs a worker only until its slot is dropped.
     """
     if relation.stopped:
         return relation.sync_slot is not None
@@ -364,7 +376,7 @@ def _needs_worker(relation: SubscriptionRel) -> bool:
 
 
 async def _first(event: Callable[[], Awaitable[object]], seconds: float) -> None:
-    """Until the event, `seconds` at most."""
+    """Wait for the event, `seconds` at most."""
     try:
         async with asyncio.timeout(seconds):
             await event()

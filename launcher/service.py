@@ -1,6 +1,6 @@
 """A node's workers in this process: the lock, Spark and the launcher, started and ended together.
 
-`pubsub daemon` is this with signals; `pubsub.Node` is this beside the caller's own work.
+`pubsub daemon` adds signals to it; `pubsub.Node` runs it beside the caller's own work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Service:
-    """Made by `start`; whoever has it holds the daemon locks of node and catalog until `stop`."""
+    """The running workers, made by `start`.  The process holds the daemon locks of node and catalog until `stop`."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Service:
 
     @classmethod
     async def start(cls, settings: Settings, catalog: Catalog) -> Self:
-        """Take the lock and start the launcher; Spark starts in the background if a subscription will need it.
+        """Take the locks and start the launcher; start Spark in the background if a subscription will need it.
 
-        Raises ObjectInUse when another process is the node's daemon, or its catalog's, and what is missing to run Spark, or not
-        supported.
+        Raises ObjectInUse when another process is the daemon of the node or of its catalog, and a PubsubError when Java
+        or a jar that Spark needs is missing, or the settings ask for a Spark that is not supported.
         """
         conf = settings.spark.session_conf()
         await asyncio.to_thread(_require_spark)
         lock = DaemonLock.acquire(settings.home)
         try:
             await catalog.hold()
-            # What an earlier process spilled is of no use.
+            # Deletes what an earlier process spilled, which is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:
                 return await cls._start(settings, catalog, lock, spill, conf)
@@ -75,7 +75,7 @@ class Service:
     async def _start(
         cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory, conf: Mapping[str, str]
     ) -> Self:
-        # Spark's and Arrow's packages take a second to import.
+        # Imported here because the packages of Spark and Arrow take a second.
         from launcher.launcher import Launcher
         from pubsub import allocators
         from pubsub.delta.choose_writer import Stage
@@ -95,15 +95,15 @@ class Service:
         return service
 
     def wake(self) -> None:
-        """The catalog was changed by this process."""
+        """Make the launcher look at the catalog at once: this process has changed it."""
         self.launcher.wake()
 
     async def failed(self) -> None:
-        """Wait for the launcher to end, and raise what it died of.  It ends by itself only by failing."""
+        """Wait until the launcher fails, and raise its error.  Without `stop` it ends in no other way."""
         await asyncio.shield(self._running)
 
     async def stop(self) -> None:
-        """Drain the workers within drain_timeout, end Spark, and let the node go.  Raises what the launcher died of."""
+        """Drain the workers within drain_timeout, end Spark and release the locks.  Raises the launcher's error."""
         self.launcher.stop()
         try:
             await self._running
@@ -124,12 +124,12 @@ class Service:
         try:
             await self.engine.start()
         except Exception as error:
-            # Each worker that needs it starts it again, and reports what it then says.
+            # Each worker that needs Spark starts it again and reports the error.
             log.warning("Spark did not start", reason=str(error))
 
 
 async def _has_copies_to_make(catalog: Catalog) -> bool:
-    """Whether Spark is wanted soon: tables that are copied already seldom need it."""
+    """Return whether Spark is needed soon: tables whose copy is done seldom need it."""
     for subscription in await catalog.subscriptions():
         if subscription.enabled and not subscription.dropping:
             relations = await catalog.relations(subscription.oid)
@@ -139,6 +139,6 @@ async def _has_copies_to_make(catalog: Catalog) -> bool:
 
 
 def _require_spark() -> None:
-    """A worker would find out too, and again every few seconds."""
+    """Fail now if Java or a jar is missing: otherwise each worker would fail on it every few seconds."""
     jars.require_java()
     jars.class_path()

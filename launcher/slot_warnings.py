@@ -1,4 +1,4 @@
-"""What there is to say of a slot that will be lost or is not made yet, and of a lock that is waited for: for commands and `status`."""
+"""Warnings for commands and `status`: slots that are lost or soon will be, waits for a slot's creation or a lock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from catalog.records import Warned
 from pubsub.publisher.locks import LockWait
 from pubsub.publisher.slots import SlotInfo, SlotWait
 
-#: The part of what a slot may hold back from which on it is warned of.
+#: The share of the WAL that a slot may retain at which the warning begins.
 _NEARLY: Final = 0.8
 _NO_SLOT_HINT: Final = (
     "A new slot lacks what was changed since: ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription makes "
@@ -17,7 +17,7 @@ _NO_SLOT_HINT: Final = (
 
 
 def about_slot(name: str, slot: SlotInfo | None) -> Warned | None:
-    """A warning of a slot that is not there (None) or lost, and before max_slot_wal_keep_size loses it."""
+    """Return a warning if the slot is missing (None) or lost, or is close to being lost to max_slot_wal_keep_size."""
     if slot is None:
         return Warned(f'replication slot "{name}" does not exist on the publisher', hint=_NO_SLOT_HINT)
     if slot.wal_status == "lost":
@@ -37,7 +37,7 @@ def about_slot(name: str, slot: SlotInfo | None) -> Warned | None:
 
 
 def about_wait(wait: SlotWait) -> Warned:
-    """What a slot that is being made waits for."""
+    """Return a warning that says what a slot's creation waits for."""
     message = f'replication slot "{wait.slot}" can not be created yet'
     if wait.xid is None:
         return Warned(
@@ -62,7 +62,7 @@ def about_wait(wait: SlotWait) -> Warned:
 
 
 def about_lock(wait: LockWait) -> Warned:
-    """Which lock a session on the publisher waits for, and who holds it."""
+    """Return a warning that says which lock a session on the publisher waits for, and who holds it."""
     message = (
         "waits for a lock on the publisher" if wait.relation is None else f"waits for a lock on table {wait.relation}"
     )

@@ -1,4 +1,4 @@
-"""How far behind a worker is, and what the workers of a subscription wait for: told in the log when it changes."""
+"""How far a worker lags behind, and the log messages about what a subscription's workers wait for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ log = structlog.get_logger()
 
 
 def lag(figures: Figures, now: float) -> float | None:
-    """Seconds from a commit on the publisher to durable in Delta; None before anything is known.  `now`: time.monotonic().
+    """Return the seconds from a commit on the publisher until it is durable in Delta; None before the first one.
 
-    While nothing becomes durable it grows: what was applied last says nothing of what waits.
+    `now` is time.monotonic().  While changes wait and none becomes durable the lag grows, whatever it was for the last
+    one.
     """
     if figures.caught_up:
         return 0.0
@@ -27,13 +28,16 @@ def lag(figures: Figures, now: float) -> float | None:
 
 
 class Told:
-    """The waits that somebody can end, each logged once when it begins and once when it is over."""
+    """Logs each wait that a person can end: once when it begins and once when it is over."""
 
     def __init__(self) -> None:
         self._told: dict[str, dict[tuple[str, str], Warned]] = {}
 
     def tell(self, subscription: str, waits: Iterable[Warned]) -> None:
-        """What a subscription's workers wait for now.  Waits without a hint end by themselves, as a start of Spark does."""
+        """Log how these waits differ from the last call's.
+
+        Waits without a hint end by themselves, as a start of Spark does, and are not logged.
+        """
         now = {(wait.message, wait.hint): wait for wait in waits if wait.hint and wait.message != worker_slots.MESSAGE}
         before = self._told.get(subscription, {})
         for key in now.keys() - before.keys():

@@ -1,7 +1,7 @@
-"""CREATE and DROP SUBSCRIPTION (subscriptioncmds.c: CreateSubscription, DropSubscription); ALTER is in altersubscription.
+"""CREATE and DROP SUBSCRIPTION (subscriptioncmds.c: CreateSubscription, DropSubscription).
 
-What a statement makes on the publisher it makes last, or takes away again when what follows fails: after an error there is
-no slot, and no row in the catalog.  Texts, SQLSTATEs, NOTICEs and command tags are PostgreSQL's.
+A statement creates its slot after every check, and drops it again when a later step fails: after an error there is no
+slot and no row in the catalog.  Texts, SQLSTATEs, NOTICEs and command tags are PostgreSQL's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def execute(session: Session, statement: CreateSubscription | AlterSubscri
 
 
 async def create(session: Session, statement: CreateSubscription) -> Subscription:
-    """CREATE SUBSCRIPTION: connect, look at what is published, refuse what can not be, make the slot, store."""
+    """Carry out CREATE SUBSCRIPTION: connect, check and plan the published tables, create the slot, store the rows."""
     options = statement.options
     if any(s.name == statement.name for s in await session.catalog.subscriptions()):
         raise DuplicateObject(f'subscription "{statement.name}" already exists')
@@ -89,7 +89,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     slot = row.slot_name if options.create_slot else None
     lsn = None
     if slot is not None:
-        # With nothing to copy it can be enabled at once (subscriptioncmds.c: CreateSubscription).
+        # With nothing to copy, two_phase can be enabled at once (subscriptioncmds.c: CreateSubscription).
         at_once = options.two_phase and not options.copy_data and bool(plans)
         lsn = await make_slot(
             session,
@@ -118,7 +118,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     try:
         created = await asyncio.shield(storing)
     except BaseException:
-        # Cancelled, the transaction is waited for: the slot goes only if the rows did not come.
+        # On cancellation wait for the transaction: the slot is dropped only if the rows were not stored.
         await asyncio.wait({storing})
         if slot is not None and storing.exception() is not None:
             await drop_slot(connection, slot, missing_ok=True, wait=True)
@@ -129,10 +129,10 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:
-    """DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, then the rows.  Delta tables stay.
+    """Carry out DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, delete the rows.
 
-    An error leaves the subscription as it was.  Killed between the slot and the rows it leaves a subscription that
-    says `dropping`: then the next DROP does not miss the slot.
+    The Delta tables stay.  An error leaves the subscription as it was.  A DROP that is killed between dropping the slot
+    and deleting the rows leaves the subscription marked `dropping`; the next DROP then accepts that the slot is gone.
     """
     try:
         subscription = await session.catalog.subscription(statement.name)
@@ -166,16 +166,17 @@ async def drop(session: Session, statement: DropSubscription) -> None:
             await session.catalog.alter_subscription(subscription.oid, dropping=False)
             session.wake()
     await session.catalog.drop_subscription(subscription.oid)
-    # Their outcomes can not come any more.
+    # The outcomes of prepared transactions can no longer arrive.
     await asyncio.to_thread(
         shutil.rmtree, session.settings.home / "prepared" / str(subscription.oid), ignore_errors=True
     )
 
 
 async def _connect_to_drop(session: Session, subscription: Subscription) -> Connection | None:
-    """The publisher, to drop slots there; None when there are none, or none that the subscription knows by name.
+    """Connect to the publisher to drop slots there.
 
-    Raises ConnectionFailure in the words of subscriptioncmds.c: ReportSlotConnectionError.
+    Returns None if there are none, or if slot_name is NONE and the publisher cannot be reached.  Raises
+    ConnectionFailure in the words of subscriptioncmds.c: ReportSlotConnectionError.
     """
     slot = subscription.slot_name
     relations = await session.catalog.relations(subscription.oid)
@@ -186,7 +187,7 @@ async def _connect_to_drop(session: Session, subscription: Subscription) -> Conn
         return await Connection.connect(subscription.conninfo, replication=True, application_name=subscription.name)
     except ConnectionFailure as error:
         if slot is None:
-            return None  # what is left there is the user's to clean up
+            return None  # the user has to clean up the slots that remain
         for name in sync_slots:
             session.notice(f'could not drop tablesync replication slot "{name}"', "WARNING")
         reason = error.message.removeprefix("could not connect to the publisher: ")
@@ -199,7 +200,7 @@ async def _connect_to_drop(session: Session, subscription: Subscription) -> Conn
 
 
 def _row(statement: CreateSubscription, identity: SystemIdentity | None, database: str | None) -> NewSubscription:
-    """The target of a subscription that was never connected is decided when it is first refreshed."""
+    """Return the row to store.  Without a connection `target` may stay empty until the first REFRESH decides it."""
     return NewSubscription(
         name=statement.name,
         conninfo=statement.connection,

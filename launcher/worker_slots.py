@@ -1,14 +1,14 @@
 """The slots of logical replication workers, over all subscriptions (launcher.c: logicalrep_worker_launch).
 
-There are max_logical_replication_workers of them.
-An apply worker takes a slot and keeps it as long as its subscription runs.  A sync worker takes one for the copy of one table.  In
-PostgreSQL nothing more is said: where apply workers, which never end, hold all slots, no table is ever copied.  Here the
-slot of an apply worker serves the first sync worker of its subscription as well, so whoever applies can copy, too:
+There are max_logical_replication_workers slots.  An apply worker keeps its slot as long as its subscription runs; a
+sync worker holds one during the copy of its table.  In PostgreSQL no table is ever copied while apply workers, which do
+not end, hold all slots.  Here an apply worker shares its slot with one sync worker of its subscription, so that copies
+always go on:
 
-    limit 3     apply a [+ sync a.t]    apply b [+ sync b.u]    sync a.v        c: apply waits; b: its second sync worker waits
+    limit 3   apply a [+ sync a.t]   apply b [+ sync b.u]   sync a.v   c: apply waits; b: its second sync worker waits
 
-A slot that becomes free goes to an apply worker that waits, since without one a subscription stands still; else to a sync worker
-of the subscription that has the fewest.  Among equals the first to come is the first to go.
+A slot that becomes free goes to a waiting apply worker, since a subscription without one stands still; otherwise to a
+sync worker of the subscription that has the fewest.  Among equals, the first to ask goes first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from catalog.records import Warned
 #: launcher.c's words.
 MESSAGE: Final = "out of logical replication worker slots"
 _HINT: Final = 'You might need to increase "max_logical_replication_workers".'
-#: Holders that are named.
+#: How many holders a message names at most.
 _NAMED: Final = 10
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """A worker: its subscription, and the table that it synchronizes (None: it applies)."""
+    """Names a worker: its subscription, and the table that it synchronizes (None: the apply worker)."""
 
     subid: int
     subscription: str
@@ -48,18 +48,21 @@ class WorkerName:
 
 
 class WorkerSlots:
-    """Who holds a slot, and who waits for one.  Used from one event loop."""
+    """The workers that hold a slot and those that wait for one.  For use from one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._holding: dict[WorkerName, None] = {}
         self._waiting: dict[WorkerName, asyncio.Future[None]] = {}
-        # Whether workers wait, and that was logged.
+        # Whether workers wait; logged when it begins and when it is over.
         self._out = False
 
     @asynccontextmanager
     async def held(self, worker: WorkerName) -> AsyncIterator[None]:
-        """A slot while the body runs.  The apply worker of a subscription must hold one before its sync workers ask."""
+        """Wait for a slot and hold it while the body runs.
+
+        A subscription's apply worker must hold one before its sync workers ask.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[worker] = turn
         self._grant()
@@ -74,17 +77,17 @@ class WorkerSlots:
             self._grant()
 
     def wait(self, worker: WorkerName) -> Warned | None:
-        """Why the worker has no slot yet; None if it has one, or did not ask."""
+        """Return why the worker has no slot yet; None if it has one or did not ask."""
         return self.shortage() if worker in self._waiting else None
 
     def shortage(self) -> Warned:
-        """What there is to say of slots that are all held: PostgreSQL's words, and by whom."""
+        """Return the warning that all slots are held: PostgreSQL's message, and who holds them."""
         if self._limit == 0:
             return Warned(MESSAGE, '"max_logical_replication_workers" is 0: no worker starts.', _HINT)
         return Warned(MESSAGE, f"{self._limit} of {self._limit} are held: {_listed(self._slots())}.", _HINT)
 
     def _slots(self) -> Iterator[str]:
-        """Each slot that is held, by its holders."""
+        """Yield a description of each held slot's holders."""
         sharing: dict[int, WorkerName] = {}
         applying = {worker.subid for worker in self._holding if worker.relation is None}
         for worker in self._holding:
@@ -97,7 +100,7 @@ class WorkerSlots:
                 yield str(worker)
 
     def _used(self) -> int:
-        """Slots that are held: of a subscription that applies, the first sync worker needs none."""
+        """Count the held slots: the first sync worker beside an apply worker needs none of its own."""
         applying = {worker.subid for worker in self._holding if worker.relation is None}
         syncing = Counter(worker.subid for worker in self._holding if worker.relation is not None)
         return len(applying) + sum(count - (subid in applying) for subid, count in syncing.items())
@@ -107,7 +110,7 @@ class WorkerSlots:
             syncing = Counter(worker.subid for worker in self._holding if worker.relation is not None)
             applying = {worker.subid for worker in self._holding if worker.relation is None}
             free = self._limit - self._used()
-            # min() takes the first of equals: the one that came first.
+            # Among equals min() takes the first, which asked first.
             able = [w for w in self._waiting if free > 0 or _shares(w, applying, syncing)]
             if not able:
                 break
@@ -121,7 +124,7 @@ class WorkerSlots:
             log.info("no worker waits for a logical replication worker slot any more")
 
     def _tell(self, worker: WorkerName) -> None:
-        """Once for all that wait together, and for each subscription that can not begin."""
+        """Log the shortage once while workers wait, and for each apply worker, whose subscription cannot begin."""
         if not self._out or worker.relation is None:
             said = self.shortage()
             log.warning(

@@ -1,7 +1,7 @@
 """PostgreSQL's logical replication in Python: a subscriber whose tables are Delta tables, and a publisher's walsender.
 
-The public names are resolved when they are first used (PEP 562), so that `import pubsub` takes milliseconds: the command
-line pays only for what a command needs.
+The public names are resolved when they are first used (PEP 562), so that `import pubsub` takes milliseconds: the
+command line pays only for what a command needs.
 """
 
 from __future__ import annotations

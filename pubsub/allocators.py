@@ -1,7 +1,7 @@
-"""What the allocators keep of a large batch goes back to the system: a daemon's memory is what it needs now.
+"""Returns memory that the allocators keep after a large batch to the system, so that a daemon holds only what it needs.
 
-glibc gives each thread an arena of its own, eight for each core, and every one keeps what its largest batch has taken.
-Elsewhere than on glibc there is nothing to do.
+glibc makes up to eight arenas for each core, for the threads, and every arena keeps what its largest batch took.
+Without glibc, `limit_arenas` does nothing and `give_back` only releases Arrow's unused memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ARENAS: Final = 2
 
 
 def limit_arenas() -> None:
-    """At the start of a process that stages batches in threads: few arenas, and Arrow's buffers in them."""
+    """Limit glibc's arenas and put Arrow's buffers into them, at the start of a process that stages in threads."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_ARENA_MAX, _ARENAS)
@@ -24,7 +24,7 @@ def limit_arenas() -> None:
 
 
 def give_back() -> None:
-    """After a large batch.  Takes some milliseconds."""
+    """Return unused memory to the system, after a large batch.  Takes some milliseconds."""
     pa.default_memory_pool().release_unused()
     libc = _glibc()
     if libc is not None:

@@ -1,7 +1,8 @@
-"""Run work to its end whatever is cancelled.
+"""Runs work to completion despite cancellation.
 
-A thread, a database transaction or a job of Spark's goes on when the task that waits for it is cancelled: a commit could land
-after its table's version was read, or a lock stay held.  So the caller waits for the end first, and is cancelled then.
+A thread, a database transaction or a Spark job goes on when the task that waits for it is cancelled: a commit could
+land after its table's version was read, or a lock stay held.  So the caller first waits for the end, and is cancelled
+then.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ T = TypeVar("T")
 
 
 async def finish(work: asyncio.Future[T], *, cancelled: Callable[[], None] | None = None) -> T:
-    """Return what `work` returns, or raise what it raises; if the caller is cancelled, wait for its end and raise CancelledError.
+    """Return or raise the result of `work`; if the caller is cancelled, wait for the end and raise CancelledError.
 
-    `cancelled()` is called at once on the caller's cancellation: it may make the work end sooner.  What the work raises after
-    that is dropped, since the caller is gone.
+    `cancelled()` is called at once when the caller is cancelled, and may make the work end sooner.  An error that the
+    work raises after that is dropped.
     """
     try:
         return await asyncio.shield(work)
@@ -37,12 +38,12 @@ async def finish(work: asyncio.Future[T], *, cancelled: Callable[[], None] | Non
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work()` in a thread, to its end."""
+    """Run `work()` in a thread, to completion, and return or raise its result."""
     return await finish(asyncio.create_task(asyncio.to_thread(work)))
 
 
 def uncancelled(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Run the coroutine method in a task of its own, to its end."""
+    """Decorate a coroutine method to run to completion, in a task of its own."""
 
     @functools.wraps(method)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:

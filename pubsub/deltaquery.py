@@ -1,8 +1,8 @@
-"""SELECT on replicated tables and on the views, without a JVM: DataFusion, by the deltalake package, has the rows.
+"""SELECT on replicated tables and on the views, without a JVM: DataFusion, from the deltalake package, reads the rows.
 
-A table goes by schema.name as in the publisher, without a schema in public; target.schema.name tells tables of several
-subscriptions apart.  Each table is read as of one version; two tables of a query may show different LSNs (pubsub
-snapshot gives versions that fit together).  pubsub.select makes DataFusion's SQL of PostgreSQL's.
+A table's name is schema.name as on the publisher, with public as the default schema; target.schema.name distinguishes
+tables of several subscriptions.  Each table is read at one version; two tables of a query may show different LSNs
+(`pubsub snapshot` gives versions that fit together).  pubsub.select translates PostgreSQL's SQL to DataFusion's.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _RESET = "pg_stat_reset_subscription_stats"
 
 
 class Rows(NamedTuple):
-    """A query's answer: values as Python has them (Decimal, aware datetime in UTC, bytes), LSNs as text."""
+    """A query's answer, as Python values (Decimal, aware datetime in UTC, bytes); LSNs are strings."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
 async def select_and_reset(catalog: Catalog, sql: str) -> Rows:
-    """Run one query; what it asks of pg_stat_reset_subscription_stats is done.  Raises as `select` does."""
+    """Run one query, then reset the statistics for which it calls pg_stat_reset_subscription_stats.
+
+    Raises as `select` does, and UndefinedObject for a subscription that does not exist.
+    """
     import asyncio
 
     state = await catalog.state()
@@ -46,9 +49,9 @@ async def select_and_reset(catalog: Catalog, sql: str) -> Rows:
 
 
 def select(state: State, sql: str, resets: list[int | None] | None = None) -> Rows:
-    """Run one query.  Blocks.  Raises SqlSyntaxError, UndefinedTable and others, in PostgreSQL's words.
+    """Run one query.  Blocks.  Raises SqlSyntaxError, UndefinedTable and other PubsubErrors, in PostgreSQL's words.
 
-    `resets` gets the oids that pg_stat_reset_subscription_stats was called with (None: all subscriptions).
+    Appends to `resets` the oids that the query calls pg_stat_reset_subscription_stats with (None: all subscriptions).
     """
     tables = _Tables(state)
     try:
@@ -73,14 +76,14 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
 
 
 class _Tables:
-    """The relations that a query names, as they are found."""
+    """The relations that a query names; each is opened once, when it is first found."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._found: dict[tuple[int, int], tuple[str, Any, Relation]] = {}
 
     def find(self, target: str | None, schema: str | None, name: str) -> Relation:
-        """A view or a replicated table.  Raises UndefinedTable."""
+        """Return the view or replicated table of that name.  Raises UndefinedTable, and 42P09 if it is ambiguous."""
         if target is None and views.is_view(schema, name):
             return views.relation(name, self._state)
         try:
@@ -91,7 +94,7 @@ class _Tables:
         return self._table(found)
 
     def builder(self) -> Any:
-        """DataFusion, with the tables."""
+        """Return a DataFusion query builder that knows the tables found so far."""
         from deltalake import QueryBuilder
 
         builder = QueryBuilder()
@@ -122,7 +125,7 @@ class _Tables:
 
 
 def _columns(table: Any, relation: SubscriptionRel) -> tuple[tuple[str, str, types.Type], ...]:
-    """A table's columns with the publisher's types, as far as the catalog has them."""
+    """Return a table's columns with the publisher's types where the catalog knows them."""
     import pyarrow as pa
 
     definition: dict[str, Any] = json.loads(relation.definition or "{}")
@@ -133,7 +136,7 @@ def _columns(table: Any, relation: SubscriptionRel) -> tuple[tuple[str, str, typ
 
 
 def _take_resets(tree: exp.Query | exp.Values) -> set[int]:
-    """Put their arguments in place of calls of pg_stat_reset_subscription_stats among the columns; where they were."""
+    """Replace calls of pg_stat_reset_subscription_stats among the columns by their arguments; return the indexes."""
     places: set[int] = set()
     for place, column in enumerate(tree.expressions if isinstance(tree, exp.Select) else []):
         call = column.unalias()
@@ -146,7 +149,7 @@ def _take_resets(tree: exp.Query | exp.Values) -> set[int]:
 
 
 def find_relation(state: State, schema: str, name: str, target: str | None = None) -> SubscriptionRel:
-    """The replicated table of that name.  Raises UndefinedTable, and 42P09 when several subscriptions have one."""
+    """Return the replicated table of that name.  Raises UndefinedTable, and 42P09 if several subscriptions have one."""
     targets = {subscription.oid: subscription.target for subscription in state.subscriptions}
     found = [
         relation

@@ -1,8 +1,8 @@
-"""Where logs go: standard error alone, for people on a terminal, else one JSON document a line (interface.md).
+"""Logs go to standard error only: in lines for people on a terminal, otherwise as one JSON document a line.
 
-An event has a name that stays, and fields.  On a terminal it is one line, and an unexpected error's traceback is left out unless
-more was asked for (`verbose`); as JSON the traceback is the field `exception`.  No renderer shows what variables hold: among them
-are connection strings.
+An event has a fixed name, and fields.  On a terminal it is one line, with an unexpected error's traceback only if
+`verbose`; in JSON the traceback is the field `exception`.  No renderer shows the values of variables, since these may
+be connection strings with passwords.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import structlog
 
-#: What stands first on a terminal, in this order.
+#: The fields that come first on a terminal, in this order.
 _FIRST: Final = ("reason", "detail", "hint", "statement", "subscription", "relation")
 
 
 def configure(level: int = logging.INFO, *, verbose: bool = False) -> None:
-    """Send the logs of this process to standard error, from `level` (of the standard library's logging) on."""
+    """Send this process's logs to standard error, from `level` (of the standard library's logging) upwards."""
     renderers: list[structlog.typing.Processor]
     if sys.stderr.isatty():
         renderers = [
@@ -37,19 +37,22 @@ def configure(level: int = logging.INFO, *, verbose: bool = False) -> None:
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        # As it is when something is said: a program, or a test, may have put another in its place.
+        # Looks up sys.stderr with each logger: a program or a test may have replaced it.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 
 def configure_unless_done() -> None:
-    """For an engine inside someone's program, who may have a configuration: structlog's own prints all to standard output."""
+    """Configure logging for warnings and errors unless the surrounding program has done so.
+
+    structlog's default would print everything to standard output.
+    """
     if not structlog.is_configured():
         configure(logging.WARNING)
 
 
 class _Terminal:
-    """A processor that leaves out what a person need not read: empty fields, and tracebacks, or those that were just shown."""
+    """A processor that drops empty fields, and tracebacks unless `verbose`; a repeated traceback is shown only once."""
 
     def __init__(self, *, verbose: bool) -> None:
         self._verbose = verbose

@@ -1,4 +1,4 @@
-"""The known name that a mistyped one is nearest to (varlena.c: ClosestMatchState)."""
+"""Finds the known name that is closest to a mistyped one (varlena.c: ClosestMatchState)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> str | None:
-    """The name within `most` changed characters, and half of the name's length; the first of those that are as near."""
+    """Return the closest known name, the first among equals; None if none is close enough.
+
+    The distance may be at most `most`, and at most half of the length of `name`.
+    """
     best, least = None, min(most, len(name) // 2) + 1
     for one in known:
         if (distance := _distance(name, one)) < least:
@@ -15,7 +18,7 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> str | None:
 
 
 def _distance(one: str, other: str) -> int:
-    """Levenshtein's: characters to insert, delete or replace."""
+    """Return the Levenshtein distance: how many characters to insert, delete or replace."""
     row = list(range(len(other) + 1))
     for place, left in enumerate(one, start=1):
         before, row = row, [place]

@@ -1,12 +1,12 @@
-"""A node in this process: SQL, the workers, and the replicated tables (interface.md, Python).
+"""A node in this process: SQL, the workers, and the replicated tables.
 
     async with Node("pubsub-node") as node:
         await node.execute("CREATE SUBSCRIPTION s CONNECTION 'host=…' PUBLICATION p")
         await node.wait_for_catchup("s")
         rows = await node.fetch("SELECT * FROM pg_stat_subscription")
 
-The workers run in this process, unless a daemon (or another Node) has them: then this is its client, and all goes
-through the catalog.  What is heavy (Spark, Arrow, sqlglot) is imported when it is first needed.
+The workers run in this process, unless a daemon or another Node runs them: then this Node is its client, and they
+communicate through the catalog.  Heavy packages (Spark, Arrow, sqlglot) are imported when they are first needed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one statement gave: its command tag, its messages, and a query's columns and rows (else both empty)."""
+    """The result of one statement: command tag, notices, and a query's columns and rows (otherwise both empty)."""
 
     tag: str
     notices: tuple[Notice, ...] = ()
@@ -63,28 +63,31 @@ class Result:
 
     @property
     def is_query(self) -> bool:
-        """Whether it has rows to show, be they none."""
+        """Whether the statement returns rows, even if there are none."""
         return bool(self.columns)
 
 
 class CatchupTimeoutError(PubsubError, TimeoutError):
-    """A subscription did not reach an LSN in time; the detail names what lags and why."""
+    """A subscription did not reach an LSN in time.
+
+    The detail says what lags; the message and hint include the workers' failure, if any.
+    """
 
     default_sqlstate = "57014"
 
 
 def home_directory(home: str | os.PathLike[str] | None = None) -> Path:
-    """The node's directory: what is given, else $PUBSUB_HOME, else ./pubsub-node."""
+    """Return the node's directory: `home` if given, else $PUBSUB_HOME, else ./pubsub-node."""
     return Path(home or os.environ.get("PUBSUB_HOME") or DEFAULT_HOME).absolute()
 
 
 class Node:
     """One node; an async context manager.
 
-    `workers`: None runs them here unless a daemon does; True insists (ObjectInUse when a daemon does); False never.
-    The daemon of another home with the same catalog is refused (ObjectInUse) but for False.
-    `settings` stand in for the file pubsub.toml in `home`.  `make`: whether the node is made where there is none; False: by
-    the first DDL statement (for a client that has no `workers`), and until then what asks for it raises NoCatalog.
+    `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False
+    never does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
+    `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for
+    a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class Node:
 
     @property
     def catalog(self) -> Catalog:
-        """The node's catalog.  Raises NoCatalog where there is no node yet."""
+        """The node's catalog.  Raises NoCatalog if the node does not exist yet."""
         if self._catalog is None and self._is_open:
             raise self._no_node()
         return _open(self._catalog)
@@ -146,7 +149,7 @@ class Node:
         )
 
     async def _look_for_node(self, *, make: bool = False) -> None:
-        """Open the catalog if there is one by now; `make` it if there is none."""
+        """Open the catalog if it exists by now; create it if `make`."""
         if self._catalog is None and self._is_open:
             if make:
                 make_home(self.home)
@@ -157,15 +160,15 @@ class Node:
 
     @property
     def service(self) -> Service | None:
-        """The workers of this process; None for a client."""
+        """The service that runs the workers in this process; None for a client."""
         return self._service
 
     async def execute(self, sql: str) -> list[Result]:
-        """Run statements in order; the first that fails raises its PubsubError, and those before it are done."""
+        """Run statements in order.  The first that fails raises its PubsubError; those before it have taken effect."""
         return [result async for result in self.results(sql)]
 
     async def results(self, sql: str, notify: Callable[[Notice], None] | None = None) -> AsyncIterator[Result]:
-        """Like `execute`, each result as it comes; `notify` gets messages the moment they arise."""
+        """Run statements like `execute`, but yield each result at once; `notify` gets notices the moment they arise."""
         for text in script_statements(sql):
             notices: list[Notice] = []
 
@@ -183,7 +186,7 @@ class Node:
                 yield Result(tag, tuple(notices), columns, rows)
 
     async def fetch(self, sql: str) -> list[dict[str, Any]]:
-        """The rows of the last statement, which is a query, as dicts."""
+        """Run statements and return the last one's rows as dicts.  Raises PubsubError if the last is not a query."""
         last: Result | None = None
         async for result in self.results(sql):
             last = result
@@ -192,10 +195,10 @@ class Node:
         return [dict(zip(last.columns, row, strict=True)) for row in last.rows]
 
     async def wait_for_catchup(self, name: str, lsn: Lsn | str | None = None, timeout: float = 60.0) -> Lsn:
-        """Wait until every table of the subscription is ready and holds what was committed up to `lsn`; returns it.
+        """Wait until every table that has not stopped is ready and holds all commits up to `lsn`; return that LSN.
 
         `lsn` None: the end of the publisher's WAL now.  `timeout` is in seconds.  Raises CatchupTimeoutError, which
-        says what lags and what the workers failed of; NotInPrerequisiteState when no one works for the subscription.
+        says what lags and how the workers failed; NotInPrerequisiteState if it is disabled or no daemon runs.
         """
         deadline = time.monotonic() + timeout
         await self._look_for_node()
@@ -216,9 +219,10 @@ class Node:
             await asyncio.sleep(_POLL)
 
     def table(self, name: str, at: Lsn | str | None = None) -> Any:
-        """A replicated table as a Spark DataFrame; `name` as in SQL, `at` an LSN that its versions show exactly.
+        """Return a replicated table as a Spark DataFrame.
 
-        Blocks while Spark starts.  A client of a daemon has a Spark of its own for it.
+        `name` is written as in SQL; `at` is an LSN that one of the table's versions shows exactly, else
+        NotInPrerequisiteState is raised.  Blocks while Spark starts; a client starts a Spark of its own.
         """
         from pubsub.deltaquery import find_relation
         from pubsub.sql.identifiers import parse_qualified_name
@@ -240,14 +244,14 @@ class Node:
         return reader.load(relation.path)
 
     async def status(self) -> NodeStatus:
-        """What `pubsub status` shows."""
+        """Return the status that `pubsub status` shows."""
         from pubsub.status import status
 
         await self._look_for_node()
         return await status(self.settings, self.catalog)
 
     async def snapshot(self, name: str, at: Lsn | str | None = None) -> Snapshot:
-        """The versions of the subscription's tables that together show one LSN (pubsub.snapshot)."""
+        """Return the versions of the subscription's tables that together show one LSN (pubsub.snapshot)."""
         from pubsub import snapshot
 
         asked = Lsn.parse(at) if isinstance(at, str) else at
@@ -265,7 +269,7 @@ class Node:
         try:
             self._service = await Service.start(settings, catalog)
         except ObjectInUse:
-            # This home's daemon has just started; or it is another home's that has the catalog.
+            # Fine if this home's daemon has just started; an error if another home's daemon holds the catalog.
             if self._workers or running_daemon(settings.home) is None:
                 raise
 
@@ -339,7 +343,10 @@ class Node:
             return await catalog.state()
 
     def _spark(self) -> Spark:
-        """The workers' Spark; a client's own, whose files lie apart: the node's JVM is the daemon's."""
+        """Return the workers' Spark, started, or for a client its own.
+
+        The client's Spark keeps its files in a temporary directory, since the node's directory is the daemon's.
+        """
         if self._service is not None:
             self._service.spark.start()
             return self._service.spark
@@ -361,7 +368,7 @@ def _open(value: _T | None) -> _T:
 
 
 def make_home(home: Path) -> None:
-    """Make the node's directory, open to no one else.  Raises PubsubError."""
+    """Create the node's directory, accessible to this user only.  Raises PubsubError."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -369,7 +376,7 @@ def make_home(home: Path) -> None:
 
 
 def _run_blocking(read: Any) -> State:
-    """`read()` on an event loop of its own: the caller may be inside one that must not be left."""
+    """Run `read()` on an event loop in a thread of its own: the caller may be inside a running event loop."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as thread:
@@ -385,7 +392,7 @@ def _find(state: State, name: str) -> Subscription:
 
 
 def _lagging(state: State, subscription: Subscription, wanted: Lsn) -> list[str]:
-    """What is missing, in words; nothing when it is caught up."""
+    """Describe what is missing; return an empty list when the subscription has caught up."""
     relations = [r for r in state.relations if r.subid == subscription.oid]
     lagging = [
         f'table "{r.qualified_name}" is in state {r.state.value}' + (f" ({r.error})" if r.error else "")

@@ -9,7 +9,7 @@
     conf = { "spark.driver.memory" = "2g" }
 
 A number without a unit is in the parameter's own unit, as in postgresql.conf (guc.c: parse_int, convert_to_base_unit).
-What is read is kept in bytes and seconds.  Errors are PubsubErrors with the texts of guc.c; the first one is raised.
+The values are kept in bytes and seconds.  Errors are PubsubErrors with the texts of guc.c; the first one is raised.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FILE_NAME: Final = "pubsub.toml"
 
 _MAX_WORKERS: Final = 262143
 
-#: guc_tables.c, with the same units and bounds, and but for max_logical_replication_workers (a worker is no process) the same
-#: defaults; the last ones are ours.
+#: Parameters of guc_tables.c with the same units and bounds; those from max_message_size on are not PostgreSQL's.  The
+#: defaults are the same too, except that of max_logical_replication_workers, since a worker here is no process.
 PARAMETERS: Final = {
     parameter.name: parameter
     for parameter in (
@@ -49,7 +49,7 @@ PARAMETERS: Final = {
 
 
 def _reader(name: str) -> BeforeValidator:
-    """From the file's value to bytes, seconds or a count."""
+    """Return a validator that converts the file's value to bytes, seconds or a count."""
     parameter = PARAMETERS[name]
 
     def read(value: object) -> float | int:
@@ -64,13 +64,13 @@ class _Table(BaseModel):
 
 
 class CatalogSettings(_Table):
-    """[catalog]: `url` may hold a password."""
+    """The table [catalog]; `url` may hold a password."""
 
     url: str | None = Field(default=None, repr=False)
 
 
 class SparkSettings(_Table):
-    """[spark]: which Spark writes; `conf` is handed to it as it stands, after our own settings."""
+    """The table [spark]: which Spark to use.  `conf` is passed on unchanged and overrides this program's settings."""
 
     master: str = "local[*]"
     remote: str | None = None
@@ -78,9 +78,9 @@ class SparkSettings(_Table):
     conf: dict[str, str] = Field(default={}, repr=False)
 
     def session_conf(self) -> dict[str, str]:
-        """What a session is made with: `conf`, and the packages unless `conf` names some itself.
+        """Return the configuration of a session: `conf`, and the packages unless `conf` names some itself.
 
-        Raises FeatureNotSupported for a Spark that is not started here.
+        Raises FeatureNotSupported for a remote Spark.
         """
         if self.remote is not None:
             raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
@@ -89,7 +89,7 @@ class SparkSettings(_Table):
 
 
 class Settings(_Table):
-    """Sizes are bytes, times seconds; a timeout of 0 means none."""
+    """A node's settings.  Sizes are in bytes, times in seconds; a timeout of 0 means none."""
 
     home: Path
     wal_receiver_timeout: Annotated[float, _reader("wal_receiver_timeout")] = 60.0
@@ -131,7 +131,7 @@ class Settings(_Table):
 
     @classmethod
     def read(cls, values: dict[str, Any], home: Path) -> Self:
-        """Settings from the values of a file, or of a test."""
+        """Build settings from the values of a file, or of a test.  Raises PubsubError."""
         known: dict[str, type[_Table]] = {"": cls, "catalog": CatalogSettings, "spark": SparkSettings}
         for prefix, table in known.items():
             names = values.get(prefix, {}) if prefix else values
@@ -154,21 +154,21 @@ class Settings(_Table):
 
     @property
     def catalog_location(self) -> str | Path:
-        """What `Catalog.open` takes: the URL of the settings, else the file in the node's directory."""
+        """The catalog's location for `Catalog.open`: the URL in the settings, else a file in the node's directory."""
         return self.catalog.url or self.home / "catalog.db"
 
     @property
     def warehouse_uri(self) -> str:
-        """The root under which Delta tables lie, without a slash at its end; the node's own is a plain path."""
+        """The root of the Delta tables, without a trailing slash; by default a plain path in the node's directory."""
         return (self.warehouse or str(self.home / "warehouse")).rstrip("/")
 
     @property
     def spill_directory(self) -> Path:
-        """Where changes past logical_decoding_work_mem go."""
+        """The directory for changes that exceed logical_decoding_work_mem."""
         return self.home / "spill"
 
     def show(self, name: str) -> str:
-        """A parameter as SHOW prints it.  Raises UndefinedObject."""
+        """Return a parameter's value as SHOW prints it.  Raises UndefinedObject."""
         parameter = PARAMETERS.get(name.lower())
         if parameter is None:
             best = nearest(name.lower(), PARAMETERS)
@@ -179,7 +179,7 @@ class Settings(_Table):
         return parameter.show(round(getattr(self, parameter.name) / parameter.factor))
 
     def show_all(self) -> list[tuple[str, str]]:
-        """SHOW ALL: names and values, in the order of the names."""
+        """Return all names and values as SHOW ALL prints them, ordered by name."""
         return [(name, self.show(name)) for name in sorted(PARAMETERS)]
 
 
@@ -191,7 +191,10 @@ def _unrecognized(full: str, name: str, prefix: str, table: type[_Table]) -> Und
 
 
 def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Spark's conf: TOML reads an unquoted spark.driver.memory as nested tables, true as a boolean: both will do."""
+    """Flatten Spark's conf to strings.
+
+    TOML reads an unquoted spark.driver.memory as nested tables, and true as a boolean: both are accepted.
+    """
     found: dict[str, str] = {}
     for name, value in conf.items():
         if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""The versions of a subscription's tables that together show one LSN (delta.md, Several tables, one LSN).
+"""Finds the versions of a subscription's tables that together show one LSN.
 
-Delta commits no two tables together, so each commit says in its userMetadata the end LSNs of the first and the last
-transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without data
-shows what the version before it shows.
+Delta cannot commit two tables together, so each commit records in its userMetadata the end LSNs of the first and the
+last transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without
+data shows what the version before it shows.
 
     orders   v3: 0/100-0/200   v4: 0/500-0/600          v3 shows 0/200 to 0/4FF
     items    v7: 0/180-0/300   v8: 0/400-0/400          v7 shows 0/300 to 0/3FF
@@ -24,7 +24,7 @@ from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A version and the LSNs that it shows: from `first` to `last`, both inclusive."""
+    """A version and the LSNs that it shows, from `first` to `last`, both inclusive."""
 
     version: int
     first: Lsn
@@ -33,22 +33,23 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`tables` by qualified name: the version to read, and where."""
+    """`tables` gives, by qualified name, the version to read and the Delta table's path."""
 
     subscription: str
     lsn: Lsn
     tables: Mapping[str, tuple[int, str]]
 
     def as_json(self) -> dict[str, Any]:
-        """As interface.md has it."""
+        """Return the document that `pubsub snapshot --json` prints."""
         tables = {name: {"version": version, "path": path} for name, (version, path) in self.tables.items()}
         return {"subscription": self.subscription, "lsn": str(self.lsn), "tables": tables}
 
 
 def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Snapshot:
-    """The versions that show `at`, rounded down to the nearest LSN that all tables show; None: the latest.  Blocks.
+    """Return the versions that show `at`, rounded down to the nearest LSN that all tables show.  Blocks.
 
-    Tables that are not ready, or have stopped, are left out.  Raises NotInPrerequisiteState when no LSN can be shown.
+    `at` None means the latest.  Tables that are not ready, or have stopped, are left out.  Raises
+    NotInPrerequisiteState if `at` is past the origin, no table is ready, or no LSN is shown by all tables.
     """
     origin = next((o.remote_lsn for o in state.origins if o.subid == subscription.oid and o.relid is None), INVALID_LSN)
     if at is not None and at > origin:
@@ -73,7 +74,7 @@ def take(state: State, subscription: Subscription, at: Lsn | None = None) -> Sna
 
 
 def version_at(node_id: str, relation: SubscriptionRel, origin: Lsn, at: Lsn) -> int:
-    """The version of one table that shows exactly `at`.  Blocks.  Raises NotInPrerequisiteState."""
+    """Return the version of one table that shows exactly `at`.  Blocks.  Raises NotInPrerequisiteState."""
     shown = next((one for one in shown_by(commits(node_id, relation), origin) if one.first <= at), None)
     if shown is not None and at <= shown.last:
         return shown.version
@@ -84,9 +85,9 @@ def version_at(node_id: str, relation: SubscriptionRel, origin: Lsn, at: Lsn) ->
 
 
 def together(shown: Mapping[int, Iterable[Shown]], at: Lsn) -> tuple[Lsn, dict[int, Shown] | None]:
-    """The greatest LSN up to `at` that every table shows, with the versions that do; None for no such LSN.
+    """Return the greatest LSN up to `at` that every table shows, with the versions that show it; None if there is none.
 
-    `shown` are each table's versions, newest first; they are read as far back as is needed.
+    `shown` are each table's versions, newest first; they are read only as far back as needed.
     """
     older = {relid: iter(versions) for relid, versions in shown.items()}
     chosen: dict[int, Shown] = {}
@@ -106,29 +107,30 @@ def together(shown: Mapping[int, Iterable[Shown]], at: Lsn) -> tuple[Lsn, dict[i
 
 
 def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> Iterator[Shown]:
-    """What each version shows, newest first; `log` are the versions, newest first, with their ranges (None: without data).
+    """Yield what each version shows, newest first.
 
-    Versions that show nothing are left out: a later commit shows the same, or starts at an LSN beyond the origin.
+    `log` gives the versions, newest first, with their ranges (None: a commit without data).  Versions that show no LSN
+    are left out: a later version shows the same, or the commit reaches beyond the origin.
     """
     newest: int | None = None
     end = origin
     for version, given in log:
-        # Commits without data since the one that has the range show what it shows: the last of them is the version to read.
+        # Later commits without data show the same as the one with the range: the last of them is the version to read.
         newest = version if newest is None else newest
         if given is None:
             continue
         first, last = given
         if last <= end:
             yield Shown(newest, last, end)
-        # What altered a table says of which LSN it is; the data that it stands before may have begun earlier.
+        # `min`, because the commit of an ALTER has its own LSN, and the data after it may begin at a lower one.
         end = min(end, Lsn(max(first, 1) - 1))
         newest = None
 
 
 def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tuple[Lsn, Lsn] | None]]:
-    """The versions of the Delta table, newest first, with the range that each commit holds.  Blocks.
+    """Yield the versions of the Delta table, newest first, with the range that each commit holds.  Blocks.
 
-    Only those that can be read, and as far as the log tells what was committed (pubsub.delta.history).
+    Yields only versions that can be read, as far back as the log holds the commits' metadata (pubsub.delta.history).
     """
     from pubsub.delta import history
 
@@ -136,14 +138,14 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tupl
     for version, metadata in found.newest_first():
         given = _range(metadata)
         if version == found.oldest and given is None and _is_as_it_joined(node_id, relation, version):
-            # It joined without a copy: what it held then shows the LSN of that moment.
+            # The table joined without a copy: the rows it held then show the LSN of that moment.
             joined = relation.lsn or INVALID_LSN
             given = (joined, joined)
         yield version, given
 
 
 def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> bool:
-    """Whether the table was not copied, and holds nothing of what was applied at `version`."""
+    """Return whether the table was never copied, and at `version` nothing had been applied to it yet."""
     if relation.copy_generation:
         return False
     if version == 0:
@@ -157,11 +159,11 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
 
 
 def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
-    """What apply and tablesync write (pubsub.delta.spark_writer); other programs' metadata is none of ours."""
+    """Parse the metadata of this program's commits (pubsub.delta.table); return None for other programs' metadata."""
     try:
         found = json.loads(metadata or "null")
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
-        # A table that was copied under several snapshots shows nothing before it is whole (tablesync.window).
+        # A table copied under several snapshots shows nothing before `until`, which completes it (tablesync.window).
         return first, max(last, Lsn.parse(found["until"])) if "until" in found else last
     except (ValueError, TypeError, KeyError, PubsubError):
         return None

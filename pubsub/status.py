@@ -1,7 +1,7 @@
-"""What `pubsub status` shows: subscriptions, their tables, and how far behind they are, as of one moment.
+"""The status that `pubsub status` shows: subscriptions, their tables, and how far they lag behind, as of one moment.
 
-Everything comes from the catalog, where the daemon writes it once a second.  Without a daemon, what workers last said is
-not shown as if it were so.
+Everything comes from the catalog, where the daemon writes it once a second.  Without a daemon the workers' last figures
+are not shown, since they may no longer be true.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from pubsub.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """`lsn`: the table holds everything up to it; None before its copy is made.  `rows` that it holds there or at its last commit.
+    """A table's status.
 
-    `rows_copied`, `rows_estimated`: what the initial copy has read, of the publisher's estimate when it began.
-    `stopped`: it stopped alone, at the transaction that finished at `error_lsn` if one is to blame.  `foreign_commit` says what
-    another writer did to the Delta table last.
+    `lsn`: the table holds every change up to it; None before its copy is made.  `rows`: how many rows the table held at
+    its last commit.  `rows_copied`, `rows_estimated`: the rows that the initial copy has read, and the publisher's
+    estimate when it began.  `stopped`: the table stopped alone, at the transaction that finished at `error_lsn` if one
+    caused it.  `foreign_commit`: what another writer last did to the Delta table.
     """
 
     name: str
@@ -47,7 +48,7 @@ class TableStatus:
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     waiting: Warned | None = None
-    """What its copy waits for, here or on the publisher."""
+    """What the table's copy waits for, here or on the publisher."""
     stopped: bool = False
     error_lsn: Lsn | None = None
     foreign_commit: str | None = None
@@ -56,10 +57,11 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """LSNs None and lags None: not known, as without a worker; `lag_unknown_since`: the publisher was heard last then.
+    """A subscription's status.  An LSN or lag of None is not known, for example without a worker.
 
-    `retained_wal_bytes`: WAL that the slot holds back on the publisher; `safe_wal_bytes`: what may still be written before
-    max_slot_wal_keep_size loses it (None: no limit).
+    `lag_unknown_since`: when the publisher was last heard, if it does not answer.  `retained_wal_bytes`: WAL that the
+    slot retains on the publisher.  `safe_wal_bytes`: WAL that may still be written before max_slot_wal_keep_size
+    invalidates the slot (None: no limit).
     """
 
     name: str
@@ -81,13 +83,13 @@ class SubscriptionStatus:
     wal_status: str | None = None
     warnings: tuple[Warned, ...] = ()
     waiting: Warned | None = None
-    """What its apply worker waits for."""
+    """What the apply worker waits for."""
     lag_unknown_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node; `daemon` is the process id, None when none runs."""
+    """A node's status; `daemon` is the daemon's process id, None when none runs."""
 
     node: str
     daemon: int | None
@@ -95,7 +97,7 @@ class NodeStatus:
     subscriptions: tuple[SubscriptionStatus, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As interface.md has it; keys are added, never renamed."""
+        """Return the document that `pubsub status --json` prints.  Later versions may add keys but never rename one."""
         return {
             "node": self.node,
             "daemon": self.daemon,
@@ -104,12 +106,12 @@ class NodeStatus:
 
 
 async def status(settings: Settings, catalog: Catalog) -> NodeStatus:
-    """Read it."""
+    """Read the node's status."""
     return from_state(await catalog.state(), running_daemon(settings.home))
 
 
 def from_state(state: State, daemon: int | None) -> NodeStatus:
-    """A state of the catalog as status shows it."""
+    """Build the status from a state of the catalog and the daemon's process id."""
     return NodeStatus(
         node=state.node.node_id,
         daemon=daemon,
@@ -150,7 +152,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         received_lsn=apply.received_lsn,
         flush_lsn=max(apply.flush_lsn or INVALID_LSN, origin) or None,
         publisher_lsn=apply.publisher_lsn or publisher.current_lsn,
-        # Without a worker it lags behind by what the publisher has since.
+        # Without a worker the lag is what the publisher has written since the origin.
         lag_bytes=_behind(apply, publisher, origin),
         lag_seconds=apply.lag_seconds,
         retained_wal_bytes=publisher.retained_wal_bytes,
@@ -169,7 +171,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
 
 
 def _waiting(relation: SubscriptionRel, publisher: PublisherStatus, enabled: bool, alive: bool) -> Warned | None:
-    """What keeps a table from being copied, if anybody knows."""
+    """Return what keeps a table from being copied, if that is known."""
     if relation.stopped or relation.state in (RelState.SYNCDONE, RelState.READY):
         return None
     if not alive:
@@ -197,10 +199,10 @@ def _table(
     waiting: Warned | None,
     publisher_lsn: Lsn | None,
 ) -> TableStatus:
-    """A table's stored state, or the w or c that its sync worker is in while f is stored.
+    """Build a table's status.  Its state is the stored one, or its sync worker's w or c while f is stored.
 
-    `follower` is the worker that writes what the stream brings, if one does: the table lags as it does.  One that has stopped
-    follows nothing.  What is durable up to the `origin` is so in each table that apply writes.
+    `follower` is the worker that applies the stream to the table, if any: the table lags as that worker does.  A table
+    that has stopped has none.  A table that apply writes holds every change up to the `origin`.
     """
     table_state, lsn = relation.state.value, relation.lsn
     if relation.stopped:

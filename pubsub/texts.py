@@ -1,4 +1,4 @@
-"""Values as PostgreSQL's output functions write them, and as JSON has them."""
+"""Formats values as PostgreSQL's output functions do, and for JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEEDS_QUOTES: Final = frozenset('{}",\\ \t\n\r\v\f')
 
 
 def text(value: Any) -> str:
-    """A value as PostgreSQL prints it; NULL is empty."""
+    """Format a value as PostgreSQL prints it; None, for NULL, gives the empty string."""
     match value:
         case None:
             return ""
@@ -53,7 +53,7 @@ def _fraction(value: datetime, suffix: str) -> str:
 
 
 def _element(value: Any) -> str:
-    """arrayfuncs.c: array_out."""
+    """Format an element of an array (arrayfuncs.c: array_out)."""
     if value is None:
         return "NULL"
     shown = text(value)
@@ -65,7 +65,7 @@ def _element(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as json.dumps takes it."""
+    """Convert a value to one that json.dumps takes; numbers that a double cannot hold exactly become strings."""
     match value:
         case None | bool() | str():
             return value
@@ -94,5 +94,5 @@ def _number(value: Decimal) -> int | float | str:
         return str(value)
     if value == value.to_integral_value():
         return int(value) if abs(value) <= _EXACT else format(value, "f")
-    # What the shortest text of the double nearest to it says again is exact for a reader too.
+    # A number is safe as a double if the shortest text of the nearest double denotes the same number.
     return float(value) if Decimal(repr(float(value))) == value else format(value, "f")

@@ -1,8 +1,8 @@
 """Makes the class-data-sharing archive that lets Spark's JVM start some three seconds sooner.
 
-A JVM is started just as the daemon starts it, does what a subscription does first (makes a Delta table, appends, replaces,
-reads), and writes the classes that it loaded to a file when it ends.  The daemon's JVM maps that file (pubsub/jars.py).  It
-is a convenience: whatever goes wrong here is said and changes nothing.
+A JVM, started as the daemon starts it, does what a subscription does first (creates a Delta table, appends, replaces,
+merges, reads) and writes the classes that it loaded to a file when it ends.  The daemon's JVM maps that file
+(pubsub/jars.py).  The archive is a convenience: a failure here is reported and changes nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pubsub.delta.spark_session import Spark
 
 
 def exercise(session: Any, table: Path) -> None:
-    """What the first minute of a subscription asks of Spark."""
+    """Do with Spark what a subscription does in its first minute."""
     path = str(table)
     rows = session.range(1000).selectExpr(
         "id", "cast(id as string) t", "cast(id as decimal(12,2)) n", "current_timestamp() ts"
@@ -65,7 +65,7 @@ def main() -> int:
         spark.start()
         try:
             exercise(spark.session, scratch / "table")
-        except Exception as error:  # Spark's errors ask the JVM for their text: while it still runs
+        except Exception as error:  # a Spark error takes its text from the JVM, so read it while the JVM runs
             raise RuntimeError(str(error)) from error
         finally:
             spark.stop(timeout=120)

@@ -1,4 +1,4 @@
-"""Compile the decoder's hot modules with mypyc (walsender/hot), where there is a C compiler; else say that there is none.
+"""Compiles the decoder's hot modules (walsender/hot) with mypyc; if that fails, as without a C compiler, says why.
 
 python scripts/compile_hot.py
 """
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from walsender import hot
 
-# Each module is an extension of its own: together they would share a library that has to be found, too.
+# Each module becomes an extension of its own: together they would also need a shared library that has to be found.
 _SETUP = """
 import sys
 from mypyc.build import mypycify
@@ -27,7 +27,7 @@ _CONFIGURATION = "[mypy]\nstrict = True\nignore_missing_imports = True\n"
 
 
 def main() -> int:
-    """Returns the exit code: 0 also where nothing could be compiled, since the decoder works without."""
+    """Compile the modules and return the exit code: always 0, since the decoder also works without compiled modules."""
     target = hot.compiled_directory()
     if target.is_dir():
         return 0
@@ -56,7 +56,7 @@ def main() -> int:
         try:
             ready.rename(target)
         except OSError:
-            # Somebody else was first.
+            # Another process was first.
             shutil.rmtree(ready)
     return 0
 

@@ -1,4 +1,4 @@
-"""Writes the reference pages from the modules that are their source: settings, subscription options, views, types.
+"""Writes the reference pages (settings, subscription options, views, types) from the modules that define these.
 
 python scripts/reference.py DIRECTORY
 """
@@ -82,7 +82,7 @@ text in either case: the rows are the same.
 
 
 def types_page() -> str:
-    """The type contract, as contract.py has it."""
+    """Return the page of the type contract, from pubsub/protocol/contract.py."""
 
     def delta(rule: TypeRule) -> str:
         if rule.name == "numeric":
@@ -128,13 +128,13 @@ _BINARY = {"columns": "by columns", "values": "value by value", "text": "text", 
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def main(directory: Path) -> None:
-    """Write one page for each of the four; that of the types is kept with the code too."""
+    """Write the four pages into the directory; the page of the types also goes to docs/types.md, kept with the code."""
     directory.mkdir(parents=True, exist_ok=True)
     defaults = {field.name: field.default for field in dataclasses.fields(SubscriptionOptions)}
     pages = {

@@ -1,13 +1,14 @@
-"""The command line: `pubsub [--home DIR] COMMAND` (interface.md, Command line).
+"""The command line: `pubsub [--home DIR] COMMAND`.
 
-Each command imports what it needs when it runs: none but `daemon`, and a SELECT on Delta tables, loads Spark or Arrow.
+Each command imports its modules when it runs, so that it answers soon: only `daemon` loads Spark, and only it and a
+SELECT load Arrow.
 """
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """The console script's entry."""
+    """Run the command line; the entry point of the console script."""
     from pubsub.cli.app import run
 
     run()

@@ -1,4 +1,4 @@
-"""`python -m pubsub.cli`."""
+"""Runs the command line as `python -m pubsub.cli`."""
 
 from pubsub.cli import main
 

@@ -1,6 +1,7 @@
-"""The commands and their options; what they do stands in modules of their own.
+"""The commands and their options; each command's work is in a module of its own.
 
-Exit codes: 0 done; 1 the statement or job failed, the error printed as PostgreSQL prints it; 2 wrong usage.
+Exit codes: 0 done; 1 the statement or job failed, with the error printed as PostgreSQL prints it; 2 wrong usage; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ app = typer.Typer(
 
 
 def run() -> None:
-    """Parse the arguments and carry the command out; ends the process with its exit code."""
+    """Parse the arguments, carry out the command, and end the process with its exit code."""
     try:
         app()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what is still buffered has nowhere to go.
+        # The reader of the output has closed it.  Discard the buffered rest, or flushing it at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
 
 
 def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> None:
-    """Run a command to its end: its exit code, or 1 and the error on standard error.
+    """Run a command, then exit with its exit code, or with 1 and the error on standard error.
 
-    SIGINT and SIGTERM cancel it, and it takes away what it has half made.
+    SIGINT and SIGTERM cancel it; it then removes what it has created so far.
     """
     try:
         code = asyncio.run(_until_terminated(work))

@@ -1,4 +1,4 @@
-"""`pubsub check`: what will and will not work with a publisher, one finding after the other."""
+"""`pubsub check`: prints what will and will not work with a publisher, one finding after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MARKS: Final = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
 
 
 async def run_check(conninfo: str, publications: Sequence[str]) -> int:
-    """Print the findings; 1 when something will not work.  Raises PubsubError when the publisher can not be asked."""
+    """Print the findings; return 1 if something will not work.  Raises PubsubError if the publisher cannot be asked."""
     from pubsub.publisher.check import check
 
     findings = await check(conninfo, publications)

@@ -1,4 +1,4 @@
-"""The options that stand before every command."""
+"""The options that come before the command."""
 
 from __future__ import annotations
 

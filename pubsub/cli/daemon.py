@@ -1,8 +1,8 @@
 """`pubsub daemon`: the node's workers in the foreground, under signals.
 
-SIGTERM, SIGINT   drain: what was received is committed and reported, drain_timeout at most; then end
-a second SIGINT   end at once; what was not committed is received again by the next daemon
-SIGHUP            read pubsub.toml again: checked at once, and taken by a fresh set of workers
+SIGTERM, SIGINT   drain: commit and report what was received, for drain_timeout at most; then end
+a second SIGINT   end at once; the next daemon receives again what was not committed
+SIGHUP            read and check pubsub.toml again; if it has changed, restart the workers with it
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ log = structlog.get_logger()
 
 
 async def serve(common: Common) -> int:
-    """Run until told to stop.  Raises PubsubError: another daemon runs, the settings can not be read, Java is missing."""
+    """Run until told to stop, and return the exit code.
+
+    Raises PubsubError, for example if another daemon runs, the settings cannot be read or Java is missing.
+    """
     logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose)
     try:
         return await _serve(common)
@@ -66,7 +69,10 @@ async def _serve(common: Common) -> int:
 
 
 async def _until_told(service: Service, wanted: _Signals, settings: Settings) -> tuple[Settings, bool]:
-    """Wait for a signal; True when the workers are to start again with the settings that are returned."""
+    """Wait for a signal; return the settings, and True if the workers must restart with them, False if the daemon ends.
+
+    Raises the error of a launcher that fails meanwhile.
+    """
     failing = asyncio.create_task(service.failed())
     try:
         while True:
@@ -79,7 +85,7 @@ async def _until_told(service: Service, wanted: _Signals, settings: Settings) ->
             if wanted.stop:
                 log.info("daemon drains", deadline=settings.drain_timeout)
                 return settings, False
-            # guc-file.l: ProcessConfigFile, and its words.
+            # postmaster.c: process_pm_reload_request, with its text.
             log.info("received SIGHUP, reloading configuration files")
             try:
                 found = Settings.load(settings.home)
@@ -105,7 +111,10 @@ async def _until_told(service: Service, wanted: _Signals, settings: Settings) ->
 
 
 def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, str | None]]:
-    """The parameters that differ: name, and both values as SHOW prints them.  Those that may hold secrets are named alone."""
+    """Return the parameters that differ: name, and both values as SHOW prints them.
+
+    For the tables catalog and spark both values are None, since they may be secrets.
+    """
     found: list[tuple[str, str | None, str | None]] = [
         (name, was, now)
         for (name, was), (_, now) in zip(before.show_all(), after.show_all(), strict=True)
@@ -124,14 +133,14 @@ def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, st
 
 
 class _Signals:
-    """What the process was told."""
+    """The signals that the process has received: `event` is set by each, `stop` by SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
         self.stop = False
 
     def install(self) -> None:
-        """Take the signals over from Python."""
+        """Replace Python's signal handlers."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._drain)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
@@ -143,6 +152,6 @@ class _Signals:
 
     def _interrupt(self) -> None:
         if self.stop:
-            # The JVM ends with its standard input, which is a pipe of this process.
+            # The JVM ends by itself: its standard input is a pipe from this process.
             os._exit(_AT_ONCE)
         self._drain()

@@ -1,4 +1,4 @@
-"""What \\d and its kin show: the replicated tables, their columns, the views and the subscriptions."""
+"""The answers to \\d and its relatives: the replicated tables, their columns, the views and the subscriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STREAMING: Final = {"off": "off", "on": "on", "parallel": "parallel"}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A table to show, with a title over it and lines behind it."""
+    """A table to show, with a title above it and lines below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -26,7 +26,10 @@ class Answer:
 
 
 def described(state: State, command: str, pattern: str) -> Iterator[Answer]:
-    """The answers to a command: d, dt, dv or dRs, with or without a plus sign.  Raises PubsubError where nothing is found."""
+    """Yield the answers to a command: d, dt, dv or dRs, with or without a plus sign.
+
+    `pattern` is psql's, empty for no restriction.  Raises PubsubError if nothing is found.
+    """
     plus, name = command.endswith("+"), command.removesuffix("+")
     if name == "dRs":
         yield _subscriptions(state, pattern, plus)
@@ -107,7 +110,7 @@ def _table(state: State, relation: SubscriptionRel) -> Answer:
 
 
 def _stored(relation: SubscriptionRel) -> dict[str, str]:
-    """The Delta table's columns and types; none while there is no table."""
+    """Return the Delta table's columns and types; none while there is no table."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(relation.path):
@@ -116,7 +119,7 @@ def _stored(relation: SubscriptionRel) -> dict[str, str]:
 
 
 def _delta(kind: Any) -> str:
-    """A type of Delta's log as SQL has it."""
+    """Format a type from Delta's log as SQL."""
     if isinstance(kind, str):
         words = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
         return words.get(kind, kind).upper()
@@ -159,7 +162,7 @@ def _matches(relation: SubscriptionRel, pattern: str) -> bool:
 
 
 def _fits(pattern: str, schema: str, name: str) -> bool:
-    """A pattern as psql has it: [schema.]name, folded unless it is quoted, with * and ?."""
+    """Return whether a name fits a pattern as in psql: [schema.]name, with * and ?, folded unless quoted."""
     if not pattern:
         return True
     parts = re.findall(r'(?:"(?:[^"]|"")*"|[^".])+', pattern)

@@ -1,4 +1,4 @@
-"""How the rows of an answer are shown on a terminal: as they are, or a line for each column where they are too wide."""
+"""Shows the rows of an answer as a table, or in expanded form, a line for each column, if they are too wide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pubsub.cli.output import Format, render, render_expanded, width_of
 
 @dataclass(slots=True)
 class Display:
-    """`expanded` is on, off or auto: psql's \\x.  auto counts on a terminal alone: what is read by programs has one form."""
+    """How to show rows.  `expanded` is psql's \\x: on, off or auto.
+
+    auto has an effect only on a terminal, so that the output for programs always has the same form.
+    """
 
     output: Format
     expanded: str = "auto"
@@ -21,7 +24,7 @@ class Display:
     def text(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], columns_of_terminal: int | None = None
     ) -> str:
-        """The rows, with a newline at the end; `columns_of_terminal` None: the terminal's, if there is one."""
+        """Format the rows, with a newline at the end; `columns_of_terminal` None: the width of the terminal, if any."""
         if self.output is not Format.TABLE or self.expanded == "off":
             return render(columns, rows, self.output)
         if self.expanded == "on":

@@ -1,7 +1,7 @@
-"""Rows as text: as psql prints them, as CSV, as JSON.
+"""Formats rows: as psql prints them, as CSV, as JSON.
 
-In tables and CSV values are PostgreSQL's text (t and f, \\x…, {a,b}); in JSON they are JSON's own where it has them
-exactly: a number that a double can not hold, NaN and the infinities are text, times are ISO 8601 in UTC.
+In tables and CSV, values are PostgreSQL's text (t and f, \\x…, {a,b}).  In JSON they are JSON's own types where these
+hold them exactly: a number that a double cannot hold, NaN and the infinities are strings, times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pubsub.texts import plain, text
 
 
 class Format(StrEnum):
-    """--format"""
+    """The values of --format."""
 
     TABLE = "table"
     CSV = "csv"
@@ -24,7 +24,7 @@ class Format(StrEnum):
 
 
 def render(columns: Sequence[str], rows: Sequence[Sequence[Any]], output: Format) -> str:
-    """A query's answer, with a newline at its end."""
+    """Format a query's answer, with a newline at its end."""
     match output:
         case Format.TABLE:
             return "\n".join(_table(columns, rows)) + "\n"
@@ -39,7 +39,7 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[Any]], output: Format
 
 
 def _csv_field(field: str | None) -> str:
-    """NULL is nothing, an empty string is quoted: as COPY … (FORMAT csv) tells them apart."""
+    """Quote a field where needed.  As in COPY … (FORMAT csv), NULL is empty and an empty string is quoted."""
     if field is None:
         return ""
     if not field or any(character in field for character in '",\n\r') or field != field.strip():
@@ -48,7 +48,7 @@ def _csv_field(field: str | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """psql's aligned format; a newline in a value goes on in the next line, with a plus sign."""
+    """Yield the lines of psql's aligned format; a value with a newline continues on the next line, after a plus."""
     right = [
         bool(rows)
         and all(_is_number(row[place]) for row in rows if row[place] is not None)
@@ -75,7 +75,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 
 def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """psql's expanded format: each row a block, each column a line of it (print.c: print_aligned_vertical)."""
+    """Format rows as psql's expanded format does: a block for each row, a line for each column.
+
+    Follows print.c: print_aligned_vertical.
+    """
     if not rows:
         return "(0 rows)\n"
     cells = [[text(value).split("\n") for value in row] for row in rows]
@@ -101,7 +104,7 @@ def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> st
 
 
 def width_of(shown: str) -> int:
-    """The longest line's."""
+    """Return the length of the longest line."""
     return max(map(len, shown.splitlines()), default=0)
 
 

@@ -1,6 +1,6 @@
-"""The prompt of `pubsub sql`: lines to statements and to psql's backslash commands.
+"""The prompt of `pubsub sql`: turns lines into statements and psql's backslash commands.
 
-It reads no terminal: `Prompt.take` gets a line, `Prompt.prompt` says what stands before the next one.
+It does not read the terminal: `Prompt.take` gets a line, `Prompt.prompt` is the prompt for the next one.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _COMMAND: Final = re.compile(r"\\(\S*)\s*(.*)", re.DOTALL)
 
 
 class Prompt:
-    """What has been entered so far, and what to do with the next line.
+    """The state of a prompt: the text entered so far (`pending`), and how to carry out the next line.
 
-    `run` carries out one statement and shows what it gives; `describe` shows what \\d and its kin ask for; both print errors
-    themselves.  `display` is how rows are shown.
+    `run` carries out one statement and shows its result; `describe` shows the answer to \\d or a relative, and gets the
+    command and its pattern; both print errors themselves.  `display` says how rows are shown.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class Prompt:
 
     @property
     def prompt(self) -> str:
-        """psql's: what stands before the line says whether a statement or a quote is open."""
+        """The prompt, which as in psql says whether a statement or a quote is open."""
         if not self.pending:
             return "pubsub=> "
         return "pubsub'> " if is_open(self.pending) else "pubsub-> "
 
     def forget(self) -> None:
-        """Ctrl-C: what has been entered is gone."""
+        """Discard the text entered so far, on Ctrl-C."""
         self.pending = ""
 
     def take(self, line: str) -> bool:
-        """Do what a line says.  False: quit."""
+        """Carry out a line.  Return False to quit."""
         word = line.strip().lower().removesuffix(";").rstrip()
         done = self._word(word) if word in ("help", "exit", "quit") else None
         if done is not None:
@@ -115,7 +115,10 @@ class Prompt:
         return True if place is None else self._command(text[place:])
 
     def _word(self, word: str) -> bool | None:
-        """help, exit, quit on a line alone (mainloop.c); None: within a statement, to which the line belongs."""
+        """Handle help, exit or quit on a line alone (mainloop.c), and return as `take` does.
+
+        Return None within a statement, after a hint: the line then belongs to the statement.
+        """
         if not self.pending:
             if word == "help":
                 self._say(_WELCOME)
@@ -179,7 +182,7 @@ class Prompt:
 
 
 def syntax(name: str) -> str:
-    """A statement's syntax, or the list of those that there are."""
+    """Return the syntax of the statements that begin with `name`; without a name, the list of all statements."""
     wanted = " ".join(name.upper().split())
     if not wanted:
         return "Available help:\n" + "\n".join(f"  {one}" for one in _SYNTAX)

@@ -1,4 +1,4 @@
-"""`pubsub snapshot`: the version of each table that together show one LSN."""
+"""`pubsub snapshot`: prints the versions of a subscription's tables that together show one LSN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def show(common: Common, subscription: str, at: str | None, *, as_json: bool) -> None:
-    """Print it.  Raises PubsubError."""
+    """Print the snapshot at the LSN `at` (None: the latest).  Raises PubsubError."""
     async with Node(common.home, workers=False, make=False) as node:
         found = await node.snapshot(subscription, at)
     if as_json:

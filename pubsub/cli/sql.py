@@ -1,4 +1,4 @@
-"""`pubsub sql`: statements of an argument, a file or standard input, or a prompt."""
+"""`pubsub sql`: runs statements from an argument, a file, standard input or a prompt."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ _HISTORY: Final = Path("~/.pubsub_history")
 
 
 async def run_script(common: Common, script: str, output: Format) -> None:
-    """Carry out a script up to its end or the first error; each answer is printed as it comes.  Raises PubsubError."""
+    """Carry out a script up to its end or the first error, and print each answer as it comes.  Raises PubsubError."""
     async with Node(common.home, workers=False, make=False) as node:
         await _run(node, common, script, Display(output))
 
 
 def run_terminal(common: Common, output: Format) -> int:
-    """The prompt, until \\q or the end of the input.  Errors are printed and it goes on.  Returns the exit code."""
+    """Run the prompt until \\q or the end of the input, and return the exit code.
+
+    A failed statement's error is printed, and the prompt goes on.
+    """
     try:
         with asyncio.Runner() as runner:
             node = Node(common.home, workers=False, make=False)
@@ -88,7 +91,7 @@ async def _describe(node: Node, command: str, pattern: str, display: Display) ->
             footer = "\n".join(answer.footer)
             print(f"{answer.title}\n{shown}{footer}", end="\n\n" if footer else "\n")
     except PubsubError as error:
-        # What is not found is no error's words in psql either.
+        # psql, too, prints this message without "ERROR:".
         print(error.message)
 
 
@@ -102,7 +105,7 @@ async def _run(node: Node, common: Common, script: str, display: Display) -> Non
 
 
 def _show(result: Result, display: Display) -> None:
-    """Rows are for machines and go to standard output; a command tag goes there only in the format for people."""
+    """Print a result.  Rows go to standard output; a command tag goes there only in the format for people, table."""
     if result.is_query:
         sys.stdout.write(display.text(result.columns, result.rows))
         sys.stdout.flush()
@@ -123,7 +126,7 @@ def _load_history() -> None:
         readline.read_history_file(path)
     except OSError:
         return
-    # A CONNECTION string may hold a password: such lines are not kept.
+    # Leaves out lines that may hold a password, as a CONNECTION string does.
     atexit.register(_save_history, path)
 
 

@@ -1,4 +1,4 @@
-"""`pubsub status`: for people a picture that can be watched, for machines JSON (interface.md)."""
+"""`pubsub status`: shows the status, once or repeatedly, as a picture for people or as JSON for machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _INTERVAL: Final = 1.0
 _WIDE: Final = 250
-#: Tables that are named where many wait for the same.
+#: How many tables are named at most where several wait for the same.
 _NAMED: Final = 5
 _STATES: Final = {
     "i": "waiting to be copied",
@@ -31,7 +31,7 @@ _STATES: Final = {
 
 
 async def show(common: Common, *, watch: bool, as_json: bool) -> None:
-    """Print it once, or every second until interrupted.  Raises PubsubError."""
+    """Print the status once, or every second until interrupted.  Raises PubsubError."""
     async with Node(common.home, workers=False, make=False) as node:
         if as_json:
             while True:
@@ -45,7 +45,7 @@ async def show(common: Common, *, watch: bool, as_json: bool) -> None:
 async def _show(common: Common, node: Node, *, watch: bool) -> None:
     from rich.console import Console
 
-    # A pipe has no width: lines are not broken there.
+    # A pipe has no width; with a large one, lines are not broken.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     if not watch:
         console.print(picture(await node.status(), str(common.home)))
@@ -63,11 +63,11 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
                 live.update(picture(await node.status(), str(common.home)), refresh=True)
                 await asyncio.sleep(_INTERVAL)
     except asyncio.CancelledError:
-        return  # Ctrl-C is how one stops to watch
+        return  # Ctrl-C is the way to stop watching
 
 
 def picture(found: NodeStatus, home: str) -> Any:
-    """The status as something that rich prints."""
+    """Return the status as an object that rich prints."""
     from rich.console import Group
     from rich.text import Text
 
@@ -142,7 +142,7 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
 
 
 def _wait(wait: Warned, indent: str, who: str) -> list[Any]:
-    """Who waits for what: a warning, if somebody can end it."""
+    """Return lines that say who waits for what; they are a warning if a person can end the wait (it has a hint)."""
     from rich.text import Text
 
     if wait.hint is not None:
@@ -178,7 +178,7 @@ def _failure(error: str | None, hint: str | None, indent: str, detail: str | Non
 
 
 def rows(table: TableStatus) -> str:
-    """What the table holds, or how much of its copy is done; the estimate is the publisher's, and may be passed."""
+    """Format how many rows the table holds, or has copied of the publisher's estimate, which may be too low."""
     if table.state not in ("i", "d"):
         return "-" if table.rows is None else f"{table.rows:,}"
     if table.rows_copied is None:
@@ -189,14 +189,14 @@ def rows(table: TableStatus) -> str:
 
 
 def behind(nbytes: int | None, seconds: float | None, unknown: str = "unknown") -> str:
-    """A lag, in bytes and seconds."""
+    """Format a lag in bytes and seconds."""
     if nbytes is None:
         return unknown
     return size(nbytes) if seconds is None else f"{size(nbytes)}, {seconds:.1f} s"
 
 
 def size(count: int | None) -> str:
-    """Bytes for people (dbsize.c: pg_size_pretty, with one decimal)."""
+    """Format bytes for people (dbsize.c: pg_size_pretty, with one decimal)."""
     if count is None:
         return "-"
     value = float(count)

@@ -1,4 +1,4 @@
-"""How a command tells an error: in a few lines, whatever it was."""
+"""Prints a command's error in a few lines, whatever it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pubsub.errors import PubsubError
 
 
 def tell(error: Exception, *, verbose: bool) -> None:
-    """Print an error as PostgreSQL prints it, be it one that nobody foresaw: then its traceback is before it when verbose."""
+    """Print an error as PostgreSQL prints it; if it was not foreseen and `verbose`, print its traceback first."""
     if isinstance(error, PubsubError):
         print(error.report(verbose=verbose), file=sys.stderr)
         return

@@ -1,8 +1,8 @@
-"""SELECT: PostgreSQL's names, types and operators, worked out here; the rows are DataFusion's, without a JVM.
+"""SELECT: resolves names, types and operators as PostgreSQL does; DataFusion finds the rows, without a JVM.
 
     text ─► sqlglot's tree ─► queries, expressions (names, types, casts, functions as PostgreSQL finds them)
-         ─► DataFusion's SQL, every name in it ours ─► Arrow ─► outputs (values as Python has them)
+         ─► DataFusion's SQL, with generated names ─► Arrow ─► outputs (Python values)
 
-What DataFusion would take otherwise than PostgreSQL is written out (an integer's overflow, rounding, division by zero) or
-refused.  docs/select.md says what there is.
+Where DataFusion differs from PostgreSQL (integer overflow, rounding, division by zero), the SQL spells out PostgreSQL's
+semantics, or the query is refused.  docs/select.md lists what is supported.
 """

@@ -1,4 +1,4 @@
-"""Casts: to a common type, implicit and asked for, with PostgreSQL's rounding and its refusals."""
+"""Casts, implicit and explicit, with PostgreSQL's rounding and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOCAL = "arrow_cast({}, 'Timestamp(Microsecond, None)')"
 
 
 def coerced(value: Value, wanted: Type) -> Value:
-    """The value as the type, where PostgreSQL casts by itself; the caller has asked `types.implicit`."""
+    """Convert a value as PostgreSQL does implicitly; the caller has checked that `types.implicit` allows it."""
     if value.type == UNKNOWN:
         if isinstance(value.literal, str):
             return constant(value.literal, wanted)
@@ -50,7 +50,10 @@ def _null(wanted: Type) -> str:
 
 
 def cast(value: Value, wanted: Type) -> Value:
-    """CAST(value AS wanted), or what PostgreSQL refuses it with."""
+    """Translate CAST(value AS wanted).
+
+    Raises PubsubError (42846) for a cast that PostgreSQL lacks, and FeatureNotSupported.
+    """
     given = value.type
     if given == UNKNOWN:
         return coerced(value, wanted)
@@ -76,7 +79,7 @@ def cast(value: Value, wanted: Type) -> Value:
 
 
 def kept_hint(type_: Type) -> str | None:
-    """What can be done with a value that is kept as PostgreSQL's text."""
+    """Return a hint on how to use a value that is kept as PostgreSQL's text; None for other types."""
     if type_.kept and type_.name == "numeric":
         return "It is kept as text, since its scale is each value's own; cast it: …::numeric(38, 10)."
     return f"Values of type {type_.name} are kept as PostgreSQL's text: …::text gives it." if type_.kept else None
@@ -100,11 +103,11 @@ def _text(value: Value, wanted: Type) -> Value:
 
 
 def interval_shown(value: Value) -> Value:
-    """An interval as its text, which only Python makes."""
+    """Return the text of an interval, which only Python can compute."""
     if isinstance(value.literal, tuple):
         text = interval_text(*value.literal)
         return Value(TEXT, None, composed(lambda _: text, Value(INT8, "1")))
-    # What two timestamps are apart: days and a clock (timestamp.c: timestamp_mi).
+    # The difference of two timestamps: days and a time of day (timestamp.c: timestamp_mi).
     day = 86_400_000_000
 
     def split(microseconds: int) -> str:
@@ -155,7 +158,7 @@ def _number(value: Value, wanted: Type) -> Value:
 
 
 def half_even(sql: str) -> str:
-    """A double rounded as rint does, halves to the even side."""
+    """Return SQL that rounds a double as rint does, halves to even."""
     return f"(CASE WHEN abs({sql} - trunc({sql})) = 0.5 THEN 2.0 * round({sql} / 2.0) ELSE round({sql}) END)"
 
 
@@ -168,5 +171,5 @@ def _moment(sql: str, given: Type, wanted: Type) -> str:
 
 
 def as_float(value: Value) -> str:
-    """DataFusion's SQL of a number as a double."""
+    """Return DataFusion's SQL for a number as a double."""
     return value.engine if value.type == FLOAT8 else f"CAST({value.engine} AS DOUBLE)"

@@ -1,6 +1,6 @@
-"""What Python finds in values that are kept as PostgreSQL's text: elements of arrays, and of json and jsonb by -> and ->>.
+"""Access to values that are kept as PostgreSQL's text: elements of arrays, and -> and ->> on json and jsonb.
 
-DataFusion has none of it, so these are for the columns of the outermost SELECT (values.Exact).
+Python computes them, since DataFusion cannot: they are for the columns of the outermost SELECT only (values.Exact).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pubsub.select.values import Value, composed
 
 
 def extracted(operator: str, document: Value, key: Value) -> Value:
-    """document -> key, document ->> key; the key a text, or a number of an element, from 0 on or -1 from the end."""
+    """Translate document -> key or document ->> key.
+
+    The key is a text, or the index of an element, which counts from 0, or from -1 backwards from the end.
+    """
     if document.type.name not in ("json", "jsonb") or not (
         key.type.is_text or key.type == UNKNOWN or key.type.is_integer
     ):
@@ -48,7 +51,7 @@ def extracted(operator: str, document: Value, key: Value) -> Value:
 
 
 _NONE: Final = object()
-#: json keeps its numbers as they were written.
+#: json keeps numbers as they were written.
 _JSON: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
@@ -61,7 +64,7 @@ def _member(value: Any, where: Any) -> Any:
 
 
 def kept_element(array: Value, place: Value) -> Value:
-    """array[place] of an array that is kept as text, whatever its lower bound is."""
+    """Translate array[place] for an array that is kept as text, with any lower bound."""
     if not place.type.is_integer:
         raise PubsubError("array subscript must have type integer", sqlstate="42804")
     name = array.type.name.removesuffix("[]")
@@ -91,7 +94,7 @@ _ELEMENTS: Final[dict[str, tuple[Type, Callable[[str], Any]]]] = {
 
 
 def elements(text: str) -> list[str | None]:
-    """The elements of a one-dimensional array's text (arrayfuncs.c: array_out)."""
+    """Parse the text of a one-dimensional array without bounds (arrayfuncs.c: array_out); None stands for NULL."""
     found: list[str | None] = []
     place = 1
     while place < len(text) - 1:

@@ -1,7 +1,7 @@
-"""DataFusion's SQL as it is sent.
+"""Replaces CASTs in the SQL for DataFusion.
 
-DataFusion names an expression after its text without casts, and refuses two of one name, or takes one for the other: sum(CAST(a
-AS BIGINT)) and sum(a).  So each CAST is sent as a call of arrow_cast, whose name has the type.
+DataFusion names an expression after its text without casts, so sum(CAST(a AS BIGINT)) and sum(a) have one name: it
+refuses the query or confuses the two.  So each CAST is sent as a call of arrow_cast, whose name contains the type.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TOKEN: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\bCAST\(|[()]| AS (
 
 
 def spelled(sql: str) -> str:
-    """The query with each CAST(… AS …) as arrow_cast(…, '…')."""
+    """Return the query with each CAST(… AS …) written as arrow_cast(…, '…')."""
     parts: list[str] = []
-    stack: list[int] = []  # for each open parenthesis, whether it is a CAST's
+    stack: list[int] = []  # for each open parenthesis, 1 if it belongs to a CAST
     place = 0
     for match in _TOKEN.finditer(sql):
         if match.start() < place:

@@ -1,4 +1,4 @@
-"""Expressions: sqlglot's nodes to DataFusion's SQL with PostgreSQL's types."""
+"""Translates expressions: from sqlglot's nodes to DataFusion's SQL with PostgreSQL's types."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ _ARITHMETIC: Final[dict[type[Any], str]] = {exp.Add: "+", exp.Sub: "-", exp.Mul:
 class Expressions:
     """Translates expressions of one query.
 
-    `grouped` has DataFusion's SQL of what is grouped by, and the nodes; None where nothing is grouped or nothing need be.
-    `subquery` translates a query within the expression.
+    `grouped` and `grouped_nodes` hold the GROUP BY expressions, as DataFusion's SQL and as nodes; `grouped` is None
+    where columns need not be grouped.  `subquery` translates a query within the expression.  `clause` names the current
+    clause in error texts, and `aggregates` and `windows` say whether it allows such functions.
     """
 
     scope: Scope
@@ -72,7 +73,7 @@ class Expressions:
     _within: bool = False
 
     def value(self, node: Any) -> Value:
-        """The expression.  Raises PubsubError for what PostgreSQL refuses, and FeatureNotSupported."""
+        """Translate an expression.  Raises PubsubError as PostgreSQL does, and FeatureNotSupported."""
         if self.grouped is not None and not self._within and any(node == one for one in self.grouped_nodes):
             grouped, self.grouped = self.grouped, None
             try:
@@ -116,7 +117,7 @@ class Expressions:
                 return self._case(node)
             case exp.Exists():
                 sql = self.subquery(node.this, self.scope).sql
-                # DataFusion has EXISTS in conditions alone.
+                # DataFusion supports EXISTS only in conditions.
                 return Value(BOOL, f"((SELECT count(*) FROM ({sql})) > 0)" if self.windows else f"EXISTS ({sql})")
             case exp.Collate():
                 if node.expression.name not in ("C", "POSIX", "ucs_basic", "default"):
@@ -156,7 +157,7 @@ class Expressions:
         return self._call(node)
 
     def truth(self, node: Any, where: str) -> Value:
-        """A condition.  Raises PubsubError (42804) for another type."""
+        """Translate a condition.  Raises PubsubError (42804) if it is not boolean."""
         value = self.value(node)
         if value.type == UNKNOWN:
             return coerced(value, BOOL)
@@ -200,7 +201,7 @@ class Expressions:
         return found
 
     def type_of(self, node: Any) -> tuple[Type, int | None]:
-        """A type as a cast names it, and the length of a character type."""
+        """Return the type that a cast names, and the length of a character type (None: unlimited)."""
         kind = node.this.name if hasattr(node.this, "name") else str(node.this)
         sizes = [one.this.this for one in node.expressions if isinstance(one, exp.DataTypeParam)]
         shown = node.sql("postgres").lower()
@@ -254,7 +255,7 @@ class Expressions:
         return operators.among(value, [self.value(one) for one in node.expressions])
 
     def _same_family(self, operator: str, left: Value, right: Value) -> None:
-        """What is compared with the rows of a query is cast by nobody: only what needs no cast is taken."""
+        """Refuse to compare a value with a subquery's rows if that needs a cast, since none is applied there."""
         one, other = left.type, right.type
         if (one in (UNKNOWN, other) or other == UNKNOWN) and one.has_equality:
             return
@@ -279,7 +280,7 @@ class Expressions:
         results = [self.value(branch.args["true"]) for branch in node.args["ifs"]]
         default = node.args.get("default")
         results.append(self.value(default) if default is not None else NULL)
-        # The default is the first that the others are matched with (parse_expr.c: transformCaseExpr).
+        # The common type is searched from the default on (parse_expr.c: transformCaseExpr).
         type_, values = functions.unified("CASE", [results[-1], *results[:-1]])
         values = [*values[1:], values[0]]
         branches = " ".join(
@@ -302,7 +303,7 @@ class Expressions:
         return operators.comparison(operator, self.value(left), self.value(right))
 
     def _quantified(self, operator: str, left: Any, right: Any) -> Value:
-        """value = ANY (…), value <> ALL (…)."""
+        """Translate value = ANY (…) and value <> ALL (…)."""
         inner = right.this if isinstance(right, exp.Any | exp.All) else right.expressions[0]
         every = not isinstance(right, exp.Any)
         inner = inner.this if isinstance(inner, exp.Paren) else inner
@@ -329,7 +330,7 @@ class Expressions:
         if array.type.element != one.type:
             raise operators.undefined(operator, value, array)
         has = f"array_has({array.engine}, {one.engine})"
-        # Where it is not held and the array holds a NULL nobody knows.
+        # The result is NULL if the array lacks the value but contains a NULL.
         known = f"(CASE WHEN {has} THEN TRUE WHEN array_position({array.engine}, NULL) IS NOT NULL THEN NULL ELSE {has} END)"
         return Value(BOOL, f"(NOT {known})" if every else known)
 
@@ -366,7 +367,7 @@ class Expressions:
         return Value(array_of(type_), f"make_array({', '.join(value.engine for value in values)})")
 
     def _element(self, node: Any) -> Value:
-        """array[n], from 1 on; whatever has no such element gives NULL."""
+        """Translate array[n], which counts from 1; NULL if there is no such element."""
         if len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Slice):
             raise FeatureNotSupported("slices of arrays are not supported")
         array, place = self.value(node.this), self.value(node.expressions[0])
@@ -428,7 +429,7 @@ class Expressions:
             self.grouped, self._within = grouped, within
 
     def ordered(self, node: Any) -> str:
-        """An element of ORDER BY."""
+        """Translate an element of ORDER BY."""
         return direction(node, self.sortable(self.value(node.this)))
 
     def sortable(self, value: Value) -> str:
@@ -439,7 +440,7 @@ class Expressions:
         return f"rtrim({value.engine}, ' ')" if value.type == BPCHAR else value.engine
 
     def _windowed(self, node: Any) -> Value:
-        """An aggregate with FILTER, a window function's OVER, or both."""
+        """Translate an aggregate with FILTER, a call with OVER, or both."""
         window = node if isinstance(node, exp.Window) else None
         inner = window.this if window is not None else node
         condition = None
@@ -447,7 +448,7 @@ class Expressions:
             condition, inner = inner.expression.this, inner.this
         name, arguments = _named(inner)
         if name not in functions.AGGREGATES and not (window is not None and name in functions.WINDOWS):
-            functions.call(name, [self.value(one) for one in arguments])  # one that is not there is said first
+            functions.call(name, [self.value(one) for one in arguments])  # an undefined function is reported first
             raise PubsubError(
                 f"{'OVER' if window is not None else 'FILTER'} specified, but {name} is not "
                 f"{'a window function nor an aggregate function' if window is not None else 'an aggregate function'}",
@@ -523,7 +524,7 @@ class Expressions:
         return f"{text} {str(side).upper()}" if side else text
 
 
-#: What each node's parts may be beside `this`, `expression` and `expressions`.
+#: The parts of each node that are read here, besides `this`, `expression` and `expressions`.
 _KNOWN_PARTS: Final[dict[type[Any], tuple[str, ...]]] = {
     exp.Column: ("table", "db"), exp.Literal: ("is_string",), exp.Cast: ("to", "_type"), exp.Is: ("negate",),
     exp.Between: ("low", "high", "symmetric"), exp.In: ("query",), exp.Case: ("ifs", "default"), exp.DPipe: ("safe",),
@@ -535,7 +536,7 @@ _KNOWN_PARTS: Final[dict[type[Any], tuple[str, ...]]] = {
 
 
 def _check_parts(node: Any) -> None:
-    """Refuse a node of the tree that says more than is looked at here."""
+    """Raise FeatureNotSupported for a node with parts that are not read here, so that none is silently ignored."""
     if isinstance(node, exp.Query):
         return
     known = ("this", "expression", "expressions", *_KNOWN_PARTS.get(type(node), ()))
@@ -545,7 +546,7 @@ def _check_parts(node: Any) -> None:
 
 
 def _chained(node: Any) -> list[Any]:
-    """What is joined by one and the same AND or OR, in its order: hundreds of them need no depth."""
+    """Return the operands of a chain of ANDs or of ORs, in order.  A loop, so that long chains need no recursion."""
     found = [node.expression]
     left = node.this
     while type(left) is type(node):
@@ -555,13 +556,13 @@ def _chained(node: Any) -> list[Any]:
 
 
 def direction(node: Any, sql: str) -> str:
-    """ASC or DESC, and where NULLs go; PostgreSQL has them as larger than everything."""
+    """Add ASC or DESC and the place of NULLs, which PostgreSQL by default sorts as larger than everything."""
     descending = bool(node.args.get("desc"))
     nulls = "FIRST" if node.args.get("nulls_first") else "LAST"
     return f"{sql} {'DESC' if descending else 'ASC'} NULLS {nulls}"
 
 
-#: What has a syntax of its own, as the functions that PostgreSQL makes of it.
+#: Returns a call's function name and arguments; special syntax becomes the function that PostgreSQL translates it to.
 def _named(node: Any) -> tuple[str, list[Any]]:
     match node:
         case exp.Anonymous():
@@ -593,7 +594,7 @@ def _named(node: Any) -> tuple[str, list[Any]]:
 
 
 def figure_name(node: Any) -> str:
-    """The name of a column without one (parse_target.c: FigureColname)."""
+    """Return the name for a column without an alias (parse_target.c: FigureColname)."""
     return _figured(node)[0]
 
 

@@ -1,6 +1,7 @@
-"""The functions of a SELECT: which there are, found by name and types as PostgreSQL finds them, and DataFusion's SQL.
+"""The functions of a SELECT: resolves them by name and types as PostgreSQL does, and gives DataFusion's SQL.
 
-A function is here only if its results are PostgreSQL's for every argument that it takes.  All others do not exist (42883).
+A function is here only if its results equal PostgreSQL's for all arguments that it takes.  Any other function does not
+exist (42883).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _TYPES: Final = {
     "text": TEXT, "int4": INT4, "int8": INT8, "float8": FLOAT8, "bool": BOOL, "date": DATE, "ts": TIMESTAMP,
     "tstz": TIMESTAMPTZ, "lsn": LSN,
 }  # fmt: skip
-#: name(types) result: DataFusion's SQL.  The first that fits is taken.
+#: name(types) result: DataFusion's SQL.  The first line that fits is taken.
 _TABLE: Final = """
 lower(text) text: lower({0})
 upper(text) text: upper({0})
@@ -82,7 +83,7 @@ _SIGNATURE: Final = re.compile(r"(\w+)\((.*?)\) (\w+): (.*)")
 AGGREGATES: Final = frozenset(
     ["count", "sum", "avg", "min", "max", "bool_and", "bool_or", "every", "string_agg", "array_agg"]
 )
-#: Of windows alone: result, and the types of their arguments.
+#: Functions that need OVER, with their result types; None: the type of the first argument.
 WINDOWS: Final = {
     "row_number": INT8, "rank": INT8, "dense_rank": INT8, "percent_rank": FLOAT8, "cume_dist": FLOAT8, "ntile": INT4,
     "lag": None, "lead": None, "first_value": None, "last_value": None, "nth_value": None,
@@ -116,7 +117,7 @@ _FUNCTIONS: Final = _read(_TABLE)
 
 
 def call(name: str, given: Sequence[Value]) -> Value:
-    """A plain function's call.  Raises PubsubError, 42883 where no function fits."""
+    """Translate the call of a plain function.  Raises PubsubError, with 42883 if no function fits."""
     if made := _SPECIAL.get(name):
         found = made(name, given)
         if found is not None:
@@ -132,12 +133,15 @@ def call(name: str, given: Sequence[Value]) -> Value:
 
 
 def _narrowed(value: Value, type_: Type) -> bool:
-    """smallint is an integer to every function; nothing else becomes narrower by itself."""
+    """Return whether the value is a smallint for an integer parameter."""
     return type_ == INT4 and value.type == INT2
 
 
 def undefined(name: str, given: Sequence[Value]) -> PubsubError:
-    """parse_func.c: ParseFuncOrColumn; a function that is here, of a value that is kept as text, is not supported."""
+    """Return the error for a call that fits no function (parse_func.c: ParseFuncOrColumn).
+
+    If the function is known but a value is kept as text, the error is FeatureNotSupported.
+    """
     types = ", ".join(value.type.name for value in given)
     kept = next((value.type for value in given if value.type.kept and value.type.name in ("numeric", OTHER)), None)
     if kept is not None and (name in _FUNCTIONS or name in _SPECIAL or name in AGGREGATES):
@@ -150,7 +154,7 @@ def undefined(name: str, given: Sequence[Value]) -> PubsubError:
 
 
 def unified(what: str, values: Sequence[Value]) -> tuple[Type, list[Value]]:
-    """Values as their common type.  Raises PubsubError (42804) where they have none."""
+    """Convert values to their common type.  Raises PubsubError (42804) if they have none."""
     type_ = common([value.type for value in values])
     if type_ is None:
         known = [value.type for value in values if value.type != UNKNOWN]
@@ -199,7 +203,7 @@ def _concat(name: str, given: Sequence[Value]) -> Value | None:
 
 
 def _concatenated(value: Value) -> str:
-    """By the type's output function: booleans are t and f, unlike a cast's."""
+    """Convert to text with the type's output function: unlike a cast, it gives t and f for booleans."""
     if value.type == BOOL:
         return f"(CASE WHEN {value.engine} THEN 't' WHEN NOT {value.engine} THEN 'f' END)"
     return cast(value, TEXT).engine if value.type != UNKNOWN else coerced(value, TEXT).engine
@@ -214,7 +218,7 @@ def _abs(name: str, given: Sequence[Value]) -> Value | None:
         if type_.is_integer:
             return Value(type_, f"CAST(abs(CAST({value.engine} AS DECIMAL(20, 0))) AS {type_.engine})")
         return Value(type_, f"abs({value.engine})", composed(abs, value) if value.exact else None)
-    if type_ == FLOAT4 or type_.is_integer:  # ceil, floor, sign, trunc: of integers they are the double's
+    if type_ == FLOAT4 or type_.is_integer:  # for integers, too, ceil, floor and sign are those of double precision
         value, type_ = cast(value, FLOAT8), FLOAT8
     if name == "sign":
         sign = f"(CASE WHEN {value.engine} > 0 THEN 1 WHEN {value.engine} < 0 THEN -1 ELSE {value.engine} * 0 END)"
@@ -228,7 +232,7 @@ def _abs(name: str, given: Sequence[Value]) -> Value | None:
 
 
 def _round(name: str, given: Sequence[Value]) -> Value | None:
-    """To a number of digits that stands in the query, since DataFusion's scales do not depend on values."""
+    """Round or truncate to a literal number of digits: DataFusion's scales cannot depend on values."""
     if not given or not (given[0].type.is_number or given[0].type == UNKNOWN) or len(given) > 2:
         return None
     value = given[0] if given[0].type != UNKNOWN else coerced(given[0], FLOAT8)
@@ -280,7 +284,7 @@ def _date_trunc(_: str, given: Sequence[Value]) -> Value | None:
 
 
 def extract(field: str, value: Value) -> Value:
-    """EXTRACT(field FROM value), a numeric."""
+    """Translate EXTRACT(field FROM value), which gives a numeric."""
     field = field.lower()
     if value.type == UNKNOWN:
         value = coerced(value, TIMESTAMPTZ)
@@ -318,7 +322,7 @@ def _date_part(_: str, given: Sequence[Value]) -> Value | None:
 
 
 def _substring(_: str, given: Sequence[Value]) -> Value | None:
-    """A negative length is an error in PostgreSQL, one that DataFusion has, too, in other words."""
+    """Translate substring with a length; for a negative one DataFusion, too, raises an error (outputs.complaint)."""
     if len(given) != 3 or not implicit(given[0].type, TEXT) or not all(implicit(one.type, INT4) for one in given[1:]):
         return None
     text, start, length = coerced(given[0], TEXT), coerced(given[1], INT4), coerced(given[2], INT4)
@@ -367,7 +371,7 @@ _SPECIAL: Final[dict[str, Callable[[str, Sequence[Value]], Value | None]]] = {
 
 
 def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, star: bool, window: bool) -> Value:
-    """An aggregate's call; `order` is DataFusion's ORDER BY within it."""
+    """Translate the call of an aggregate; `order` is DataFusion's ORDER BY within it."""
     if name == "count":
         if star or len(given) == 1:
             if given and not given[0].type.has_equality and distinct:

@@ -1,6 +1,6 @@
-"""Texts of values: untyped literals read as their type's input functions read them, values written as its output functions.
+"""Reads untyped literals as their type's input function does, and writes values as its output function does.
 
-Dates and times are read in ISO 8601's forms; what others PostgreSQL takes is refused as it refuses what is none.
+Dates and times are read in ISO 8601's forms only; others that PostgreSQL accepts are refused as invalid.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TRUTHS: Final = {
     **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), True),
     **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
 }
-#: Months, days and microseconds of each unit (datetime.c: deltatktbl).
 _SECOND: Final = 1_000_000
+#: Months, days and microseconds of each unit (datetime.c: deltatktbl).
 _UNITS: Final = {
     ("year", "years", "y", "yr", "yrs"): (12, 0, 0),
     ("month", "months", "mon", "mons"): (1, 0, 0),
@@ -53,7 +53,7 @@ DAY: Final = 86_400 * _SECOND
 
 
 def number(text: str) -> Value:
-    """A number as it stands in a statement (scan.l, make_const)."""
+    """Translate a number in a statement (scan.l, make_const)."""
     from pubsub.select.types import INT4, INT8
 
     if re.fullmatch(r"\d+", text):
@@ -66,7 +66,7 @@ def number(text: str) -> Value:
 
 
 def constant(text: str, type_: Type) -> Value:
-    """An untyped literal as a value of the type.  Raises PubsubError in the words of the type's input function."""
+    """Convert an untyped literal to the type.  Raises PubsubError in the words of the type's input function."""
     if type_.is_integer:
         return Value(type_, str(_integer(text, type_)))
     if type_.element is not None:
@@ -108,7 +108,7 @@ def constant(text: str, type_: Type) -> Value:
 
 
 def moment(value: datetime, type_: Type) -> Value:
-    """A date or a timestamp; `value` is in UTC, without a zone where the type has none."""
+    """Return a date or a timestamp; `value` is in UTC, without a zone if the type has none."""
     if type_.name == "date":
         return Value(type_, f"CAST('{value.date().isoformat()}' AS DATE)")
     shown = value.replace(tzinfo=None).isoformat(timespec="microseconds")
@@ -118,7 +118,7 @@ def moment(value: datetime, type_: Type) -> Value:
 
 
 def interval(text: str) -> Value:
-    """An interval; fractions only of what is exact in microseconds.  Raises PubsubError (22007)."""
+    """Parse an interval.  Raises PubsubError (22007), and FeatureNotSupported for fractions of days or longer units."""
     months = days = microseconds = 0
     rest = text.strip().removeprefix("@").strip()
     place = 0
@@ -147,7 +147,7 @@ def interval(text: str) -> Value:
 
 
 def interval_text(months: int, days: int, microseconds: int) -> str:
-    """datetime.c: EncodeInterval, intervalstyle postgres."""
+    """Format an interval (datetime.c: EncodeInterval, intervalstyle postgres)."""
     years, months = (abs(months) // 12 * (1 if months >= 0 else -1)), (abs(months) % 12 * (1 if months >= 0 else -1))
     parts: list[str] = []
     negative = False
@@ -224,7 +224,7 @@ def _invalid(text: str, type_: Type, sqlstate: str = "22P02") -> PubsubError:
 
 
 def shown(value: Any, type_: Type) -> str:
-    """A value's text, as a cast to text gives it."""
+    """Return a value's text as a cast to text gives it."""
     from pubsub.texts import text
 
     if type_.name == "boolean":

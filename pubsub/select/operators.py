@@ -1,4 +1,4 @@
-"""The operators of a SELECT, found by their operands' types as PostgreSQL finds them."""
+"""The operators of a SELECT, resolved by their operands' types as PostgreSQL does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pubsub.select.types import (
 )
 from pubsub.select.values import Value, composed, quoted
 
-#: What means the same to PostgreSQL's regular expressions and to DataFusion's.
+#: Regular expressions that mean the same in PostgreSQL and in DataFusion.
 _PLAIN_REGEX: Final = re.compile(
     r"""(?: [^\\\[\](){}?*+|.^$] | \\[.\\*+?()\[\]{}|^$/\-"'_dsw] | [.^$|] | \((?!\?) | \)
         | \[\^?\]?(?: [^\]\[\\] | \\[\\\]\[.\-dsw] )*\] | [*+?]\?? | \{\d+(?:,\d*)?\}\?? )*""",
@@ -41,7 +41,7 @@ _DAY_OR_LESS: Final = (DATE, TIMESTAMP, TIMESTAMPTZ)
 
 
 def undefined(operator: str, left: Value | None, right: Value) -> PubsubError:
-    """parse_oper.c: op_error."""
+    """Return the error for an operator that does not exist for these types (parse_oper.c: op_error)."""
     types = [*([left.type] if left is not None else []), right.type]
     kept = next((one for one in types if one.kept), None)
     shown = f"{types[0].name} {operator} {types[1].name}" if len(types) == 2 else f"{operator} {types[0].name}"
@@ -55,19 +55,19 @@ def undefined(operator: str, left: Value | None, right: Value) -> PubsubError:
 
 
 def comparison(operator: str, left: Value, right: Value) -> Value:
-    """= <> < <= > >= IS [NOT] DISTINCT FROM."""
+    """Translate a comparison: = <> < <= > >= IS [NOT] DISTINCT FROM."""
     one, other = _sides(operator, left, right)
     return Value(BOOL, f"({one} {operator} {other})")
 
 
 def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Value:
-    """value IN (others), or value <> ALL (others)."""
+    """Translate value IN (others), or if `every` value <> ALL (others)."""
     operator = "<>" if every else "="
     sides = [_sides(operator, value, one) for one in others]
     if not sides:
         return Value(BOOL, "TRUE" if every else "FALSE")
     if len({one for one, _ in sides}) == 1 and all(map(_is_constant, others)):
-        # A list of constants is one node, where comparisons joined by OR are a tree as deep as they are many.
+        # A list of constants is one node, whereas comparisons joined by OR are a tree as deep as their number.
         listed = ", ".join(other for _, other in sides)
         return Value(BOOL, f"({sides[0][0]} {'NOT ' if every else ''}IN ({listed}))")
     return Value(
@@ -76,14 +76,14 @@ def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Valu
 
 
 def _is_constant(value: Value) -> bool:
-    """Whether it is a literal, and not NULL."""
+    """Return whether the value is a literal other than NULL."""
     if value is values.NULL or value.sql is None:
         return False
     return isinstance(value.literal, str) or _CONSTANT.fullmatch(value.sql) is not None
 
 
 def _sides(operator: str, left: Value, right: Value) -> tuple[str, str]:
-    """Both as the type that they are compared by."""
+    """Return the SQL of both sides, converted to the type in which they are compared.  Raises `undefined`."""
     type_ = common([left.type, right.type])
     if type_ is None or type_.element is not None:
         raise undefined(operator, left, right)
@@ -100,7 +100,7 @@ def _sides(operator: str, left: Value, right: Value) -> tuple[str, str]:
 
 
 def arithmetic(operator: str, left: Value, right: Value) -> Value:
-    """+ - * / % on numbers, times and LSNs."""
+    """Translate + - * / % on numbers, times and LSNs."""
     found = _on_times(operator, left, right)
     if found is not None:
         return found
@@ -121,7 +121,7 @@ def arithmetic(operator: str, left: Value, right: Value) -> Value:
 
 
 def _integers(operator: str, left: Value, right: Value, type_: Type) -> Value:
-    """Worked out wider and cast back, which fails where PostgreSQL's overflows do."""
+    """Compute in a wider type and cast back: the cast fails where PostgreSQL reports an overflow."""
     one, other = left.engine, right.engine
     if operator in ("/", "%"):
         return Value(type_, f"CAST((CAST({one} AS BIGINT) {operator} CAST({other} AS BIGINT)) AS {type_.engine})")
@@ -147,7 +147,7 @@ def _numerics(operator: str, left: Value, right: Value) -> Value:
 
 def _floats(operator: str, one: str, other: str, type_: Type) -> Value:
     if operator == "/":
-        # An integer division by zero raises where a double's would give infinity.
+        # The integer division raises for zero, where a division of doubles would give infinity.
         other = f"({other} * CAST(1 / CAST({other} <> 0.0 AS BIGINT) AS DOUBLE))"
     sql = f"({one} {operator} {other})"
     return Value(type_, sql if type_ == FLOAT8 else f"CAST({sql} AS REAL)")
@@ -188,14 +188,14 @@ def _moved(operator: str, moment: Value, interval: Value) -> Value:
     sql = moment.engine
     for amount, unit in ((months, "months"), (days, "days"), (microseconds, "microseconds")):
         if amount:
-            # Of a negative amount the operator is turned: DataFusion reads no sign in an interval.
+            # For a negative amount the operator is inverted: DataFusion does not read a sign in an interval.
             turned = operator if amount > 0 else {"+": "-", "-": "+"}[operator]
             sql = f"({sql} {turned} INTERVAL '{abs(amount)} {unit}')"
     return Value(moment.type, sql)
 
 
 def negated(value: Value) -> Value:
-    """- value."""
+    """Translate - value."""
     if value.type == UNKNOWN:
         value = coerced(value, FLOAT8)
     if not value.type.is_number:
@@ -209,7 +209,7 @@ def negated(value: Value) -> Value:
 
 
 def concatenated(left: Value, right: Value) -> Value:
-    """left || right."""
+    """Translate left || right."""
     texts = [value.type.is_text or value.type == UNKNOWN for value in (left, right)]
     if not any(texts) or any(value.type.element is not None for value in (left, right)):
         raise undefined("||", left, right)
@@ -227,7 +227,7 @@ def _own_text(value: Value) -> str:
 
 
 def like(operator: str, left: Value, right: Value, escape: str | None) -> Value:
-    """LIKE and ILIKE.  The escape is a backslash unless the pattern, a literal, is written with another one."""
+    """Translate LIKE or ILIKE.  `escape` is the character of ESCAPE, for a literal pattern only; None: a backslash."""
     shown = {"LIKE": "~~", "ILIKE": "~~*"}[operator]
     if not (implicit(left.type, TEXT) and implicit(right.type, TEXT)):
         raise undefined(shown, left, right)
@@ -246,7 +246,7 @@ def _ends_in_escape(pattern: str) -> bool:
 
 
 def _escaped(pattern: str, escape: str) -> str:
-    """The pattern as it is with a backslash for escape."""
+    """Rewrite the pattern to use a backslash as escape."""
     found, place = "", 0
     while place < len(pattern):
         one = pattern[place]
@@ -262,7 +262,7 @@ def _escaped(pattern: str, escape: str) -> str:
 
 
 def matches(left: Value, right: Value, *, ignore_case: bool) -> Value:
-    """left ~ right.  Raises FeatureNotSupported for a pattern that the two might take differently."""
+    """Translate left ~ right.  Raises FeatureNotSupported for a pattern that DataFusion might read differently."""
     operator = "~*" if ignore_case else "~"
     if not (implicit(left.type, TEXT) and implicit(right.type, TEXT)):
         raise undefined(operator, left, right)
@@ -275,5 +275,5 @@ def matches(left: Value, right: Value, *, ignore_case: bool) -> Value:
             f"the regular expression {quoted(right.literal)} is not supported",
             detail="Literals, . ^ $ | ( ) [ ] * + ? { } and \\d, \\s, \\w are.",
         )
-    # A point is any character to PostgreSQL, a newline too.
+    # In PostgreSQL a point matches any character, also a newline.
     return Value(BOOL, f"({coerced(left, TEXT).engine} {operator} {quoted('(?s)' + right.literal)})")

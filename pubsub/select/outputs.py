@@ -1,4 +1,4 @@
-"""From Arrow to values as Python has them, and DataFusion's complaints as PostgreSQL's."""
+"""Converts Arrow's results to Python values, and DataFusion's errors to PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.select.translated import Output, Translated
 
-#: What can still go wrong while DataFusion runs, and PostgreSQL's words for it.
+#: DataFusion's errors at run time, with PostgreSQL's messages and SQLSTATEs.
 _COMPLAINTS: Final = (
     (re.compile(r"[Dd]ivide by zero"), "division by zero", "22012"),
     (re.compile(r"Can't cast value \S+ to type Int16"), "smallint out of range", "22003"),
@@ -46,7 +46,7 @@ _NAMES: Final = (
 
 
 def rows(table: Any, translated: Translated) -> list[tuple[Any, ...]]:
-    """The rows of an Arrow table."""
+    """Return the rows of an Arrow table, as Python values."""
     held = dict(zip(table.column_names, table.columns, strict=True))
     columns = [_column(held, column) for column in translated.columns]
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
@@ -62,7 +62,7 @@ def _column(held: dict[str, Any], column: Output) -> Sequence[Any]:
 
 
 def single(value: float) -> float:
-    """A real as the shortest decimal that is it."""
+    """Return the double with the shortest decimal text that denotes the same real."""
     import numpy as np
 
     return float(str(np.float32(value)))
@@ -81,7 +81,7 @@ _CONVERTED: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def complaint(error: Exception) -> PubsubError:
-    """DataFusion's error in PostgreSQL's words; what is none of the user's is not supported."""
+    """Return DataFusion's error in PostgreSQL's words; FeatureNotSupported for an unknown one."""
     text = str(error)
     if match := _UNREADABLE.search(text):
         value = next(one for one in (match[1], match[3], match[5]) if one is not None)

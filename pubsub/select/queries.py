@@ -1,7 +1,8 @@
-"""Queries: FROM, the columns, grouping, order, sets of queries and WITH, as one text of DataFusion's SQL.
+"""Translates queries: FROM, the columns, grouping, order, set operations and WITH, into one text of DataFusion's SQL.
 
-Every name in that text is ours: t0 a table, f0 a relation of FROM, q0 a query of WITH, c0 a column of a query, x0 what is asked
-for besides, so that Python can finish a column (values.Exact).  DataFusion never sees a user's name.
+All names in that text are generated, so no alias of the user's can mislead DataFusion: t0 a table, f0 a relation of
+FROM, q0 a query of WITH, c0 a column of a query, x0 an extra column from which Python finishes another one
+(values.Exact).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pubsub.select.values import Value, composed, name
 
 _NULL: Final = re.compile(r"(?<!IS )(?<!IS NOT )\bNULL\b")
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
-#: The parts of a SELECT that are translated: all else is refused by name.
+#: The parts of a SELECT that are translated or refused by `_select`; any other part is refused by name.
 _PARTS: Final = frozenset(
     [
         "expressions",
@@ -54,11 +55,11 @@ class Queries:
     common_tables: list[dict[str, Relation]] = field(default_factory=list)
 
     def statement(self, node: Any) -> Translated:
-        """The outermost query.  Raises PubsubError in PostgreSQL's words, FeatureNotSupported for what is not here."""
+        """Translate the outermost query.  Raises PubsubError in PostgreSQL's words, and FeatureNotSupported."""
         return self.query(node, None, outermost=True)
 
     def query(self, node: Any, parent: Scope | None, *, outermost: bool = False) -> Translated:
-        """A query; `parent` is the scope of the query around it."""
+        """Translate a query; `parent` is the scope of the enclosing query."""
         if isinstance(node, exp.Subquery) and not _modified(node):
             return self.query(node.this, parent, outermost=outermost)
         with_ = node.args.get("with_")
@@ -101,7 +102,7 @@ class Queries:
                 engine, tuple((title, c.engine, c.type) for title, c in zip(titles, found.columns, strict=True))
             )
             parts.append(f"{engine} AS ({found.sql})")
-            # A query sees those before it.
+            # A query sees the ones before it.
             self.common_tables.append({title: known[title]})
         return f"WITH {', '.join(parts)} "
 
@@ -150,7 +151,10 @@ class Queries:
         return Translated(f"{sql}{order}{_limits(node)}", columns)
 
     def _items(self, node: Any, scope: Scope) -> list[tuple[str, Any, Value | None]]:
-        """The columns by name and expression; stars become columns, which need no more translation but for grouping."""
+        """Return the columns as name, expression and, if known already, value.
+
+        A star becomes its columns, with their values unless GROUP BY must check them.
+        """
         found: list[tuple[str, Any, Value | None]] = []
         for one in node.expressions:
             if isinstance(one, exp.Star) or (isinstance(one, exp.Column) and isinstance(one.this, exp.Star)):
@@ -204,7 +208,7 @@ class Queries:
     def _groups(
         self, node: Any, scope: Scope, read: Expressions, items: list[tuple[str, Any, Value | None]]
     ) -> list[tuple[Any, Value]]:
-        """What is grouped by: a column of FROM, else a column of the SELECT by name or number, else an expression."""
+        """Translate GROUP BY: a name is a column of FROM, else of the SELECT; a number is a column of the SELECT."""
         group = node.args.get("group")
         if group is None:
             return []
@@ -306,7 +310,7 @@ class Queries:
         return self._modified(sql, columns, node)
 
     def _modified(self, sql: str, columns: tuple[Output, ...], node: Any) -> Translated:
-        """ORDER BY and LIMIT after a set of queries, or after one in parentheses."""
+        """Append ORDER BY, LIMIT and OFFSET to VALUES, a set operation or a query in parentheses."""
         order = node.args.get("order")
         parts = []
         for one in order.expressions if order is not None else []:
@@ -344,7 +348,7 @@ class Queries:
     # FROM
 
     def _from(self, first: Any, joins: list[Any], scope: Scope) -> str:
-        """The relations of FROM; `scope` gets their names and columns."""
+        """Translate FROM; `scope` receives the relations' names and columns."""
         inner = first.args.get("joins") or []
         sql = self._relation(first, scope)
         for join in [*inner, *joins]:
@@ -391,7 +395,7 @@ class Queries:
         return sql
 
     def _merged(self, title: str, side: str, left: Scope, right: Scope) -> tuple[Column, str]:
-        """USING's column, and the condition."""
+        """Return the merged column of USING, and the join condition."""
         found = []
         for scope, where in ((left, "left"), (right, "right")):
             same = [one for one in scope.columns if one.name == title]
@@ -411,7 +415,7 @@ class Queries:
         return Column(title, merged.engine, merged.type, None), condition
 
     def _relation(self, node: Any, scope: Scope) -> str:
-        """One relation of FROM, under a name of ours."""
+        """Translate one relation of FROM, under a generated name; `scope` receives its columns."""
         alias = node.args.get("alias")
         title = folded(alias.this) if alias is not None and alias.this is not None else None
         schema: str | None = None
@@ -457,10 +461,10 @@ class Queries:
 
 
 def _kept_whole(condition: str, from_: str = "") -> str:
-    """A condition as it is sent.
+    """Return the condition, put under IS TRUE if it or `from_` contains a NULL literal.
 
-    The reader of Delta tables leaves a NULL out of what is joined by AND, as if it were true.  A condition with one, or on a
-    relation with one, is not taken apart where it stands under IS TRUE.
+    The reader of Delta tables splits a condition at its ANDs and drops a NULL operand as if it were true.  It does not
+    split a condition under IS TRUE.
     """
     return f"({condition}) IS TRUE" if _NULL.search(condition) or _NULL.search(from_) else condition
 
@@ -479,7 +483,7 @@ def _modified(node: Any) -> bool:
 
 
 def _place(literal: Any, many: int, clause: str) -> int:
-    """A column by its number, from 1 on."""
+    """Return the index of a column that is given by its number, which counts from 1."""
     if not literal.this.isdigit():
         raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
     place = int(literal.this)
@@ -489,7 +493,7 @@ def _place(literal: Any, many: int, clause: str) -> int:
 
 
 def _by_name(node: Any, columns: tuple[Output, ...], clause: str) -> int | None:
-    """The column that ORDER BY or DISTINCT ON names, or numbers; None for an expression."""
+    """Return the index of the column that ORDER BY or DISTINCT ON gives by name or number; None for an expression."""
     if isinstance(node, exp.Literal):
         if node.is_string:
             raise PubsubError(f"non-integer constant in {clause}", sqlstate="42601")
@@ -504,14 +508,14 @@ def _by_name(node: Any, columns: tuple[Output, ...], clause: str) -> int | None:
 
 
 def _check_distinct(node: Any, distinct: str, order: str, columns: tuple[Output, ...]) -> None:
-    """parse_clause.c: transformDistinctClause, transformDistinctOnClause."""
+    """Check ORDER BY against DISTINCT (parse_clause.c: transformDistinctClause, transformDistinctOnClause)."""
     wanted = node.args.get("order")
     if wanted is None:
         return
     terms = order.removeprefix(" ORDER BY ")
     if distinct == "DISTINCT ":
         engines = {column.engine for column in columns}
-        for one in terms.split(", "):
+        for one in _terms(terms):
             if one.partition(" ")[0] not in engines:
                 raise PubsubError(
                     "for SELECT DISTINCT, ORDER BY expressions must appear in select list", sqlstate="42P10"
@@ -523,9 +527,24 @@ def _check_distinct(node: Any, distinct: str, order: str, columns: tuple[Output,
         if isinstance(node.args["distinct"].args["on"], exp.Tuple)
         else 1
     )
-    first = [term.rpartition(" NULLS ")[0].rpartition(" ")[0] for term in terms.split(", ")][:many]
-    if (many == 1 and first != [on]) or (many > 1 and not all(one in on.split(", ") for one in first)):
+    first = [term.rpartition(" NULLS ")[0].rpartition(" ")[0] for term in _terms(terms)][:many]
+    if (many == 1 and first != [on]) or (many > 1 and not all(one in _terms(on) for one in first)):
         raise PubsubError("SELECT DISTINCT ON expressions must match initial ORDER BY expressions", sqlstate="42P10")
+
+
+def _terms(text: str) -> list[str]:
+    """Split a list of DataFusion's SQL at its own commas: not at those within parentheses, brackets or quotes."""
+    found, begin, depth = [], 0, 0
+    for piece in re.finditer(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|[(\[{]|[)\]}]|, ", text):
+        match piece[0]:
+            case "(" | "[" | "{":
+                depth += 1
+            case ")" | "]" | "}":
+                depth -= 1
+            case ", " if not depth:
+                found.append(text[begin : piece.start()])
+                begin = piece.end()
+    return [*found, text[begin:]]
 
 
 def _limits(node: Any) -> str:
@@ -559,7 +578,7 @@ def _count(node: Any, word: str) -> str:
 
 
 def _aggregates(node: Any) -> bool:
-    """Whether the columns or the order have an aggregate of this query's, without a window of its own."""
+    """Return whether the columns or ORDER BY contain an aggregate of this query that is not a window function."""
     parts = [*node.expressions, *(node.args["order"].expressions if node.args.get("order") else [])]
     return any(_has_aggregate(one) for one in parts)
 
@@ -577,7 +596,7 @@ def _has_aggregate(node: Any) -> bool:
 
 
 def _untyped(column: Output, node: Any, side: Translated) -> Type | None:
-    """`column`'s type where it was an untyped literal (TEXT by now), so that the other side's decides."""
+    """Return UNKNOWN for a column that was an untyped literal (now TEXT), since the other side decides; else None."""
     while isinstance(node, exp.Subquery):
         node = node.this
     if column.type != TEXT or not isinstance(node, exp.Select) or len(node.expressions) != len(side.columns):

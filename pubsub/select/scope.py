@@ -1,4 +1,4 @@
-"""The names that an expression can see: relations of FROM, their columns, and those of the queries around it."""
+"""The names that an expression can see: the relations of FROM and their columns, also of the enclosing queries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pubsub.select.values import Value
 
 
 def folded(identifier: Any) -> str:
-    """An identifier as PostgreSQL takes it: in lower case unless it is quoted."""
+    """Return an identifier's name as PostgreSQL folds it: in lower case unless it is quoted."""
     name: str = identifier.this
     return name if identifier.args.get("quoted") else name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that can be seen: its name to the user, DataFusion's SQL, and the relation (None: of several, by USING)."""
+    """A visible column: the user's name for it, DataFusion's SQL, and its relation (None: merged by USING)."""
 
     name: str
     sql: str
@@ -30,18 +30,22 @@ class Column:
 
 @dataclass(slots=True)
 class Scope:
-    """One query's FROM: `columns` in the order of a star; `hidden` are those that USING has merged, seen by their relation only."""
+    """One query's FROM.
+
+    `columns` are in the order of a star.  `hidden` are the columns that USING has merged; they are visible only with
+    their relation's name.
+    """
 
     parent: Scope | None = None
     columns: list[Column] = field(default_factory=list)
     hidden: list[Column] = field(default_factory=list)
     schemas: dict[str, str | None] = field(default_factory=dict)
-    """The relations by the names they go by, with the schema of those without an alias."""
+    """The relations by alias or name, each with its schema (None: it has an alias, or no schema was given)."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """By a table's own name, its alias."""
+    """The tables' aliases by their own names."""
 
     def column(self, name: str) -> tuple[Column, Scope]:
-        """The column of that name, and the scope that has it.  Raises PubsubError."""
+        """Return the column of that name and its scope.  Raises PubsubError."""
         scope: Scope | None = self
         while scope is not None:
             found = [one for one in scope.columns if one.name == name]
@@ -57,7 +61,7 @@ class Scope:
         )
 
     def qualified(self, relation: str, name: str, schema: str | None = None) -> tuple[Column, Scope]:
-        """relation.name.  Raises PubsubError."""
+        """Return the column relation.name and its scope.  Raises PubsubError."""
         scope = self.relation(relation, schema)
         for one in scope.of(relation):
             if one.name == name:
@@ -68,7 +72,7 @@ class Scope:
         )
 
     def relation(self, name: str, schema: str | None = None) -> Scope:
-        """The scope that has a relation of that name.  Raises UndefinedTable."""
+        """Return the scope that has a relation of that name.  Raises UndefinedTable."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.schemas and schema in (None, scope.schemas[name]):
@@ -85,7 +89,7 @@ class Scope:
         raise UndefinedTable(f'missing FROM-clause entry for table "{name}"')
 
     def of(self, relation: str) -> list[Column]:
-        """A relation's columns."""
+        """Return a relation's columns."""
         return [one for one in (*self.hidden, *self.columns) if one.relation == relation]
 
     def star(self) -> list[Column]:
@@ -98,7 +102,7 @@ class Scope:
         return self.columns + (self.parent._all_columns() if self.parent else [])
 
     def _hint(self, name: str, among: Iterable[Column]) -> str | None:
-        """parse_relation.c: errorMissingColumn."""
+        """Return a hint with the closest column name (parse_relation.c: errorMissingColumn)."""
         known = {one.name: one for one in among}
         best = nearest(name, known, most=3)
         if best is None:

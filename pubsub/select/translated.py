@@ -1,4 +1,4 @@
-"""A query as it goes to DataFusion, and the relations that it reads."""
+"""A translated query, and the relations that it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pubsub.select.values import Exact
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A query's column: its name to the user, its name in the SQL, and how Python finishes it, from which columns."""
+    """A query's column: the user's name for it, its name in the SQL, and its type.
+
+    If `exact` is set, Python computes the values from the columns `leaves`.
+    """
 
     name: str
     engine: str
@@ -22,7 +25,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A query as DataFusion's SQL."""
+    """A query in DataFusion's SQL."""
 
     sql: str
     columns: tuple[Output, ...]
@@ -30,11 +33,11 @@ class Translated:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a name in FROM stands for: DataFusion's SQL, and columns by name, DataFusion's name and type."""
+    """A relation of FROM: DataFusion's SQL, and its columns, each with name, DataFusion's name and type."""
 
     sql: str
     columns: tuple[tuple[str, str, Type], ...]
 
 
-#: Finds a relation by schema and name, or by target, schema and name.  Raises UndefinedTable.
+#: Finds a relation by target, schema and name; target and schema may be None.  Raises UndefinedTable.
 Finder = Callable[[str | None, str | None, str], Relation]

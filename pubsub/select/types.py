@@ -1,7 +1,7 @@
 """The types that a SELECT knows, by PostgreSQL's names, and how DataFusion holds their values.
 
-A type that Delta lacks is kept as PostgreSQL's text (docs/types.md): such a `Type` has `kept` set, and only what holds for
-the text too can be done with it.  `numeric` has the scale that all values of the expression show.
+A type that Delta lacks is kept as PostgreSQL's text (docs/types.md): such a `Type` has `kept` set, and allows only
+operations that give the same result on the text.  A `numeric` has a scale, which all values of the expression show.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, Final
 from pubsub.protocol.contract import BY_OID
 
 DIGITS: Final = 38
-"""Of DataFusion's widest decimal with arithmetic."""
+"""The precision of DataFusion's widest decimal with arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type; `name` is format_type's, `element` an array's, `kept` says that the values are PostgreSQL's text."""
+    """A type.  `name` is format_type's, `element` an array's element type; `kept`: values are PostgreSQL's text."""
 
     name: str
     kept: bool = False
@@ -30,7 +30,7 @@ class Type:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is an integer or a numeric that is held as one."""
+        """Whether it is an integer type or numeric, and not kept as text."""
         return (self.name in _INTEGERS or self.name == "numeric") and not self.kept
 
     @property
@@ -39,7 +39,7 @@ class Type:
 
     @property
     def is_text(self) -> bool:
-        """Whether its values are texts to functions that take text."""
+        """Whether functions that take text accept its values."""
         return self.name in _TEXTS
 
     @property
@@ -60,17 +60,17 @@ class Type:
 
     @property
     def has_equality(self) -> bool:
-        """Whether equal values are the same text, where it is kept as one."""
+        """Whether values can be compared for equality: a type kept as text must have one text for equal values."""
         return not self.kept or self.name in _SAME_TEXT or self.name == OTHER
 
     @property
     def has_order(self) -> bool:
-        """Whether texts sort as its values do (by the C collation), where it is kept as one."""
+        """Whether values can be sorted: for a type kept as text, its texts must sort as the values (C collation)."""
         return not self.kept or self.name in _SORTED_TEXT
 
 
 OTHER: Final = "user-defined"
-"""Types without fixed oids, kept as text: enums, composites, domains and those of extensions."""
+"""The name for types without fixed oids, which are kept as text: enums, composites, domains and extensions' types."""
 
 BOOL: Final = Type("boolean")
 INT2: Final = Type("smallint")
@@ -87,11 +87,11 @@ TIMESTAMP: Final = Type("timestamp without time zone")
 TIMESTAMPTZ: Final = Type("timestamp with time zone")
 BYTEA: Final = Type("bytea")
 INTERVAL: Final = Type("interval")
-"""Held as microseconds, a month as 30 days, as intervals compare."""
+"""Held as microseconds, with a month as 30 days, as PostgreSQL compares intervals."""
 LSN: Final = Type("pg_lsn")
-"""A view's: held as a number.  Those of replicated tables are kept as text."""
+"""For the views' columns, held as a number.  In replicated tables, pg_lsn is kept as text."""
 UNKNOWN: Final = Type("unknown")
-"""An untyped literal's, NULL's."""
+"""The type of untyped literals and NULL."""
 VOID: Final = Type("void")
 
 _INTEGERS: Final = {"smallint": 15, "integer": 31, "bigint": 63, "oid": 63}
@@ -153,7 +153,7 @@ _PG_NAMES: Final = {
 
 
 def numeric(scale: int) -> Type:
-    """numeric whose values show `scale` digits after the point."""
+    """Return numeric whose values show `scale` digits after the point."""
     return Type("numeric", scale=scale)
 
 
@@ -162,17 +162,17 @@ def array_of(element: Type) -> Type:
 
 
 def internal_name(type_: Type) -> str:
-    """pg_type.typname, as a cast's column is named after it."""
+    """Return pg_type.typname, after which a cast's column is named."""
     return f"_{internal_name(type_.element)}" if type_.element else _PG_NAMES.get(type_.name, type_.name)
 
 
 def bits_of(type_: Type) -> int:
-    """How many bits an integer type has beside its sign."""
+    """Return how many bits an integer type has besides its sign; 63 for oid, which is held as bigint."""
     return _INTEGERS[type_.name]
 
 
 def of_column(arrow: Any, oid: int | None) -> Type:
-    """The type of a Delta table's column: its Arrow type, and the publisher's oid where it is known."""
+    """Return the type of a Delta table's column, from its Arrow type and the publisher's oid (None: not known)."""
     import pyarrow.types as kinds
 
     rule = BY_OID.get(oid or 0)
@@ -195,12 +195,12 @@ def of_column(arrow: Any, oid: int | None) -> Type:
             return found
     if kinds.is_timestamp(arrow):
         return TIMESTAMPTZ if arrow.tz else TIMESTAMP
-    # A VARIANT's is told from a text's by its scale, which a jsonb does not have.
+    # The scale of 1 marks a VARIANT or a struct, since a jsonb kept as text has none.
     return Type(rule.sql_name, kept=True, scale=1) if rule is not None else Type("record", kept=True, scale=1)
 
 
 def typed_name(oid: int, modifier: int) -> str:
-    """A type as format_type has it, with its modifier; of a type without a fixed oid only that it is one."""
+    """Return a type's name and modifier as format_type does; OTHER for a type without a known oid."""
     rule = BY_OID.get(oid)
     if rule is None:
         return _ARRAYS.get(oid, OTHER)
@@ -221,7 +221,7 @@ def typed_name(oid: int, modifier: int) -> str:
             return rule.sql_name
 
 
-#: pg_type.dat's array types of the types that are most often in arrays; others have the name of a type of the user.
+#: Array types of pg_type.dat, for the most frequent element types; other arrays get the name OTHER.
 _ARRAYS: Final = {
     1000: "boolean[]", 1005: "smallint[]", 1007: "integer[]", 1016: "bigint[]", 1021: "real[]",
     1022: "double precision[]", 1231: "numeric[]", 1009: "text[]", 1015: "character varying[]",
@@ -231,7 +231,7 @@ _ARRAYS: Final = {
 
 
 def common(types: list[Type]) -> Type | None:
-    """The type that all of them become (parse_coerce.c: select_common_type); None where there is none."""
+    """Return the common type of several types (parse_coerce.c: select_common_type); None if there is none."""
     known = [one for one in types if one != UNKNOWN]
     if not known:
         return TEXT
@@ -249,7 +249,7 @@ def common(types: list[Type]) -> Type | None:
 
 
 def implicit(given: Type, wanted: Type) -> bool:
-    """Whether PostgreSQL casts without being asked to."""
+    """Return whether PostgreSQL casts implicitly from `given` to `wanted`."""
     if given == UNKNOWN or (given.name, given.kept) == (wanted.name, wanted.kept):
         return True
     if given.is_number and wanted.is_number:

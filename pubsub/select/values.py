@@ -1,8 +1,8 @@
-"""A translated expression, and what is worked out of it in Python once the rows are there.
+"""Translated expressions, and the part that Python computes once the rows are there.
 
-DataFusion has no numeric whose scale follows from its values, no jsonb and no text of PostgreSQL's for floats and times.
-Where such an expression is a column of the outermost SELECT, DataFusion gives its leaves and Python does the rest: `Exact`.
-Elsewhere `sql` counts, and where there is none the expression is refused.
+DataFusion lacks a numeric whose scale follows from its values, jsonb, and PostgreSQL's text of floats and times.  If
+such an expression is a column of the outermost SELECT, DataFusion gives its leaves and Python does the rest (`Exact`).
+Elsewhere `sql` is used, and an expression without it is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pubsub.select.types import UNKNOWN, Type
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """`apply` makes the value of what DataFusion gives for `leaves`; a NULL among them makes NULL unless it is `lenient`."""
+    """What Python computes: `apply` takes DataFusion's values of `leaves`, one for each, and returns the result."""
 
     leaves: tuple[str, ...]
     apply: Callable[[Sequence[Any]], Any]
@@ -26,9 +26,10 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression: its type, DataFusion's SQL for it, and how Python makes it exact.
+    """An expression: its type, DataFusion's SQL, and how Python computes it exactly.
 
-    `literal` is the text of an untyped literal, or an interval's months, days and microseconds.
+    `sql` is None if only Python has the value.  `literal` is the text of an untyped literal, or an interval's months,
+    days and microseconds.
     """
 
     type: Type
@@ -38,7 +39,7 @@ class Value:
 
     @property
     def engine(self) -> str:
-        """DataFusion's SQL.  Raises FeatureNotSupported where only Python has the value."""
+        """DataFusion's SQL.  Raises FeatureNotSupported if only Python has the value."""
         if self.sql is None:
             raise FeatureNotSupported(
                 "this expression is supported only among the columns of the outermost SELECT",
@@ -55,17 +56,17 @@ _CONTEXT: Final = Context(prec=1100)
 
 
 def quoted(text: str) -> str:
-    """A literal in DataFusion's SQL."""
+    """Return a string literal in DataFusion's SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def name(text: str) -> str:
-    """An identifier in DataFusion's SQL."""
+    """Return an identifier in DataFusion's SQL."""
     return '"' + text.replace('"', '""') + '"'
 
 
 def composed(function: Callable[..., Any], *values: Value) -> Exact:
-    """What Python makes of the values; NULL if one is NULL."""
+    """Return an Exact that calls `function` with the values, or gives None if one of them is None."""
     parts = [value.exact or Exact((value.engine,), _first) for value in values]
     leaves = tuple(leaf for part in parts for leaf in part.leaves)
 
@@ -96,13 +97,13 @@ def multiply(one: Any, other: Any) -> Any:
 
 
 def rounded(value: Any, digits: int) -> Decimal:
-    """numeric.c: numeric_round, half away from zero."""
+    """Round half away from zero (numeric.c: numeric_round)."""
     shown = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _CONTEXT)
     return shown if digits >= 0 else shown.quantize(Decimal(1))
 
 
 def divide(one: Any, other: Any) -> Decimal:
-    """numeric.c: numeric_div, with the scale of select_div_scale: 16 significant digits at least."""
+    """Divide (numeric.c: numeric_div), with the scale of select_div_scale: at least 16 significant digits."""
     left, right = Decimal(one), Decimal(other)
     if not right:
         raise PubsubError("division by zero", sqlstate="22012")
@@ -113,7 +114,7 @@ def divide(one: Any, other: Any) -> Decimal:
 
 
 def _leading(value: Decimal) -> tuple[int, int]:
-    """Where the first of numeric's digits, which are base 10000, stands, and which it is; 0, 0 of zero."""
+    """Return the weight and the value of numeric's first digit, in base 10000; 0, 0 for zero."""
     if not value:
         return 0, 0
     weight = value.adjusted() // 4

@@ -1,4 +1,4 @@
-"""The catalog's views as relations of a SELECT: their rows stand in the query's text."""
+"""The catalog's views as relations of a SELECT: their rows become VALUES in the query's text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TYPES: Final = {
 
 
 def is_view(schema: str | None, name: str) -> bool:
-    """Whether a name is a view's."""
+    """Return whether the name is a view's."""
     return schema in (None, "pg_catalog") and name in VIEWS
 
 
 def relation(name: str, state: State) -> Relation:
-    """The view with the rows of this state."""
+    """Return the view with its rows from this state of the catalog."""
     view = VIEWS[name]
     columns = tuple((title, f"v{place}", _TYPES[kind]) for place, (title, kind) in enumerate(view.columns))
     rows = [

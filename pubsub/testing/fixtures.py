@@ -1,11 +1,12 @@
 """pytest fixtures: servers shared by a whole run, a database for each test, one Spark for the process.
 
-Import the names that a conftest.py wants, each works without the others:
+Import the fixtures that a conftest.py needs; each works without the others:
 
     from pubsub.testing.fixtures import database  # noqa: F401
 
-Servers start when the first test asks for them.  A test gets a database of its own, dropped with its slots when it ends; one
-that restarts or kills a server, or changes its settings, starts its own EmbeddedPostgres.  docs/testing.md has a whole project.
+A server starts when a test first asks for it.  A test gets a database of its own, dropped with its slots when the test
+ends.  A test that restarts or kills a server, or changes its settings, should start an EmbeddedPostgres of its own.
+docs/testing.md shows a whole project.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ class Database:
         return self.server.conninfo(self.name)
 
     def execute(self, statements: str) -> None:
-        """Run statements, several of them as one transaction."""
+        """Run statements; several run in one transaction."""
         self.server.execute(statements, self.name)
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return self.server.query(statement, self.name)
 
 
 class Servers:
-    """The shared servers of a test run, each started when it is first asked for."""
+    """The shared servers of a test run; each starts when it is first asked for."""
 
     def __init__(self) -> None:
         self._running: dict[str, EmbeddedPostgres] = {}
@@ -61,7 +62,7 @@ class Servers:
         return self._running[version]
 
     def close(self) -> None:
-        """End them all."""
+        """Stop every server."""
         for server in self._running.values():
             server.close()
 
@@ -70,7 +71,10 @@ _SERVERS: Final = pytest.StashKey[Servers]()
 
 
 def _shared(request: pytest.FixtureRequest) -> Servers:
-    """The run's servers.  Fixtures ask for them here, not by name: a conftest.py need not import what others need."""
+    """Return the run's servers.
+
+    Fixtures call this instead of depending on `servers`, so that a conftest.py need not import that fixture too.
+    """
     found = request.config.stash.get(_SERVERS, None)
     if found is None:
         found = request.config.stash[_SERVERS] = Servers()
@@ -80,37 +84,37 @@ def _shared(request: pytest.FixtureRequest) -> Servers:
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Servers:
-    """PostgreSQL by major version: `servers["17"]`."""
+    """The shared servers by major version: `servers["17"]`."""
     return _shared(request)
 
 
 @pytest.fixture(scope="session")
 def publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """PostgreSQL 18."""
+    """The shared PostgreSQL 18."""
     return _shared(request)["18"]
 
 
 @pytest.fixture(scope="session")
 def publisher15(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """PostgreSQL 15."""
+    """The shared PostgreSQL 15."""
     return _shared(request)["15"]
 
 
 @pytest.fixture(scope="session")
 def publisher16(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """PostgreSQL 16."""
+    """The shared PostgreSQL 16."""
     return _shared(request)["16"]
 
 
 @pytest.fixture(scope="session")
 def publisher17(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """PostgreSQL 17."""
+    """The shared PostgreSQL 17."""
     return _shared(request)["17"]
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def any_publisher(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """Each version in turn."""
+    """A shared server of each version in turn."""
     return _shared(request)[request.param]
 
 
@@ -128,7 +132,7 @@ def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
-    """The one Spark of the test process, compiled quickly rather than well."""
+    """The one Spark of the test process; its JVM compiles quickly rather than well."""
     with tempfile.TemporaryDirectory(prefix="pubsub-spark-") as home:
         spark = Spark(Path(home), conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
         spark.start()
