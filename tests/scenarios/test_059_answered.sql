@@ -24,6 +24,7 @@ SELECT string_agg("Note", ',' ORDER BY "Note" DESC), array_agg(id ORDER BY id DE
 SELECT DISTINCT ON (customer_id) customer_id, amount FROM orders ORDER BY customer_id, amount DESC
 SELECT DISTINCT active FROM customers ORDER BY active
 SELECT DISTINCT ON (c.active) Full_name, active FROM customers c ORDER BY active, Full_Name DESC
+SELECT DISTINCT ON (coalesce(customer_id, 0)) customer_id, amount FROM orders ORDER BY coalesce(customer_id, 0), amount DESC
 SELECT id, row_number() OVER (PARTITION BY customer_id ORDER BY amount DESC), sum(amount) OVER w, lag(id) OVER (ORDER BY id) FROM orders WINDOW w AS (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) ORDER BY id
 SELECT rank() OVER (ORDER BY customer_id), first_value(amount) OVER (PARTITION BY customer_id ORDER BY id), count(*) OVER () FROM orders ORDER BY id
 SELECT id FROM customers UNION SELECT customer_id FROM orders ORDER BY id
