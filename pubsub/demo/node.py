@@ -5,6 +5,7 @@ The daemon runs under the watcher of pubsub.testing, so it ends when this proces
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from catalog.daemon import running_daemon
+from catalog.store import Catalog
 from pubsub.demo.interruption import Interrupted, Interruption
 from pubsub.demo.processes import kill_tree
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.settings import Settings
 from pubsub.testing import watcher
 
 MARKER: Final = ".pubsub-demo"
@@ -167,7 +170,11 @@ class DemoNode:
     # the daemon
 
     def start_daemon(self) -> None:
-        """Start `pubsub daemon`, and `pubsub status --watch --json` to watch it."""
+        """Make the node, start `pubsub daemon`, and `pubsub status --watch --json` to watch it.
+
+        The node comes first because `pubsub status` neither makes one nor waits for one.
+        """
+        asyncio.run(self._make_node())
         config = {
             "command": [*_CLI, "--home", str(self.home), "daemon"],
             "cwd": os.getcwd(),
@@ -195,6 +202,11 @@ class DemoNode:
             start_new_session=True,
         )
         threading.Thread(target=self._follow, args=(self._watching,), daemon=True).start()
+
+    async def _make_node(self) -> None:
+        settings = Settings.load(self.home)
+        async with await Catalog.open(settings.catalog_location, settings.catalog_timeout):
+            return
 
     def _follow(self, watching: subprocess.Popen[str]) -> None:
         assert watching.stdout is not None

@@ -547,9 +547,9 @@ async def history(seed: int) -> World:
     def kept(table: Any, plan: Any, copy: str) -> Any:
         return world.chunks.get(copy, {})
 
-    async def complete(self: Any, prepared: Any) -> Any:
+    async def complete(self: Any, staged: Any, commit: Any) -> Any:
         await chance.step()
-        return prepared
+        return commit
 
     async def prepare_target(self: Any, copied: Any) -> None:
         await chance.step()

@@ -75,7 +75,7 @@ def test_class_path_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("PUBSUB_JARS", str(tmp_path))
     with pytest.raises(PubsubError, match="delta-spark") as caught:
         jars.class_path()
-    assert "make setup" in (caught.value.hint or "")
+    assert "python -m pubsub.jars fetch" in (caught.value.hint or "")
     for artifact in jars.DELTA:
         (tmp_path / artifact.filename).touch()
     assert jars.class_path() == [tmp_path / artifact.filename for artifact in jars.DELTA]

@@ -53,8 +53,15 @@ def named(name: str) -> WorkerName:
 
 
 def logged(main: Coroutine[Any, Any, None]) -> list[dict[str, Any]]:
-    with structlog.testing.capture_logs() as entries:
-        run(main)
+    before = structlog.get_config() if structlog.is_configured() else None
+    structlog.reset_defaults()  # a node in this process may have set a level
+    try:
+        with structlog.testing.capture_logs() as entries:
+            run(main)
+    finally:
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)
     return [dict(entry) for entry in entries]
 
 
