@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
-from structlog.testing import capture_logs
 
 from apply.conflicts import Conflicts
 from apply.pipeline.commit import commit_table
@@ -32,6 +31,7 @@ from pubsub.delta.data_files import write_table
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from tests.support.captured_logs import captured_logs
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
 
@@ -241,7 +241,7 @@ def test_a_checkpoint_that_fails(table: TargetTable, monkeypatch: pytest.MonkeyP
     at.refresh()
     blocked.mkdir()
     versions = []
-    with capture_logs() as logged:
+    with captured_logs() as logged:
         for number in range(2, 24):
             if number == 16:
                 blocked.rmdir()

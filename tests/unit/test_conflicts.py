@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from structlog.testing import capture_logs
 
 from apply.batch import Batch, OpenTransaction
 from apply.conflicts import Conflicts, ConflictType, UniqueViolation, judge
@@ -16,6 +15,7 @@ from apply.staging.fold import SHOWN, fold
 from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
+from tests.support.captured_logs import captured_logs
 from tests.support.memory import Holding
 
 COLUMNS = {"a": pa.int64(), "b": pa.string(), "v": pa.string()}
@@ -57,7 +57,7 @@ def test_what_is_missing() -> None:
     sent = changes(("U", None, (1, "x", None)), ("U", (2, "y"), (3, "y", "v")), ("D", (4, "z"), None))
     found = judged(sent, ["a", "b"], 3)
     assert found.counts == {ConflictType.UPDATE_MISSING: 2, ConflictType.DELETE_MISSING: 1}
-    with capture_logs() as logs:
+    with captured_logs() as logs:
         found.report("public.t")
     assert [entry["event"] for entry in logs] == [
         'conflict detected on relation "public.t": conflict=update_missing',
@@ -79,7 +79,7 @@ def test_what_is_missing() -> None:
 def test_of_many_the_first_are_shown() -> None:
     found = judged(changes(*(("D", (number, "x"), None) for number in range(100))), ["a", "b"], 100)
     assert found.counts[ConflictType.DELETE_MISSING] == 100
-    with capture_logs() as logs:
+    with captured_logs() as logs:
         found.report("public.t")
     assert len(logs) == SHOWN + 1
     assert logs[-1]["count"] == 100 - SHOWN

@@ -20,6 +20,7 @@ from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.settings import Settings
+from tests.support.captured_logs import captured_logs
 from tests.support.virtual_time import run
 
 SETTINGS = Settings(home=Path("/nonexistent"))
@@ -199,7 +200,7 @@ async def test_the_log_says_what_commands_have_done_and_what_became_of_the_worke
     catalog = FakeCatalog(subscription(1))
     executed = datetime(2026, 1, 1, tzinfo=UTC)
     structlog.reset_defaults()  # a test before may have opened a node, which logs warnings alone
-    with structlog.testing.capture_logs() as said:
+    with captured_logs() as said:
         launched, task = await started(catalog)
         for text in ("ALTER SUBSCRIPTION s1 REFRESH PUBLICATION", "ALTER SUBSCRIPTION s1 DISABLE"):
             catalog.commands.append(Command(1, "ALTER SUBSCRIPTION", text, executed))
@@ -395,7 +396,7 @@ async def test_what_somebody_can_end_is_logged_when_it_begins_and_when_it_is_ove
     FakeMonitors.found = None
     launched, task = await started(catalog)
     (runner,) = FakeRunner.made
-    with structlog.testing.capture_logs() as entries:
+    with captured_logs() as entries:
         for seconds in range(5):
             runner.waiting = {
                 7: Warned("waits for a lock on table public.t", f"for {seconds} s", "End process 5."),

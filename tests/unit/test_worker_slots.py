@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-import structlog
-
 from launcher.worker_slots import WorkerName, WorkerSlots
+from tests.support.captured_logs import captured_logs
 from tests.support.virtual_time import run
 
 
@@ -53,15 +52,8 @@ def named(name: str) -> WorkerName:
 
 
 def logged(main: Coroutine[Any, Any, None]) -> list[dict[str, Any]]:
-    before = structlog.get_config() if structlog.is_configured() else None
-    structlog.reset_defaults()  # a node in this process may have set a level
-    try:
-        with structlog.testing.capture_logs() as entries:
-            run(main)
-    finally:
-        structlog.reset_defaults()
-        if before is not None:
-            structlog.configure(**before)
+    with captured_logs() as entries:
+        run(main)
     return [dict(entry) for entry in entries]
 
 
