@@ -10,12 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-import structlog
 
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob
+from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 #: More tables than there ever were threads for copies.
@@ -77,7 +77,7 @@ def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other:
     for name in LOCKED:
         fault.wait(f"copy planned public.{name}")
     with ExitStack() as stack:
-        entries = stack.enter_context(structlog.testing.capture_logs())
+        entries = stack.enter_context(captured_logs())
         holder = stack.enter_context(psycopg.connect(replica.conninfo, application_name="forgotten"))
         holder.execute(f"LOCK TABLE {', '.join(LOCKED)} IN ACCESS EXCLUSIVE MODE")
         pid = holder.info.backend_pid
@@ -239,7 +239,7 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
     replica.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)" for name in "ab"))
     replica.execute("CREATE PUBLICATION p FOR TABLE a, b")
     with (
-        structlog.testing.capture_logs() as entries,
+        captured_logs() as entries,
         RunningNode(tmp_path, spark, max_logical_replication_workers=1, max_sync_workers_per_subscription=2) as small,
     ):
         first, second = Replica(small, replica.database), Replica(small, other.database)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 
 import pytest
-import structlog
 
 from apply.schema_changes.follow import Looked, Publisher
+from tests.support.captured_logs import captured_logs
 from tests.support.replica import Replica
 
 SEEDS = [int(seed) for seed in os.environ.get("PUBSUB_SEED", "1 2").split()]
@@ -133,7 +133,7 @@ def run(replica: Replica, seed: int, steps: int) -> None:
     for _ in range(4):
         commands.create()
     replica.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    with structlog.testing.capture_logs() as said:
+    with captured_logs() as said:
         replica.subscribe()
         replica.caught_up()
         for step in range(steps):
