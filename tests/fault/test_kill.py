@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from deltalake import DeltaTable
 
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
 
 
+@pytest.mark.full
 def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """A table killed in these states is copied again, with a new slot, snapshot and generation."""
     fault.arm("init public.a", "kill")
@@ -98,6 +100,7 @@ def origin_passes(subscribed: Subscribed) -> None:
     )
 
 
+@pytest.mark.full
 def test_killed_between_the_commits_of_one_batch(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """One table holds the batch and the others do not: the replay is dropped for the first alone."""
     subscribed.subscribe()
@@ -124,6 +127,7 @@ def delta_version(subscribed: Subscribed, table: str) -> int:
     return int(DeltaTable(subscribed.relations()[table].path).version())
 
 
+@pytest.mark.full
 def test_a_sync_slot_that_is_gone_makes_a_new_copy(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     fault.arm("copy finished public.a", "kill")
     subscribed.subscribe()
@@ -139,6 +143,7 @@ def test_a_sync_slot_that_is_gone_makes_a_new_copy(subscribed: Subscribed, daemo
     assert subscribed.relations()["a"].copy_generation > before.copy_generation
 
 
+@pytest.mark.full
 def test_the_jvm_of_a_killed_daemon_is_waited_for(subscribed: Subscribed, daemon: Daemon) -> None:
     """The JVM is stopped in the middle of a commit, which may still land after the next daemon has started."""
     subscribed.subscribe()
@@ -181,6 +186,7 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
     assert daemon.running
 
 
+@pytest.mark.full
 def test_a_daemon_that_is_told_to_end_leaves_nothing_undone(subscribed: Subscribed, daemon: Daemon) -> None:
     subscribed.grow()
     subscribed.subscribe()

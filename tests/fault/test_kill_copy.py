@@ -33,6 +33,7 @@ def change(subscribed: Subscribed, number: int) -> None:
         subscribed.database.execute(statement)
 
 
+@pytest.mark.full
 def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """The finished chunks stay, and no later kill changes that."""
     subscribed.database.execute(BIG.format(rows=10_000))
@@ -62,6 +63,7 @@ def test_killed_within_a_copy_of_many_chunks(subscribed: Subscribed, daemon: Dae
     assert subscribed.relations()["big"].copy_generation == 1
 
 
+@pytest.mark.full
 def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """Without the slot the changes after the finished chunks are lost, so the chunks are dropped."""
     subscribed.database.execute(BIG.format(rows=8_000))
@@ -104,6 +106,7 @@ def a_oid(subscribed: Subscribed) -> int:
     return int(subscribed.database.query("SELECT 'a'::regclass::oid")[0][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point", ["slot created public.a", "copying public.a", "copy finished public.a", "sync done public.a"]
 )

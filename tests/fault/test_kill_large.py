@@ -63,6 +63,7 @@ def prepared_files(daemon: Daemon) -> list[str]:
     return sorted(path.name for path in (daemon.home / "prepared").rglob("*.*"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["prepare", "prepared", "commit public.a", "committed public.a", "outcome durable"])
 def test_killed_around_a_prepared_transaction(daemon: Daemon, followed: Subscribed, point: str) -> None:
     """Wherever the daemon is killed, the transaction is applied once, and its file is removed in the end."""

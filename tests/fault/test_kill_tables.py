@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pubsub.delta import arrow_writer, table
@@ -21,6 +22,7 @@ def keys(path: str, name: str = "id") -> set[Any]:
     return set(pa.table(result).column(0).to_pylist())
 
 
+@pytest.mark.full
 def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.database.execute(
         "CREATE TABLE c (id int PRIMARY KEY, at timestamptz); INSERT INTO c VALUES (1, now()); ALTER PUBLICATION p ADD TABLE c"

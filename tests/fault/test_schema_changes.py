@@ -22,6 +22,7 @@ COMMIT
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "point",
     [

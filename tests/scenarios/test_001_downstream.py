@@ -41,6 +41,7 @@ def test_the_project_of_the_docs(tmp_path: Path) -> None:
     assert "1 passed" in ran.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", _NAMES)
 def test_each_fixture_can_be_imported_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / "conftest.py").write_text(f"from pubsub.testing.fixtures import {name}\n")

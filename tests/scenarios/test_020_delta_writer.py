@@ -183,6 +183,7 @@ def test_the_life_of_a_table(made: Any) -> None:
     assert delta.properties(r.table.path)["pubsub.relation"] == "public.t"
 
 
+@pytest.mark.full
 def test_a_batch_is_held_once(made: Any) -> None:
     """Each statement does nothing when it is sent again under a version that the table has."""
     r = made()
@@ -264,6 +265,7 @@ def value(kind: str, text: str) -> Any:
     return repr(plain(found))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KEYS)
 def test_key_types(made: Any, kind: str) -> None:
     """Rows are found, completed from the table, moved and deleted by every type of key."""
@@ -285,6 +287,7 @@ def test_key_types(made: Any, kind: str) -> None:
     assert [(repr(k), v, w) for k, v, w in r.rows()] == [(value(kind, keys[0]), "v0", 10)]
 
 
+@pytest.mark.full
 def test_a_composite_key(made: Any) -> None:
     r = made((("v", TEXT), ("a", INT8), ("b", TEXT), ("c", BY_NAME["date"].oid)), key=("b", "a", "c"))
     r.send(*(insert(OID, f"{a}{b}", a, b, "2024-01-01") for a in (1, 2) for b in ("x", "y")))
@@ -320,6 +323,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", [NAMES[1:], NAMES[:1]], ids=["most", "one"])
 def test_odd_names(made: Any, key: list[str]) -> None:
     """As key and as value, in every statement; with column mapping where Parquet would not take the names."""
@@ -337,6 +341,7 @@ def test_odd_names(made: Any, key: list[str]) -> None:
     assert list(delta.read_schema(r.table.path).names) == NAMES
 
 
+@pytest.mark.full
 def test_odd_names_without_a_key(made: Any) -> None:
     r = made([(name, INT8) for name in NAMES], key=(), identity="f")
     rows = [[n] * len(NAMES) for n in range(3)]
@@ -345,6 +350,7 @@ def test_odd_names_without_a_key(made: Any) -> None:
     assert [row[0] for row in r.rows()] == [0, 0, 0, 1, 2]
 
 
+@pytest.mark.full
 def test_full_identity_without_a_key(made: Any) -> None:
     """As many of the equal rows go as were deleted.  NULL is a value; microseconds and the sign of zero count."""
     columns = (
@@ -406,6 +412,7 @@ def test_full_identity_without_a_key(made: Any) -> None:
     assert len(r.rows()) == 1
 
 
+@pytest.mark.full
 def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
     """Updates leave the extra columns as they are, inserts set them to NULL, whatever their types."""
     extra = "note STRING, tags ARRAY<STRING>, tiny TINYINT, box STRUCT<x: INT, y: MAP<STRING, DOUBLE>>"
@@ -423,6 +430,7 @@ def test_a_target_with_more_columns_keeps_them(made: Any) -> None:
     assert r.rows()[3] == (5, "e", *none)
 
 
+@pytest.mark.full
 def test_full_identity_with_a_key(made: Any) -> None:
     """Rows are found by key.  An unchanged value comes from the old row, except in columns that only the target has."""
     r = made(identity="f", extra="note STRING")
@@ -440,6 +448,7 @@ def test_a_target_with_more_columns_without_a_key(made: Any) -> None:
     assert r.rows(by=1) == [(1, "a", None), (1, "b", None)]
 
 
+@pytest.mark.full
 def test_a_value_that_the_table_refuses_leaves_no_commit(made: Any) -> None:
     r = made()
     r.send(insert(OID, 1, "a"))
@@ -452,6 +461,7 @@ def test_a_value_that_the_table_refuses_leaves_no_commit(made: Any) -> None:
     assert r.rows() == [(1, "a")]
 
 
+@pytest.mark.full
 def test_many_rows_in_many_files(made: Any) -> None:
     """Many rows in many files: batches above a row group, keys scattered and close; compared with a dict."""
     r = made(read_by_spark=True)

@@ -91,6 +91,7 @@ def of_spark(spark: Spark, path: Path, policy: str = "classic") -> TargetTable:
     return TargetTable(str(path), schema, ("id",), "public.t")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["v2", "parts"])
 def test_a_checkpoint_of_sparks_and_a_log_that_was_cleaned(spark: Spark, tmp_path: Path, form: str) -> None:
     path = tmp_path / "t"

@@ -211,6 +211,7 @@ def test_column_lists_row_filters_and_generated_columns(replica: Replica) -> Non
     replica.assert_equal("generated", columns=["id", "a", "double"])
 
 
+@pytest.mark.full
 def test_odd_names(replica: Replica) -> None:
     schemas = ['Ünï "cö" dé', "a.b", "..", "select", "x'; DROP TABLE y; --"]
     tables = [
@@ -366,6 +367,7 @@ def test_copy_data_false(replica: Replica) -> None:
     assert {row["id"] for row in replica.rows("b")} >= {2}
 
 
+@pytest.mark.full
 def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
     """create_tables = false: a user's table with one more column, in another order, is filled; one with rows is not."""
     replica.execute(

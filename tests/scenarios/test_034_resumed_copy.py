@@ -78,6 +78,7 @@ def run(replica: Replica, statements: tuple[str, ...]) -> Callable[[], None]:
     return lambda: replica.execute(*statements)
 
 
+@pytest.mark.full
 def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions: Interruptions, fault: Faults) -> None:
     replica.execute(*TABLE.split(";")[:-1])
     interruptions.after(10, run(replica, WRITES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.replica import Replica, wait_until
 
 COUNT = 100
@@ -21,6 +23,7 @@ def make(replica: Replica, count: int) -> list[str]:
     return names
 
 
+@pytest.mark.full
 def test_a_hundred_tables(replica: Replica) -> None:
     """max_sync_workers_per_subscription bounds slots and connections; rows written meanwhile arrive."""
     names = make(replica, COUNT)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pubsub.delta.spark_session import Spark
 from tests.support.replica import Replica, Stock, wait_until
 
@@ -32,6 +34,7 @@ def foreign(replica: Replica, spark: Spark, statement: str) -> None:
     spark.session.sql(statement.format(f"delta.`{replica.path('a')}`")).collect()
 
 
+@pytest.mark.full
 def test_a_commit_of_others_is_noticed_at_the_next_batch(replica: Replica, spark: Spark) -> None:
     replica.execute(TABLES)
     replica.subscribe()
@@ -55,6 +58,7 @@ def test_a_commit_of_others_is_noticed_at_the_next_batch(replica: Replica, spark
     assert table(replica, "a")["foreign_commit"] is None
 
 
+@pytest.mark.full
 def test_a_table_that_went_back_or_lost_a_file(replica: Replica, spark: Spark) -> None:
     replica.execute(TABLES)
     replica.subscribe(on_table_error="isolate")
@@ -95,6 +99,7 @@ ALTER TABLE bare REPLICA IDENTITY FULL;
 """
 
 
+@pytest.mark.full
 def test_rows_that_are_missing_are_passed_over_as_postgresql_does(
     replica: Replica, spark: Spark, stock: Callable[[str], Stock]
 ) -> None:
@@ -135,6 +140,7 @@ def test_rows_that_are_missing_are_passed_over_as_postgresql_does(
     )
 
 
+@pytest.mark.full
 def test_rows_that_are_in_the_way_stop_the_subscription(replica: Replica, spark: Spark) -> None:
     replica.execute(TABLES)
     replica.subscribe()

@@ -190,6 +190,7 @@ def test_streamed_transactions(any_replica: Replica, streaming: str, binary: boo
     assert [path for path in spill.rglob("*") if path.suffix == ".arrows"] == []
 
 
+@pytest.mark.full
 @on("18")
 def test_a_batch_that_is_prepared_in_parts(any_replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage as if the batch were too large to be decoded at once: of each changed table, part of the keys at a time."""

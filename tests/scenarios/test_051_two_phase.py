@@ -138,6 +138,7 @@ def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
         replica.drop()
 
 
+@pytest.mark.full
 def test_beside_a_stock_subscriber(spark: Spark, tmp_path: Path) -> None:
     """Small and large ones, committed and rolled back; two sessions' in turn; one that is committed after a restart."""
     settings: dict[str, str | int] = {"max_prepared_transactions": 20}

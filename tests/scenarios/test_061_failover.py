@@ -83,6 +83,7 @@ def synced(pair: Pair, slot: str) -> bool:
     ) == [(1,)]
 
 
+@pytest.mark.full
 def test_the_standby_takes_over(pair: Pair, follower: Replica) -> None:
     follower.subscribe(failover="true", target="'failover'")
     pair.write(pair.primary, 5)
@@ -141,6 +142,7 @@ def test_several_hosts(node: RunningNode) -> None:
         pair.close()
 
 
+@pytest.mark.full
 def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
     """Without synchronized_standby_slots a subscriber may be ahead of the standby: an error says so."""
     pair = Pair("18")

@@ -100,6 +100,7 @@ def test_001_what_is_not_logged_is_not_published(replica: Replica) -> None:
     replica.assert_equal("a", "u")
 
 
+@pytest.mark.full
 def test_004_a_copy_that_fails_goes_on_when_it_can(replica: Replica) -> None:
     """A value that Delta lacks stops that table's copy alone; after a correction the copy is made."""
     replica.execute(
@@ -124,6 +125,7 @@ def test_004_a_copy_that_fails_goes_on_when_it_can(replica: Replica) -> None:
     replica.assert_equal("bad", "good")
 
 
+@pytest.mark.full
 def test_008_a_delta_table_with_more_columns(replica: Replica, node: RunningNode) -> None:
     """Columns that the publisher lacks are NULL; the Delta table keeps its own order of columns."""
     replica.execute("CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x'), (2, 'y')")

@@ -168,6 +168,7 @@ def through(proxy: Proxy, location: str) -> str:
     return f"{before.partition('@')[0]}@127.0.0.1:{proxy.port}/{name}"
 
 
+@pytest.mark.full
 async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str) -> None:
     async with await Catalog.open(through(proxy, location), timeout=1.0) as catalog:
         await catalog.hold()
@@ -189,6 +190,7 @@ async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location:
             await Catalog.open(through(proxy, location), timeout=1.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("patience", ["1min", "3s"], ids=["a hang", "a hang that is given up"])
 def test_a_catalog_that_hangs(spark: Spark, location: str, proxy: Proxy, tmp_path: Path, patience: str) -> None:
     """The publisher, which is impatient, still gets its replies.

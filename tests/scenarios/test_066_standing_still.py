@@ -102,6 +102,7 @@ def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other:
     assert str(pid) in logged[0]["hint"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noticed", [True, False], ids=["before the job", "by its tasks"])
 def test_a_job_that_meets_a_lock_leaves_spark_to_others(
     replica: Replica, other: Replica, fault: Faults, noticed: bool, monkeypatch: pytest.MonkeyPatch

@@ -95,6 +95,7 @@ def daemon(home: Path, *arguments: str, terminal: bool) -> Iterator[Daemon]:
         one.end()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("renderer", ["terminal", pytest.param("verbose terminal", marks=pytest.mark.soak), "JSON"])
 def test_commands_signals_and_failures(guarded: EmbeddedPostgres, tmp_path: Path, renderer: str) -> None:
     home = tmp_path / "node"

@@ -146,6 +146,7 @@ def run(replica: Replica, seed: int, steps: int) -> None:
     assert (statistics["apply_error_count"], statistics["sync_error_count"]) == (0, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_commands(replica: Replica, seed: int) -> None:
     run(replica, seed, 5)

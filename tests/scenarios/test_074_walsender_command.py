@@ -170,6 +170,7 @@ def test_help_tells_what_is_written_and_where_it_begins_and_ends() -> None:
         assert words in ran.stdout
 
 
+@pytest.mark.full
 def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
     for more, text in (
         ((), "pgoutput needs --publication"),
@@ -186,6 +187,7 @@ def test_wrong_usage(publisher: EmbeddedPostgres) -> None:
         assert text in errors
 
 
+@pytest.mark.full
 def test_where_the_output_goes(tmp_path: Path) -> None:
     with EmbeddedPostgres("18", settings={"autovacuum": "off"}) as server:
         server.execute("CREATE TABLE t (id int PRIMARY KEY, b text); CREATE PUBLICATION p FOR TABLE t")
@@ -232,6 +234,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
             assert process.wait(60) == 1
 
 
+@pytest.mark.full
 def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
     """It ends with a whole message if someone reads the output, and also if nobody does; nothing is left behind."""
     spill = tmp_path / "spill"

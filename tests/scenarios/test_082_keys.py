@@ -73,6 +73,7 @@ CREATE DOMAIN amount AS numeric;
 """
 
 
+@pytest.mark.full
 def test_each_type(replica: Replica, stock: Callable[[str], Stock]) -> None:
     """A key becomes an equal one, then another, and goes; the rows are those of a stock subscriber."""
     ddl = DDL + "".join(f"CREATE TABLE {name} (k {type_} PRIMARY KEY, n int);" for name, type_, *_ in KEYED)

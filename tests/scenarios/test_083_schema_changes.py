@@ -53,6 +53,7 @@ def copies(replica: Replica) -> int:
     return replica.relation("a").copy_generation
 
 
+@pytest.mark.full
 def test_a_column_without_a_default(replica: Replica) -> None:
     subscribed(replica)
     replica.execute("ALTER TABLE a ADD COLUMN c int", "INSERT INTO a VALUES (1000, 'x', 1, 5)")
@@ -164,6 +165,7 @@ def _for(statement: str, name: str) -> str:
     return re.sub(r"\ba(?=\b|_)", name, statement)
 
 
+@pytest.mark.full
 def test_what_only_the_publisher_knows_is_copied_again(replica: Replica) -> None:
     names = many(replica, len(COPIED_AGAIN))
     for name, alter in zip(names, COPIED_AGAIN, strict=True):
@@ -174,6 +176,7 @@ def test_what_only_the_publisher_knows_is_copied_again(replica: Replica) -> None
     assert {name: replica.relation(name).copy_generation for name in names} == dict.fromkeys(names, 2)
 
 
+@pytest.mark.full
 def test_what_delta_takes_as_it_is(replica: Replica) -> None:
     names = many(replica, len(TAKEN))
     replica.execute(*(_for("UPDATE a SET n = 1 WHERE id < 100", name) for name in names))
@@ -216,6 +219,7 @@ AFTERWARDS = (
 )
 
 
+@pytest.mark.full
 def test_a_snapshot_before_the_change_shows_the_old_columns_and_rows(replica: Replica) -> None:
     from deltalake import DeltaTable, QueryBuilder
 
@@ -251,6 +255,7 @@ UNFOLLOWED = (
 )
 
 
+@pytest.mark.full
 def test_refresh_brings_columns_that_no_row_has_followed(replica: Replica) -> None:
     names = many(replica, len(UNFOLLOWED) + 1, dropped_columns="drop")
     *altered, busy = names
@@ -278,6 +283,7 @@ def test_refresh_brings_columns_that_no_row_has_followed(replica: Replica) -> No
     )
 
 
+@pytest.mark.full
 def test_partitions_that_are_tables_of_their_own(replica: Replica) -> None:
     """Without publish_via_partition_root each partition is a table of its own."""
     replica.execute(

@@ -144,6 +144,7 @@ def run(replica: Replica, seed: int, steps: int, **options: object) -> None:
     print(f"{replica.relation('a').copy_generation} copies, {replica.version('a')} versions")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_alters(replica: Replica, seed: int) -> None:
     run(replica, seed, 6)

@@ -110,6 +110,7 @@ def test_without_a_key(replica: Replica, binary: str) -> None:
     replica.assert_equal("t")
 
 
+@pytest.mark.full
 def test_other_readers(replica: Replica, spark: Spark) -> None:
     """Spark, DataFusion and DuckDB read the same values."""
     replica.execute(SETUP, insert(0))
@@ -138,6 +139,7 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
     assert_same_documents(replica, [(key, None if text == "null" else text) for key, text in wanted], documents)
 
 
+@pytest.mark.full
 def test_tables_that_spark_writes(replica: Replica, spark: Spark) -> None:
     """In data files the fields of structs have names of their own, because a column's name may not stand there."""
     replica.execute(

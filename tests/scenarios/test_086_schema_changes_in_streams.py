@@ -406,6 +406,7 @@ def run(replica: Replica, cases: tuple[Case, ...], *, behind: bool = False, **op
     assert [replica.relation(name).copy_generation for name in names] == [case.copies for case in cases]
 
 
+@pytest.mark.full
 def test_in_large_and_prepared_transactions(
     altering: Replica, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

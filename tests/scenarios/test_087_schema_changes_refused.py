@@ -97,6 +97,7 @@ def beside(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[str]:
     stock_server.drop_database(name)
 
 
+@pytest.mark.full
 def test_each_change_is_what_it_is_to_postgresql(replica: Replica, stock_server: EmbeddedPostgres, beside: str) -> None:
     names = [f"a{number}" for number in range(len(SAME) + len(STOPS))]
     same, stops = names[: len(SAME)], names[len(SAME) :]

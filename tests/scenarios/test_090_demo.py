@@ -142,6 +142,7 @@ def test_the_demo_copies_follows_and_compares(home: Path) -> None:
         assert all(word in ran.stdout for word in ("new", "paid", "shipped")), ran.stdout
 
 
+@pytest.mark.full
 def test_a_falsified_value_is_found(home: Path) -> None:
     demo = run(home, *SMALL, "--seconds", "1", "--falsify")
     assert demo.process.returncode == 1, demo.output
@@ -206,6 +207,7 @@ def assert_untouched(own: Database) -> None:
     assert own.query(left) == []
 
 
+@pytest.mark.full
 def test_a_database_of_ones_own_is_compared_while_it_is_written_to(
     home: Path, own: Database, writers: subprocess.Popen[bytes]
 ) -> None:
@@ -221,6 +223,7 @@ def test_a_database_of_ones_own_is_compared_while_it_is_written_to(
     assert own.query("SELECT n > 0 FROM keyless") == [(True,)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
@@ -244,6 +247,7 @@ def test_ctrl_c_leaves_nothing_in_the_database(home: Path, own: Database, moment
     assert_untouched(own)
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_snapshot_waits_for_a_writer(home: Path, own: Database) -> None:
     demo = Demo(home, "--pg", own.conninfo, "--seconds", "2", "--quiet")
     try:
@@ -261,6 +265,7 @@ def test_ctrl_c_while_the_snapshot_waits_for_a_writer(home: Path, own: Database)
         demo.kill()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
