@@ -187,7 +187,7 @@ class EmbeddedDemo:
     def _tell_where(self) -> None:
         node, screen = self._node, self._screen
         orders = self._path("orders", "orders")
-        query = "SELECT status, count(*) AS orders, sum(total) AS total FROM {t} GROUP BY status ORDER BY status"
+        query = "SELECT status, count(*) AS orders, sum(total) AS total FROM {t} GROUP BY status ORDER BY orders DESC"
         text = [
             f"The tables lie in {node.shown_home}/warehouse, as <database>/<schema>/<table>; they stay until the next demo.",
             *reading.ways(orders, query.format(t="t")),
