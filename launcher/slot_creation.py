@@ -44,6 +44,8 @@ async def make_slot(
     except asyncio.CancelledError:
         if not there:  # the slot may have been finished at that moment, and the connection is closed
             async with await session.connect(subscription, conninfo) as another:
+                # The request to cancel may have been lost: the walsender would wait on, and dropping its slot with it.
+                await slots.stop_user(another, slot)
                 await drop_slot(another, slot, missing_ok=True, wait=True)
         raise
     finally:

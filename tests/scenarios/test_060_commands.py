@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -17,7 +19,9 @@ import pytest
 from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
+from launcher.slot_creation import make_slot
 from pubsub.cli.app import app
+from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import wait_until
@@ -311,6 +315,31 @@ def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> Non
         assert err == "ERROR:  canceling statement due to user request\n"
         other.execute("ROLLBACK")
     assert nothing_left(cli, database)
+
+
+async def test_a_lost_request_to_cancel_holds_nothing_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walsender went on waiting, and the interrupted command waited for it, to drop the slot."""
+
+    async def lost(_: object) -> None:
+        return
+
+    async def connect(_: str, conninfo: str) -> Connection:
+        return await Connection.connect(conninfo, replication=True)
+
+    monkeypatch.setattr("pubsub.publisher.connection._send_cancel", lost)
+    session: Any = SimpleNamespace(connect=connect, notice=lambda *_, **__: None)
+    with database.server.connect(database.name) as other:
+        other.execute("BEGIN; CREATE TABLE t (id int)")  # creating the slot waits for this transaction
+        connection = await connect("s", database.conninfo)
+        making = asyncio.create_task(
+            make_slot(session, connection, "s", database.conninfo, "s", two_phase=False, failover=False)
+        )
+        await asyncio.to_thread(wait_until, lambda: slots(database) == ["s"], "the slot is being made")
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(60):
+                await making
+        assert slots(database) == []
 
 
 # Successes
