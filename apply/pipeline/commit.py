@@ -15,13 +15,13 @@ from typing import Final
 import structlog
 
 from apply.staging.destination import WrittenByOthers
-from apply.staging.stage_batch import StagedTable
+from apply.staging.staged_table import StagedTable
 from pubsub.delta import arrow_writer, spark_writer, table, tidying
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.engine import said
 from pubsub.delta.lanes import Lane
 from pubsub.delta.log import OthersWereFirst
-from pubsub.delta.row_count import count_rows, living_rows
+from pubsub.delta.row_count import count_rows, rows_in_log
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
@@ -100,7 +100,7 @@ async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int 
 async def _rows(prepared: StagedTable) -> int | None:
     staged = prepared.staged
     if isinstance(staged, DirectStaged):
-        return await asyncio.to_thread(living_rows, staged.log)
+        return await asyncio.to_thread(rows_in_log, staged.log)
     return await asyncio.to_thread(count_rows, staged.table.path)
 
 

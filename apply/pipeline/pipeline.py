@@ -35,7 +35,8 @@ from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.interfaces import Limits, Tables
 from apply.staging.destination import Destination, WrittenByOthers
-from apply.staging.stage_batch import StagedTable, stage_batch
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, TwoPhase
 from pubsub import allocators, faults

@@ -21,8 +21,6 @@ from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.protocol import rows
 
-__all__ = ["Destination", "StagedTable", "stage_batch"]
-
 # A batch of more bytes is decoded in parts.
 _WHOLE: Final = 48 << 20
 

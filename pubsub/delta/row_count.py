@@ -5,7 +5,7 @@ from __future__ import annotations
 from pubsub.delta.log import TableLog, is_local
 
 
-def living_rows(log: TableLog) -> int | None:
+def rows_in_log(log: TableLog) -> int | None:
     """Return the number of rows in `log`'s state; None if a file's statistics lack numRecords.  Reads no files."""
     total = 0
     for file in list(log.files.values()):
@@ -16,9 +16,9 @@ def living_rows(log: TableLog) -> int | None:
 
 
 def count_rows(path: str) -> int | None:
-    """Return `living_rows` of the table at `path`; None if it is not local.  Blocks; raises as TableLog does."""
+    """Return `rows_in_log` of the table at `path`; None if it is not local.  Blocks; raises as TableLog does."""
     if not is_local(path):
         return None
     log = TableLog(path)
     log.refresh()
-    return living_rows(log)
+    return rows_in_log(log)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import StagedTable, stage_batch
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from pubsub.delta.spark_writer import Staged
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation

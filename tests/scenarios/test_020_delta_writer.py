@@ -20,7 +20,8 @@ from deltalake import DeltaTable, QueryBuilder
 from apply.batch import Batch
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination, WrittenByOthers
-from apply.staging.stage_batch import StagedTable, stage_batch
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged

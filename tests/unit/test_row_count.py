@@ -9,7 +9,7 @@ import pyarrow as pa
 from pubsub.delta import arrow_writer, data_files
 from pubsub.delta import table as delta
 from pubsub.delta.log import TableLog
-from pubsub.delta.row_count import count_rows, living_rows
+from pubsub.delta.row_count import count_rows, rows_in_log
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import Lsn
 
@@ -29,12 +29,12 @@ def test_rows_that_are_there_less_those_that_vectors_hide(tmp_path: Path) -> Non
     log.refresh()
     rows = pa.table({"id": range(100), "n": range(100)}, SCHEMA)
     arrow_writer.commit_copy(log, table, data_files.write(table, [rows]), Commit("app", Lsn(1), Lsn(1)))
-    assert count_rows(table.path) == living_rows(log) == 100
+    assert count_rows(table.path) == rows_in_log(log) == 100
     staged = arrow_writer.DirectStaged(
         table, log, [], pa.table({"id": [3, 5, 500]}, pa.schema([SCHEMA.field("id")])), None, False, 3
     )
     arrow_writer.commit(staged, Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
-    assert count_rows(table.path) == living_rows(log) == 98
+    assert count_rows(table.path) == rows_in_log(log) == 98
 
 
 def test_what_the_log_does_not_say_is_not_known(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
-from apply.staging.stage_batch import StagedTable, stage_batch
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
 from pubsub.delta.changeset import Folded
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
