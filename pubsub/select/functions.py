@@ -20,7 +20,6 @@ from pubsub.select.types import (
     DATE,
     FLOAT4,
     FLOAT8,
-    INT2,
     INT4,
     INT8,
     LSN,
@@ -124,17 +123,11 @@ def call(name: str, given: Sequence[Value]) -> Value:
             return found
     for function in _FUNCTIONS.get(name, ()):
         if len(function.takes) == len(given) and all(
-            implicit(value.type, type_) or _narrowed(value, type_)
-            for value, type_ in zip(given, function.takes, strict=True)
+            implicit(value.type, type_) for value, type_ in zip(given, function.takes, strict=True)
         ):
             values = [coerced(value, type_) for value, type_ in zip(given, function.takes, strict=True)]
             return Value(function.gives, "(" + function.sql.format(*(value.engine for value in values)) + ")")
     raise undefined(name, given)
-
-
-def _narrowed(value: Value, type_: Type) -> bool:
-    """Return whether the value is a smallint for an integer parameter."""
-    return type_ == INT4 and value.type == INT2
 
 
 def undefined(name: str, given: Sequence[Value]) -> PubsubError:
