@@ -89,7 +89,7 @@ class Batch:
 
     `opened_at`: monotonic seconds when the first of them joined.  `relations`: for each oid its Relation messages in order, each
     with the seq of the first row that it holds for.  `outcomes`: the xids of transactions that had been prepared, each with the
-    end LSN of its COMMIT PREPARED.  `retold`: oids of relations whose Relation message was resent unchanged.
+    end LSN of its COMMIT PREPARED.  `resent`: oids of relations whose Relation message was resent unchanged.
     """
 
     def __init__(self, known: dict[int, pgoutput.Relation]) -> None:
@@ -99,7 +99,7 @@ class Batch:
         self.rows = 0
         self.opened_at: float | None = None
         self.outcomes: list[tuple[int, Lsn]] = []
-        self.retold: set[int] = set()
+        self.resent: set[int] = set()
         self._parts: list[FrameLog | reorderbuffer.Transaction] = []
         self._parts_bytes = 0
         # Streamed transactions, by position in `transactions`, whose Relation and Truncate messages are still to be looked up.
@@ -168,23 +168,26 @@ class Batch:
         self._joined(streamed[0].xid, final_lsn, end_lsn, commit_time, first, now)
 
     def add_kept(
-        self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, settled: Mapping[int, pgoutput.Relation]
+        self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, relation_cache: Mapping[int, pgoutput.Relation]
     ) -> None:
-        """Add a prepared transaction that has committed, under the definitions that it was prepared with; `settled` hold after it."""
+        """Add a prepared transaction that has committed, under the definitions that it was prepared with.
+
+        `relation_cache` holds after it.
+        """
         first = self.rows
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
         self.truncations += [Truncation(first + seq, oids, len(self.transactions)) for seq, oids in kept.truncations]
-        told: set[pgoutput.Relation] = set()
+        announced: set[pgoutput.Relation] = set()
         for seq, relation in kept.relations:
-            if relation in told:
-                self.retold.add(relation.oid)
-            told.add(relation)
+            if relation in announced:
+                self.resent.add(relation.oid)
+            announced.add(relation)
             self.relations.setdefault(relation.oid, []).append((first + seq, relation))
         self._append_part(kept.transaction)
-        for oid in {*(relation.oid for _, relation in kept.relations), *kept.told}:
-            if oid in settled:
-                self.relations.setdefault(oid, []).append((self.rows, settled[oid]))
+        for oid in {*(relation.oid for _, relation in kept.relations), *kept.announced}:
+            if oid in relation_cache:
+                self.relations.setdefault(oid, []).append((self.rows, relation_cache[oid]))
         self.outcomes.append((kept.xid, end_lsn))
         self._joined(kept.xid, kept.prepare_lsn, end_lsn, commit_time, first, now)
 
@@ -224,7 +227,7 @@ class Batch:
                 untagged = replace(message, xid=None)
                 held = self.relations.setdefault(message.oid, [])
                 if any(known == untagged for _, known in held):
-                    self.retold.add(message.oid)
+                    self.resent.add(message.oid)
                 held.append((seq, untagged))
             case pgoutput.Truncate():
                 self.truncations.append(Truncation(seq, tuple(message.relations), transaction))

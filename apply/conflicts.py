@@ -9,6 +9,9 @@ Conflicts are looked for only in a table whose rows are not all this subscriptio
 multiple_unique_conflicts.  The last writer of a row is known (in PostgreSQL: by track_commit_timestamp) only while its data file
 is one that another writer's commit made in full: not after files were merged, and not for a file that such a commit rewrote
 together with rows that it did not change.
+
+`judge` finds the conflicts while a batch is staged.  Once the batch is committed, or a conflict has ended a worker or stopped a
+table, they are logged and counted in the catalog.
 """
 
 from __future__ import annotations
@@ -17,14 +20,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 
 from apply.batch import Batch
+from catalog.records import Counters, ForeignCommit
+from catalog.store import Catalog
 from pubsub.delta.changeset import Folded, Unmet
+from pubsub.delta.log import OtherCommit
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = structlog.get_logger()
 
@@ -153,11 +162,43 @@ def _identity(unmet: Unmet, index: int) -> str:
     return _pairs(unmet.keys, index)
 
 
-def _pairs(table: Any, index: int) -> str:
+def _pairs(table: pa.Table, index: int) -> str:
     """Format columns and values as (a, b)=(1, 2) (genam.c: BuildIndexValueDescription)."""
     return f"({', '.join(table.column_names)})={_values(table, index)}"
 
 
-def _values(table: Any, index: int) -> str:
+def _values(table: pa.Table, index: int) -> str:
     values: Sequence[Any] = [column[index].as_py() for column in table.columns]
     return "(" + ", ".join("null" if value is None else str(value) for value in values) + ")"
+
+
+# After the commit, or the failure
+
+
+async def count_conflicts(catalog: Catalog, subid: int, relation: str, conflicts: Conflicts) -> None:
+    """Log and store conflicts at once: a worker that ends before the next statistics report must not lose them."""
+    conflicts.report(relation)
+    counts = {f"confl_{conflict.value}": count for conflict, count in conflicts.counts.items()}
+    await catalog.add_counters(subid, **cast(Counters, counts))
+
+
+async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) -> None:
+    """Count the conflict that ended a worker or stopped a table, if `error` is one."""
+    if isinstance(error, UniqueViolation):
+        await catalog.add_counters(subid, **cast(Counters, {f"confl_{error.conflict.value}": 1}))
+
+
+async def record_other_commits(
+    catalog: Catalog, subid: int, relid: int, relation: str, commits: Sequence[OtherCommit]
+) -> None:
+    """Log other writers' commits to a table, and store the last one: from then on its changes may conflict."""
+    for commit in commits:
+        log.warning(
+            "the Delta table was written by others",
+            relation=relation,
+            version=commit.version,
+            operation=commit.operation,
+            engine=commit.engine,
+        )
+    last = commits[-1]
+    await catalog.set_foreign_commit(subid, relid, ForeignCommit(last.version, last.operation, last.engine))

@@ -11,7 +11,7 @@ A crash before the table is stored as stopped loses nothing: the transaction is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,14 +19,19 @@ from apply.batch import Batch, Transaction
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
+from catalog.records import SubscriptionRel
 from pubsub.delta.choose_writer import Stage
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.sql.identifiers import quote_identifier, quote_qualified
 
 # Connections, resources, an administrator, the system, other writers, internal errors: another attempt may succeed.
 _PASSING: Final = frozenset({"08", "25", "40", "53", "57", "58", "XX"})
 # A publisher that was restarted knows no snapshot from before (snapmgr.c: ImportSnapshot).
 _NO_SNAPSHOT: Final = ('snapshot "', "invalid snapshot identifier")
+
+StopAlone = Callable[[int, PubsubError, Lsn], Awaitable[None]]
+"""Stop the table with this relid alone, at this LSN; raises the error if the subscription does not isolate failures."""
 
 _Destinations = Mapping[tuple[str, str], Destination]
 
@@ -41,7 +46,7 @@ class Failure:
 
 
 def will_last(error: PubsubError) -> bool:
-    """Tell whether a table's failure would recur at every attempt."""
+    """Return whether a table's failure would recur at every attempt."""
     if error.sqlstate == DataCorrupted.default_sqlstate:
         return True
     passing = error.sqlstate[:2] in _PASSING or error.sqlstate == ObjectInUse.default_sqlstate
@@ -49,7 +54,7 @@ def will_last(error: PubsubError) -> bool:
 
 
 def is_own(error: PubsubError) -> bool:
-    """Tell whether the error is one table's own and lasting, so that the table stops."""
+    """Return whether the error is one table's own and lasting, so that the table stops."""
     return error.relid is not None and will_last(error)
 
 
@@ -58,6 +63,13 @@ def failure(error: PubsubError, batch: Batch) -> Failure:
     assert error.relid is not None
     transaction = _transaction(batch, error) or batch.transactions[0]
     return Failure(error.relid, error, transaction.final_lsn)
+
+
+def hint_to_resync(error: PubsubError, subscription: str, relation: SubscriptionRel) -> str:
+    """Return the hint for a table that stopped alone: the error's own, and how to bring the table back."""
+    name = quote_qualified(relation.schema, relation.name)
+    resync = f"ALTER SUBSCRIPTION {quote_identifier(subscription)} RESYNC TABLE {name} copies the table anew."
+    return resync if error.hint is None or "RESYNC TABLE" in error.hint else f"{error.hint} {resync}"
 
 
 def stage_isolating(

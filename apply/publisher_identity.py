@@ -34,7 +34,7 @@ from pubsub.publisher.replication import SystemIdentity
 from pubsub.publisher.slots import SlotInfo
 
 RESYNC_HINT: Final = (
-    "What was changed on the publisher since can not be received any more: ALTER SUBSCRIPTION ... RESYNC TABLE with every "
+    "What was changed on the publisher since cannot be received any more: ALTER SUBSCRIPTION ... RESYNC TABLE with every "
     "table of the subscription makes a new slot and copies them anew."
 )
 _GAP_HINT: Final = (
@@ -43,7 +43,7 @@ _GAP_HINT: Final = (
 )
 
 _UNPUBLISHED_HINT: Final = (
-    "What was written while the publication did not exist can not be decoded, though it is there again: use ALTER SUBSCRIPTION "
+    "What was written while the publication did not exist cannot be decoded, though it is there again: use ALTER SUBSCRIPTION "
     "... RESYNC TABLE with every table of the subscription, which passes over it."
 )
 
@@ -199,7 +199,7 @@ def _check_timeline(
 
 
 async def is_followed(catalog: Catalog, subscription: Subscription, identity: SystemIdentity, patience: float) -> bool:
-    """Tell whether the apply worker follows this publisher; wait at most `patience` seconds for that.
+    """Return whether the apply worker follows this publisher; wait at most `patience` seconds for that.
 
     If a sync worker copied from another publisher before apply has accepted it, its table would hold changes past the
     end of the followed timeline.

@@ -7,7 +7,7 @@
 Delta has no prepared state, and PostgreSQL keeps its own on disk (twophase.c), so a prepared transaction waits in a file, for
 weeks if need be.  The tables that it is applied to are decided at its outcome, as for a commit.  A file is removed only when the
 origin is past the outcome, so that an outcome that is sent again after a crash finds it.  A prepare that is sent again before
-that replaces the file.
+then replaces the file.
 
     prepared/<subscription oid>/<xid>.prepared             waits
     prepared/<subscription oid>/<xid>.<end LSN>.done       its outcome is durable in every table; the origin may not be there yet
@@ -39,8 +39,9 @@ Described = Sequence[tuple[int, pgoutput.Relation]]
 class Preparation:
     """A transaction that has just been prepared.
 
-    `settled`: the relation cache when it began.  `relations` and `truncations`: its messages, each with the number of the change
-    that follows.  In a streamed transaction both are among its frames instead, and `told` has the oids of its Relation messages.
+    `relation_cache`: as it was when the transaction began.  `relations` and `truncations`: its messages, each with the
+    number of the change that follows.  In a streamed transaction both are among its frames instead, and `announced` has
+    the oids of its Relation messages.
     LSNs and time are those of Prepare.
     """
 
@@ -50,10 +51,10 @@ class Preparation:
     end_lsn: Lsn
     prepare_time: int
     streamed: bool
-    settled: Mapping[int, pgoutput.Relation]
+    relation_cache: Mapping[int, pgoutput.Relation]
     relations: Described = ()
     truncations: Sequence[tuple[int, tuple[int, ...]]] = ()
-    told: tuple[int, ...] = ()
+    announced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Kept:
     streamed: bool
     relations: Described
     truncations: Sequence[tuple[int, tuple[int, ...]]]
-    told: tuple[int, ...]
+    announced: tuple[int, ...]
 
 
 class PreparedStore:
@@ -84,7 +85,7 @@ class PreparedStore:
         self.remove_done(origin)
 
     def keep(self, preparation: Preparation) -> None:
-        """Store the transaction durably.  A file of the same xid is the same transaction, sent before, and is replaced."""
+        """Store the transaction durably.  A file of the same xid holds the same transaction, sent before, and is replaced."""
         p = preparation
         durable.persist(
             p.transaction,
@@ -97,10 +98,10 @@ class PreparedStore:
                 "streamed": p.streamed,
                 "relations": [
                     [seq, pgoutput.write_message(relation).hex()]
-                    for seq, relation in (*((0, settled) for settled in p.settled.values()), *p.relations)
+                    for seq, relation in (*((0, known) for known in p.relation_cache.values()), *p.relations)
                 ],
                 "truncations": [[seq, list(oids)] for seq, oids in p.truncations],
-                "told": list(p.told),
+                "told": list(p.announced),
             },
         )
 
@@ -145,7 +146,7 @@ class PreparedStore:
                 durable.remove(path)
 
     def greatest(self) -> Lsn:
-        """Where the last of those without an outcome was prepared (0: there are none)."""
+        """Return the LSN of the last PREPARE without an outcome; 0 if there is none."""
         return max((_read(path).end_lsn for path in self._directory.glob(f"*{_WAITING}")), default=Lsn(0))
 
     def waiting(self) -> list[PreparedXact]:
@@ -199,7 +200,7 @@ class TwoPhase:
         await self._show()
 
     async def greatest(self) -> Lsn:
-        """See PreparedStore."""
+        """Return what PreparedStore.greatest does, without blocking."""
         return await asyncio.to_thread(self._store.greatest)
 
     async def keep(self, preparation: Preparation) -> None:

@@ -17,7 +17,6 @@ import structlog
 
 from apply import publisher_identity
 from apply.handover import Handover
-from apply.metrics import Figures
 from apply.pipeline.interfaces import Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
@@ -25,13 +24,15 @@ from apply.publisher_identity import Standing
 from apply.schema_changes.follow import Follower, Publisher
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
+from apply.worker_statistics import Figures
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
+from pubsub.delta.transactions import Transactions
 from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
-from pubsub.protocol.binary.values import BinaryTypes
+from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
@@ -64,7 +65,9 @@ class ApplyWorker:
         self._stage = stage
         self._handover = handover
         self._settings = settings
-        self._tables = ApplyTables(catalog, node_id, subscription, handover, follower(catalog, subscription))
+        self._tables = ApplyTables(
+            catalog, node_id, subscription, handover, follower(catalog, subscription, engine.transactions)
+        )
         self._tables_changed = asyncio.Event()
         self._broken = asyncio.Event()
         self._drain = asyncio.Event()
@@ -76,7 +79,7 @@ class ApplyWorker:
 
     async def run(self) -> None:
         """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale."""
-        subscription = self._subscription
+        subscription, relations = self._subscription, self._tables.relations
         slot_name = subscription.slot_name
         if slot_name is None:
             raise NotInPrerequisiteState(
@@ -96,18 +99,18 @@ class ApplyWorker:
             promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
             await promotion.begin(connection)
             identity = await publisher_identity.check_system(connection, subscription)
-            await self._tables.load()
+            await relations.load()
             origin = await self._catalog.origin(subscription.oid)
             slot = await slots.slot_info(connection, slot_name)
             two_phase = TwoPhase(
                 PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
             )
-            held = max(origin, self._tables.held, await self._tables.held_by_copies())
-            standing = Standing(origin, held, self._tables.any_copied, await two_phase.greatest())
+            held = max(origin, relations.held, await relations.held_by_copies())
+            standing = Standing(origin, held, relations.any_copied, await two_phase.greatest())
             await publisher_identity.check_publications(connection, subscription)
             began = await publisher_identity.check_position(connection, subscription, identity, slot, standing)
             # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
-            enable = subscription.options.two_phase_state == "p" and self._tables.all_ready
+            enable = subscription.options.two_phase_state == "p" and relations.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
             await two_phase.recover(origin)
             self._tables.types = await binary_types(subscription, connection)
@@ -142,12 +145,12 @@ class ApplyWorker:
                 parallel=commands.streams_in_parallel(options),
                 ahead=self._ahead(),
                 two_phase=two_phase,
-                align_at=self._tables.greatest_version if self._tables.greatest_version > origin else None,
+                align_at=relations.greatest_version if relations.greatest_version > origin else None,
                 stop_at=subscription.options.stop_lsn,
                 skip=subscription.skip_lsn,
             )
             log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
-            self._tables.keep_promises()
+            relations.keep_promises()
             self._handover.attach(self)
             try:
                 if self._drain.is_set():
@@ -229,7 +232,7 @@ class ApplyWorker:
     def answer(self, relid: int, at: Lsn) -> Lsn:
         """See handover.Applying."""
         assert self._pipeline is not None
-        return self._tables.promise(relid, at, self._pipeline.dispatcher.decided)
+        return self._tables.relations.promise(relid, at, self._pipeline.dispatcher.decided)
 
     def start_again(self) -> None:
         """See handover.Applying."""
@@ -240,11 +243,12 @@ class ApplyWorker:
         self._tables_changed.set()
 
     async def _follow_tables(self) -> None:
+        relations = self._tables.relations
         while True:
-            await self._tables.load()
-            await self._tables.settle()
-            await self._tables.look()
-            if self._subscription.options.two_phase_state == "p" and not self._enabling and self._tables.all_ready:
+            await relations.load()
+            await self._tables.store_ready()
+            await self._tables.begin_refresh()
+            if self._subscription.options.two_phase_state == "p" and not self._enabling and relations.all_ready:
                 raise StartAgain("all tables are ready: the apply worker starts again with two-phase commit")
             await self._tables_changed.wait()
             self._tables_changed.clear()
@@ -254,11 +258,11 @@ class ApplyWorker:
         raise StartAgain("a table is copied again: the apply worker starts again from its origin")
 
 
-def follower(catalog: Catalog, subscription: Subscription) -> Follower | None:
+def follower(catalog: Catalog, subscription: Subscription, transactions: Transactions) -> Follower | None:
     """Return the Follower that alters tables as the publisher's are altered; None under schema_changes = refuse."""
     if subscription.options.schema_changes == "refuse":
         return None
-    return Follower(catalog, subscription, Publisher(subscription))
+    return Follower(catalog, subscription, Publisher(subscription), transactions)
 
 
 def stream_options(subscription: Subscription, server_version: int, *, two_phase: bool = False) -> dict[str, str]:

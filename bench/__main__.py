@@ -9,10 +9,12 @@ random     … of N updates, keys at random                          "
 deletes    … of N/2 deletes                                        "
 pgbench    … of N/10 pgbench transactions                          "
 lag        from commit to visible, at 1,000 transactions/s         "
+           (and what the tables then take, beside just copied ones)
 receive    receiving only                                vs. pg_recvlogical
 large      one transaction, from its COMMIT              vs. a stock subscriber with streaming = on
 large-…    the same: updates; many at once; subtransactions        "
 decode-…   the publisher's decoder: inserts, pgbench, skip, ddl    vs. pg_recvlogical
+commits    by Delta's own transaction, one table and four
 types      decoding of each type's fields, in processor time, without a server
 
 The publisher and the stock subscriber are two PostgreSQL servers of the same version and settings, PostgreSQL's
@@ -34,6 +36,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if results.failures else 0
 
 
-def _measure(plan: Plan, fsync: str, say: Any) -> tuple[Results, dict[str, Any]]:
+def _measure(plan: Plan, fsync: str, say: Callable[[str], None]) -> tuple[Results, dict[str, Any]]:
     settings = {**_SERVER, "fsync": fsync}
     with ExitStack() as stack:
         say("starting the servers and the daemon")

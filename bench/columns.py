@@ -13,19 +13,22 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from apply.staging.fold import fold
+from pubsub.protocol.column_types import delta_type
 from pubsub.protocol.copyboth import XLOG_HEADER
-from pubsub.protocol.copytext import parse_copy
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import Column, Relation
 from pubsub.protocol.rows import Changes, decode_changes, split_by_relation
-from pubsub.protocol.types import delta_type
+from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.reorderbuffer.log import FrameBlock, FrameLog
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _COLUMNS: Final = (
     Column(1, "id", Oid(20), -1),
@@ -50,7 +53,7 @@ def _values(key: int) -> list[bytes]:
     ]
 
 
-def _blocks(kind: bytes, keys: Any) -> list[FrameBlock]:
+def _blocks(kind: bytes, keys: npt.NDArray[np.int64]) -> list[FrameBlock]:
     log = FrameLog()
     head = b"w" + bytes(XLOG_HEADER - 1) + kind + struct.pack(">I", _RELATION.oid) + b"N\x00\x06"
     for first in range(0, len(keys), 10_000):
@@ -63,7 +66,7 @@ def _blocks(kind: bytes, keys: Any) -> list[FrameBlock]:
     return log.blocks()
 
 
-def _best(work: Callable[[], Any]) -> float:
+def _best(work: Callable[[], object]) -> float:
     """Return the seconds of the fastest of three runs."""
     times = []
     for _ in range(3):

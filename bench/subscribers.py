@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -26,7 +26,7 @@ from psycopg import sql
 from bench import machine
 from bench.workload import Dataset
 from catalog import schema
-from catalog.daemon import running_daemon
+from catalog.home_lock import running_daemon
 from pubsub.errors import PubsubError
 from pubsub.node import Node
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -34,6 +34,9 @@ from pubsub.settings import FILE_NAME
 from pubsub.testing import watcher
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.servers import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from catalog.records import SubscriptionRel
 
 _T = TypeVar("_T")
 
@@ -98,7 +101,7 @@ class Stock:
     def __init__(self, publisher: EmbeddedPostgres, server: EmbeddedPostgres) -> None:
         self._publisher = publisher
         self.server = server
-        self._connections: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
+        self._connections: dict[str, psycopg.Connection] = {}
 
     def prepare(self, data: Dataset) -> None:
         if not self.server.query(f"SELECT 1 FROM pg_database WHERE datname = '{data.database}'"):
@@ -279,8 +282,12 @@ class Ours:
         return {"daemon": machine.cpu_seconds(self.pid), "jvm": machine.cpu_seconds(jvm) if jvm is not None else 0.0}
 
     def details(self, data: Dataset) -> dict[str, int]:
-        paths = self._paths.get(data.database, [])
+        paths = self.paths(data)
         return {"delta_commits": sum(len(list((path / "_delta_log").glob("*.json"))) for path in paths)}
+
+    def paths(self, data: Dataset) -> list[Path]:
+        """Return the directories of the Delta tables; none before `create`."""
+        return self._paths.get(data.database, [])
 
     @property
     def _open(self) -> Node:
@@ -299,8 +306,8 @@ class Ours:
         except PubsubError as error:
             raise Failed(f"{error.report()}\nSTATEMENT:  {statement}") from error
 
-    def _relations(self, data: Dataset) -> list[Any]:
-        async def read() -> list[Any]:
+    def _relations(self, data: Dataset) -> list[SubscriptionRel]:
+        async def read() -> list[SubscriptionRel]:
             catalog = self._open.catalog
             return list(await catalog.relations((await catalog.subscription(self._subscription(data))).oid))
 

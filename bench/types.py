@@ -21,13 +21,13 @@ from typing import Final
 import pyarrow as pa
 
 from bench.results import Limit
-from pubsub.protocol.binary.values import BinaryTypes, TypeRow
+from pubsub.protocol.binary.single_values import BinaryTypes, TypeRow
+from pubsub.protocol.column_types import delta_type, shaped_type
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import Column, Relation
 from pubsub.protocol.rows import decode_changes, split_by_relation
 from pubsub.protocol.shapes import TypeShape
-from pubsub.protocol.types import delta_type, shaped_type
 from pubsub.reorderbuffer.log import FrameBlock, FrameLog
 
 NAMES: Final = ("types",)

@@ -30,13 +30,14 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from catalog import schema
+from catalog.from_rows import SCHEMA_VERSION
 from pubsub.concurrency import uncancelled
-from pubsub.errors import DataCorrupted, FeatureNotSupported, ObjectInUse, PubsubError
+from pubsub.errors import DataCorrupted, FeatureNotSupported, NoCatalog, ObjectInUse, PubsubError
 
 #: How long a write waits for another process's transaction, in seconds.
 BUSY_TIMEOUT: Final = 30.0
 
-#: How long a transaction on a server may take, in seconds, unless told otherwise.
+#: How long a transaction on a server may take, in seconds, by default.
 TIMEOUT: Final = 30.0
 
 NOT_OURS: Final = "another daemon has taken over the catalog"
@@ -46,12 +47,6 @@ _DRIVERS: Final = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+async
 _WRITE: Final = "pubsub_write"
 #: An arbitrary advisory lock: on PostgreSQL it keeps two processes from creating the schema at once.
 _SCHEMA_LOCK: Final = 0x70756273_7562
-
-
-class NoCatalog(PubsubError):
-    """There is no catalog, and the caller did not ask to create one."""
-
-    default_sqlstate = "58P01"
 
 
 def new_node_id() -> str:
@@ -126,7 +121,7 @@ class Database:
 
     @asynccontextmanager
     async def _write(self, *, bump: bool) -> AsyncIterator[AsyncConnection]:
-        """Open one write transaction; `bump` raises the change counter, which tells pollers to look again.
+        """Open one write transaction; `bump` raises the change counter, which makes pollers look again.
 
         Raises ObjectInUse when this process was the catalog's daemon and another has taken over.
         """
@@ -174,7 +169,7 @@ async def _is_current(engine: AsyncEngine) -> bool:
         found = (await connection.execute(select(schema.node.c.schema_version))).scalar_one_or_none()
     if found is None:
         raise NoCatalog("the catalog has not been made")
-    return bool(found == schema.SCHEMA_VERSION)
+    return bool(found == SCHEMA_VERSION)
 
 
 def _engine(location: str | Path, timeout: float, *, make: bool = True) -> AsyncEngine:
@@ -184,7 +179,7 @@ def _engine(location: str | Path, timeout: float, *, make: bool = True) -> Async
         else:
             parsed = make_url(location)
     except ArgumentError:
-        raise PubsubError("the catalog's URL can not be read", sqlstate="22023", hint=_URL_HINT) from None
+        raise PubsubError("the catalog's URL cannot be read", sqlstate="22023", hint=_URL_HINT) from None
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.drivername == "sqlite+aiosqlite":
         if not parsed.database or parsed.database == ":memory:":
@@ -290,19 +285,19 @@ async def _prepare(engine: AsyncEngine) -> None:
             await connection.execute(
                 insert(schema.node).values(
                     id=1,
-                    schema_version=schema.SCHEMA_VERSION,
+                    schema_version=SCHEMA_VERSION,
                     node_id=new_node_id(),
                     created=now(),
                     next_oid=schema.FIRST_OID,
                     change_counter=0,
                 )
             )
-        elif found < schema.SCHEMA_VERSION:
+        elif found < SCHEMA_VERSION:
             await connection.run_sync(_add_what_is_missing)
-            await connection.execute(update(schema.node).values(schema_version=schema.SCHEMA_VERSION))
-        elif found > schema.SCHEMA_VERSION:
+            await connection.execute(update(schema.node).values(schema_version=SCHEMA_VERSION))
+        elif found > SCHEMA_VERSION:
             raise DataCorrupted(
-                f"the catalog has version {found}, this program reads version {schema.SCHEMA_VERSION}",
+                f"the catalog has version {found}, this program reads version {SCHEMA_VERSION}",
                 hint="Use the version of this program that made it, or a later one.",
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from catalog import schema
+from catalog import from_rows, schema
 from catalog.database import Database
 from catalog.records import PreparedXact
 
@@ -32,5 +32,5 @@ class Prepared(Database):
 
 async def read_prepared(connection: AsyncConnection) -> list[tuple[int, PreparedXact]]:
     """Return all prepared transactions, each with its subscription's oid, by subscription and time of PREPARE."""
-    rows = await connection.execute(select(_T).order_by(_T.c.subid, _T.c.prepared))
-    return [(row.subid, PreparedXact(row.xid, row.gid, row.prepared)) for row in rows]
+    found = await connection.execute(select(_T).order_by(_T.c.subid, _T.c.prepared))
+    return [from_rows.prepared(row) for row in found.mappings()]

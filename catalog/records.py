@@ -27,7 +27,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DaemonRow:
-    """The daemon that last registered; its lock (catalog.daemon) tells whether it still runs."""
+    """The daemon that last registered; its lock (catalog.home_lock) shows whether it still runs."""
 
     pid: int
     host: str
@@ -273,6 +273,27 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
+class TableStorage:
+    """What the Delta table of copy number `generation` took on disk at its version `version`, in bytes.
+
+    `live_bytes`: the `files` data files of that version, and their deletion vectors.  `retained_bytes`: older ones,
+    which are kept for the table's retention.  `log_bytes`: its log.  `due`: when something more can be deleted; None:
+    nothing can until the table is written again.
+    """
+
+    subid: int
+    relid: int
+    generation: int
+    version: int
+    files: int
+    live_bytes: int
+    retained_bytes: int
+    log_bytes: int
+    last_vacuum: datetime | None = None
+    due: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Warned:
     """A warning with PostgreSQL's fields."""
 
@@ -372,6 +393,31 @@ class PreparedXact:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedTable:
+    """A version of a Delta table that a pinned snapshot names."""
+
+    relation: str
+    """The table's qualified name at the publisher, as of then."""
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSnapshot:
+    """Versions that together show one LSN, and that stay readable.  `subscription`: its name as of then.
+
+    `complete`: whether the tables keep them already; a command that was interrupted leaves one that is not.
+    """
+
+    name: str
+    subscription: str
+    lsn: Lsn
+    created: datetime
+    complete: bool
+    tables: tuple[PinnedTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A command's request to the daemon: `kind` says what is asked, `payload` is JSON."""
 
@@ -409,3 +455,5 @@ class State:
     publishers: Mapping[int, PublisherStatus] = field(default_factory=dict)
     """By subscription's oid."""
     rows: tuple[TableRows, ...] = ()
+    storage: tuple[TableStorage, ...] = ()
+    pinned_snapshots: tuple[PinnedSnapshot, ...] = ()

@@ -8,7 +8,7 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Row, Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from catalog import schema
+from catalog import from_rows, schema
 from catalog.database import Database
 from catalog.records import ForeignCommit, NewRelation, SubscriptionRel
 from catalog.states import RelState, may_store
@@ -31,8 +31,8 @@ class Relations(Database):
     async def relation(self, subid: int, relid: int) -> SubscriptionRel | None:
         """Return one table, or None when it is not (or no longer) part of the subscription."""
         async with self._read() as connection:
-            row = (await connection.execute(_query().where(_here(subid, relid)))).one_or_none()
-            return None if row is None else _relation(row)
+            row = (await connection.execute(_query().where(_here(subid, relid)))).mappings().one_or_none()
+            return None if row is None else from_rows.relation(row)
 
     async def add_relations(self, subid: int, relations: Sequence[NewRelation]) -> None:
         """Add tables.  Raises DuplicateObject for a table that is already there, or a path that another table has."""
@@ -48,7 +48,16 @@ class Relations(Database):
         async with self._write(bump=True) as connection:
             for relid in relids:
                 await _remember_generation(connection, subid, relid)
-                for table in (_T, _I, schema.copy, schema.copy_plan, schema.rows, schema.worker, schema.origin):
+                for table in (
+                    _T,
+                    _I,
+                    schema.copy,
+                    schema.copy_plan,
+                    schema.rows,
+                    schema.storage,
+                    schema.worker,
+                    schema.origin,
+                ):
                     await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
@@ -65,7 +74,7 @@ class Relations(Database):
             old = await _locked(connection, subid, relid)
             if not may_store(RelState(old.state), state):
                 raise NotInPrerequisiteState(
-                    f"table {old.schema_name}.{old.name} can not go from state {old.state} to state {state.value}"
+                    f"table {old.schema_name}.{old.name} cannot go from state {old.state} to state {state.value}"
                 )
             await connection.execute(
                 update(_T).where(_here(subid, relid)).values(state=state.value, lsn=lsn, error=None, error_hint=None)
@@ -92,7 +101,7 @@ class Relations(Database):
             old = await _locked(connection, subid, relid)
             if not may_store(RelState(old.state), RelState.DATASYNC):
                 raise NotInPrerequisiteState(
-                    f"table {old.schema_name}.{old.name} can not be copied in state {old.state}"
+                    f"table {old.schema_name}.{old.name} cannot be copied in state {old.state}"
                 )
             left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one()
             generation = max(int(old.copy_generation), left or 0) + 1
@@ -244,7 +253,7 @@ async def read_relations(connection: AsyncConnection, subid: int | None = None) 
     query = _query().order_by(_T.c.subid, _T.c.relid)
     if subid is not None:
         query = query.where(_T.c.subid == subid)
-    return [_relation(row) for row in await connection.execute(query)]
+    return [from_rows.relation(row) for row in (await connection.execute(query)).mappings()]
 
 
 def _query() -> Select[tuple[object, ...]]:
@@ -276,27 +285,3 @@ async def _locked(connection: AsyncConnection, subid: int, relid: int) -> Row[tu
 
 def _undefined(subid: int, relid: int) -> UndefinedObject:
     return UndefinedObject(f"relation with OID {relid} is not part of the subscription with OID {subid}")
-
-
-def _relation(row: Row[tuple[object, ...]]) -> SubscriptionRel:
-    return SubscriptionRel(
-        subid=row.subid,
-        relid=row.relid,
-        schema=row.schema_name,
-        name=row.name,
-        state=RelState(row.state),
-        lsn=row.lsn,
-        copy_generation=row.copy_generation,
-        sync_slot=row.sync_slot,
-        path=row.path,
-        error=row.error,
-        error_hint=row.error_hint,
-        definition=row.definition,
-        estimated_rows=row.estimated_rows,
-        stopped=bool(row.stopped),
-        error_lsn=row.error_lsn,
-        foreign=None
-        if row.foreign_version is None
-        else ForeignCommit(row.foreign_version, row.foreign_operation, row.foreign_engine),
-        look_again=row.look_again or 0,
-    )

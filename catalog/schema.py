@@ -30,9 +30,6 @@ from sqlalchemy.types import TypeDecorator
 
 from pubsub.protocol.lsn import Lsn
 
-#: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 4
-
 #: Oids below belong to the system, as in PostgreSQL (access/transam.h: FirstNormalObjectId).
 FIRST_OID: Final = 16384
 
@@ -81,6 +78,10 @@ def _oid_of_subscription() -> Column[int]:
     )
 
 
+def _relid() -> Column[int]:
+    return Column("relid", BigInteger, primary_key=True, autoincrement=False)
+
+
 node: Final = Table(
     "pubsub_node",
     metadata,
@@ -126,7 +127,7 @@ relation: Final = Table(
     "pubsub_subscription_rel",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    _relid(),
     Column("schema_name", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column(
@@ -154,7 +155,7 @@ incident: Final = Table(
     "pubsub_table_incident",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    _relid(),
     Column("stopped", Boolean, nullable=False),
     Column("error_lsn", LsnType),
     Column("foreign_version", BigInteger),
@@ -175,7 +176,7 @@ worker: Final = Table(
     "pubsub_worker",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),  # 0: apply
+    _relid(),  # 0: apply
     Column("worker_type", Text, nullable=False),
     Column("pid", BigInteger),
     Column("leader_pid", BigInteger),
@@ -218,7 +219,7 @@ copy_plan: Final = Table(
     "pubsub_copy_plan",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    _relid(),
     Column("generation", BigInteger, nullable=False),
     Column("start_lsn", LsnType, nullable=False),
     Column("until_lsn", LsnType, nullable=False),
@@ -233,7 +234,7 @@ copy: Final = Table(
     "pubsub_copy_progress",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    _relid(),
     Column("tuples_processed", BigInteger, nullable=False),
     Column("tuples_total", BigInteger),
     Column("bytes_processed", BigInteger, nullable=False),
@@ -246,10 +247,38 @@ rows: Final = Table(
     "pubsub_table_rows",
     metadata,
     _oid_of_subscription(),
-    Column("relid", BigInteger, primary_key=True, autoincrement=False),
+    _relid(),
     Column("generation", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("lsn", LsnType, nullable=False),
+)
+
+#: What a Delta table takes on disk (catalog.records.TableStorage).
+storage: Final = Table(
+    "pubsub_table_storage",
+    metadata,
+    _oid_of_subscription(),
+    _relid(),
+    Column("generation", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("live_bytes", BigInteger, nullable=False),
+    Column("retained_bytes", BigInteger, nullable=False),
+    Column("log_bytes", BigInteger, nullable=False),
+    Column("last_vacuum", UtcTime),
+    Column("due", UtcTime),
+)
+
+#: The snapshots that are kept readable (catalog.records.PinnedSnapshot).  They outlive their subscription.
+pinned_snapshot: Final = Table(
+    "pubsub_pinned_snapshot",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("subscription", Text, nullable=False),
+    Column("lsn", LsnType, nullable=False),
+    Column("created", UtcTime, nullable=False),
+    Column("complete", Boolean, nullable=False),
+    Column("tables", JSON, nullable=False),
 )
 
 COUNTERS: Final = (

@@ -5,14 +5,14 @@ A report about a subscription that was dropped meanwhile is ignored, since its w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 from sqlalchemy import Table, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from catalog import schema
+from catalog import from_rows, schema
 from catalog.database import Database, now
 from catalog.records import (
     CopyProgress,
@@ -20,7 +20,7 @@ from catalog.records import (
     PublisherStatus,
     SubscriptionStats,
     TableRows,
-    Warned,
+    TableStorage,
     WorkerFields,
     WorkerStats,
 )
@@ -56,10 +56,16 @@ class Statistics(Database):
         counters: Iterable[tuple[int, Counters]] = (),
         publishers: Mapping[int, PublisherStatus] | None = None,
         rows: Iterable[TableRows] = (),
+        storage: Iterable[TableStorage] = (),
     ) -> None:
         """Store all of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
-        workers, copies, counters, rows = list(workers), list(copies), list(counters), list(rows)
-        if not (workers or copies or counters or publishers or rows):
+        workers, counters = list(workers), list(counters)
+        of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage]] = [
+            *((schema.copy, one) for one in copies),
+            *((schema.rows, one) for one in rows),
+            *((schema.storage, one) for one in storage),
+        ]
+        if not (workers or counters or publishers or of_tables):
             return
         async with self._write(bump=False) as connection:
             known = set((await connection.execute(select(schema.subscription.c.oid))).scalars())
@@ -68,21 +74,16 @@ class Statistics(Database):
                 if subid in known:
                     key = {"subid": subid, "relid": relid or 0}
                     await _upsert(connection, schema.worker, key, dict(fields), {"worker_type": default})
-            for copy in copies:
-                if copy.subid in known:
-                    values = {name: getattr(copy, name) for name in CopyProgress.__slots__}
-                    key = {name: values.pop(name) for name in ("subid", "relid")}
-                    await _upsert(connection, schema.copy, key, values, {})
             for subid, added in counters:
                 await _add(connection, subid, added)
             for subid, status in (publishers or {}).items():
                 if subid in known:
                     await _upsert(connection, schema.publisher, {"subid": subid}, _status_values(status), {})
-            for one in rows:
+            for table, one in of_tables:
                 if one.subid in known:
-                    values = {name: getattr(one, name) for name in TableRows.__slots__}
+                    values = {name: getattr(one, name) for name in type(one).__slots__}
                     key = {name: values.pop(name) for name in ("subid", "relid")}
-                    await _upsert(connection, schema.rows, key, values, {})
+                    await _upsert(connection, table, key, values, {})
 
     async def clear_worker_stats(self, subid: int | None = None, relid: int | None = None) -> None:
         """Remove the row of a worker that ended.
@@ -159,14 +160,8 @@ class Statistics(Database):
 
 async def read_publishers(connection: AsyncConnection) -> dict[int, PublisherStatus]:
     """Return the publishers' statuses by subscription's oid."""
-    found = {}
-    for row in (await connection.execute(select(schema.publisher))).mappings():
-        values = {name: row[name] for name in PublisherStatus.__slots__}
-        values["warnings"] = tuple(Warned(**one) for one in row["warnings"])
-        # JSON's keys are strings.
-        values["waits"] = {int(relid): Warned(**one) for relid, one in row["waits"].items() if relid.isdecimal()}
-        found[int(row["subid"])] = PublisherStatus(**values)
-    return found
+    found = await connection.execute(select(schema.publisher))
+    return dict(from_rows.publisher(row) for row in found.mappings())
 
 
 def _status_values(status: PublisherStatus) -> dict[str, Any]:
@@ -178,25 +173,31 @@ def _status_values(status: PublisherStatus) -> dict[str, Any]:
 
 async def read_workers(connection: AsyncConnection) -> list[WorkerStats]:
     w = schema.worker
-    rows = await connection.execute(select(w).order_by(w.c.subid, w.c.relid))
-    return [WorkerStats(**dict(row) | {"relid": row["relid"] or None}) for row in rows.mappings()]
+    found = await connection.execute(select(w).order_by(w.c.subid, w.c.relid))
+    return [from_rows.worker(row) for row in found.mappings()]
 
 
 async def read_copies(connection: AsyncConnection) -> list[CopyProgress]:
     c = schema.copy
-    rows = await connection.execute(select(c).order_by(c.c.subid, c.c.relid))
-    return [CopyProgress(**dict(row)) for row in cast(Sequence[Mapping[str, Any]], rows.mappings().all())]
+    found = await connection.execute(select(c).order_by(c.c.subid, c.c.relid))
+    return [from_rows.copy(row) for row in found.mappings()]
 
 
 async def read_rows(connection: AsyncConnection) -> tuple[TableRows, ...]:
-    rows = await connection.execute(select(schema.rows))
-    return tuple(TableRows(**dict(row)) for row in rows.mappings())
+    found = await connection.execute(select(schema.rows))
+    return tuple(from_rows.table_rows(row) for row in found.mappings())
+
+
+async def read_storage(connection: AsyncConnection) -> tuple[TableStorage, ...]:
+    s = schema.storage
+    found = await connection.execute(select(s).order_by(s.c.subid, s.c.relid))
+    return tuple(from_rows.table_storage(row) for row in found.mappings())
 
 
 async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats]:
     s = schema.statistics
-    rows = await connection.execute(select(s).order_by(s.c.subid))
-    return [SubscriptionStats(**dict(row)) for row in cast(Sequence[Mapping[str, Any]], rows.mappings().all())]
+    found = await connection.execute(select(s).order_by(s.c.subid))
+    return [from_rows.statistics(row) for row in found.mappings()]
 
 
 async def _upsert(

@@ -13,22 +13,31 @@ from typing import Self
 
 from sqlalchemy import select, update
 
-from catalog import schema
+from catalog import from_rows, schema
+from catalog.catalog_lock import Holder
 from catalog.commands import Commands
 from catalog.copies import Copies
 from catalog.database import TIMEOUT, connect, now
-from catalog.holder import Holder
+from catalog.pinned_snapshots import PinnedSnapshots, read_pinned_snapshots
 from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
 from catalog.relations import Relations, read_relations
 from catalog.requests import Requests
-from catalog.statistics import Statistics, read_copies, read_publishers, read_rows, read_statistics, read_workers
+from catalog.statistics import (
+    Statistics,
+    read_copies,
+    read_publishers,
+    read_rows,
+    read_statistics,
+    read_storage,
+    read_workers,
+)
 from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
 
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, Commands, Holder):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands, Holder):
     """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod
@@ -80,12 +89,10 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
     async def state(self) -> State:
         """Return the whole catalog as of one moment, for the views and status."""
         async with self._read() as connection:
-            row = (await connection.execute(select(_T))).one()
+            row = (await connection.execute(select(_T))).mappings().one()
             return State(
-                node=NodeRow(row.node_id, row.created),
-                daemon=None
-                if row.daemon_pid is None
-                else DaemonRow(row.daemon_pid, row.daemon_host, row.daemon_started),
+                node=from_rows.node(row),
+                daemon=from_rows.daemon(row),
                 subscriptions=tuple(await read_subscriptions(connection)),
                 relations=tuple(await read_relations(connection)),
                 origins=tuple(await read_origins(connection)),
@@ -95,4 +102,6 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, Requests, 
                 prepared=tuple(await read_prepared(connection)),
                 publishers=await read_publishers(connection),
                 rows=await read_rows(connection),
+                storage=await read_storage(connection),
+                pinned_snapshots=tuple(await read_pinned_snapshots(connection)),
             )

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from typing import Any, Final, Unpack
+from dataclasses import asdict
+from typing import Any, Unpack
 
-from sqlalchemy import RowMapping, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from catalog import schema
+from catalog import from_rows, schema
 from catalog.database import Database
 from catalog.records import NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
 from catalog.relations import insert_relations
-from pubsub.errors import DataCorrupted, DuplicateObject, UndefinedObject
+from pubsub.errors import DuplicateObject, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
+from pubsub.sql.options import SubscriptionOptions
 
 _T = schema.subscription
-#: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
-_NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
-_OPTION_NAMES: Final = frozenset(field.name for field in fields(SubscriptionOptions)) - _NOT_IN_JSON
 
 
 class Subscriptions(Database):
@@ -174,22 +171,16 @@ class Subscriptions(Database):
                 update(o).where(o.c.subid == subid, o.c.relid == 0).values(remote_lsn=lsn, local_lsn=None)
             )
 
-    async def drop_origin(self, subid: int, relid: int) -> None:
-        """Remove a table's origin; a missing one is no error."""
-        o = schema.origin
-        async with self._write(bump=False) as connection:
-            await connection.execute(delete(o).where(o.c.subid == subid, o.c.relid == relid))
-
 
 async def read_subscriptions(connection: AsyncConnection) -> list[Subscription]:
-    rows = await connection.execute(select(_T).order_by(_T.c.oid))
-    return [_subscription(row) for row in rows.mappings()]
+    found = await connection.execute(select(_T).order_by(_T.c.oid))
+    return [from_rows.subscription(row) for row in found.mappings()]
 
 
 async def read_origins(connection: AsyncConnection) -> list[OriginStatus]:
     o = schema.origin
-    rows = await connection.execute(select(o).order_by(o.c.subid, o.c.relid))
-    return [OriginStatus(row.subid, row.relid or None, row.remote_lsn, row.local_lsn) for row in rows]
+    found = await connection.execute(select(o).order_by(o.c.subid, o.c.relid))
+    return [from_rows.origin(row) for row in found.mappings()]
 
 
 async def _one(connection: AsyncConnection, name_or_oid: str | int) -> Subscription:
@@ -197,7 +188,7 @@ async def _one(connection: AsyncConnection, name_or_oid: str | int) -> Subscript
     row = (await connection.execute(select(_T).where(column == name_or_oid))).mappings().one_or_none()
     if row is None:
         raise _undefined(name_or_oid)
-    return _subscription(row)
+    return from_rows.subscription(row)
 
 
 async def _refuse_taken_name(connection: AsyncConnection, name: str, besides: int = 0) -> None:
@@ -213,18 +204,4 @@ def _undefined(name_or_oid: str | int) -> UndefinedObject:
 
 
 def _options_json(options: SubscriptionOptions) -> dict[str, Any]:
-    return {name: value for name, value in asdict(options).items() if name in _OPTION_NAMES}
-
-
-def _subscription(row: RowMapping) -> Subscription:
-    values = {name: row[name] for name in Subscription.__slots__}
-    stored = dict(row["options"])
-    unknown = stored.keys() - _OPTION_NAMES
-    if unknown:
-        raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
-    if stored.get("stop_lsn") is not None:
-        stored["stop_lsn"] = Lsn(stored["stop_lsn"])
-    options = replace(
-        SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
-    )
-    return Subscription(**values | {"options": options, "publications": tuple(row["publications"])})
+    return {name: value for name, value in asdict(options).items() if name in from_rows.OPTION_NAMES}

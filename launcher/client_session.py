@@ -1,4 +1,4 @@
-"""A client's session: what its commands work with, their notices, and their waits for the daemon's workers.
+"""A client's session: what its commands work with, and their waits for the daemon's workers.
 
 The catalog is what commands and the daemon share: a command changes it, and if it must wait for workers to end, it
 inserts a request there.
@@ -8,41 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from catalog.daemon import running_daemon
+from catalog.home_lock import running_daemon
 from catalog.records import Subscription
 from catalog.store import Catalog
+from launcher.notices import Notice
 from pubsub.errors import ConnectionFailure
-from pubsub.publisher.connection import Connection
 from pubsub.settings import Settings
+
+if TYPE_CHECKING:
+    from pubsub.publisher.connection import Connection
 
 #: How often a waiting command checks that the daemon is still running, in seconds.
 _LOOK: Final = 0.2
 #: The time that a daemon needs besides draining, to notice the request and to end what did not drain, in seconds.
 _PATIENCE: Final = 60.0
-
-#: Severities that a client sees unless it asks for more (client_min_messages = notice).
-SHOWN: Final = frozenset({"NOTICE", "WARNING"})
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A message that is not an error (elog.h): NOTICE, WARNING, LOG or DEBUG1."""
-
-    message: str
-    severity: str = "NOTICE"
-    detail: str | None = None
-    hint: str | None = None
-
-    def report(self) -> str:
-        """Format the notice as psql prints it."""
-        rest = [("DETAIL", self.detail), ("HINT", self.hint)]
-        return "\n".join([f"{self.severity}:  {self.message}", *(f"{label}:  {text}" for label, text in rest if text)])
-
-    def __str__(self) -> str:
-        return self.report()
 
 
 class Session:
@@ -71,6 +52,8 @@ class Session:
 
         Raises ConnectionFailure in the words of subscriptioncmds.c; PubsubError for an invalid connection string.
         """
+        from pubsub.publisher.connection import Connection  # most ALTER SUBSCRIPTIONs need no publisher, nor psycopg
+
         try:
             return await Connection.connect(conninfo, replication=True, application_name=subscription)
         except ConnectionFailure as error:
@@ -79,20 +62,28 @@ class Session:
             ) from error
 
     async def workers_ended(self, subscription: Subscription) -> None:
-        """Wait until no worker of this node works for `subscription`, whose workers the catalog already tells to end.
+        """Wait until no worker of this node works for `subscription`, whose workers the catalog already asks to end.
 
         Returns at once when no daemon runs.  Raises the error that the daemon answers, and RequestTimeoutError.
         """
-        request = asyncio.create_task(
-            self.catalog.request("stop", subscription.oid, timeout=self.settings.drain_timeout + _PATIENCE)
-        )
+        await self.ask_daemon("stop", subscription.oid, timeout=self.settings.drain_timeout + _PATIENCE)
+
+    async def ask_daemon(
+        self, kind: str, subid: int | None = None, payload: dict[str, Any] | None = None, *, timeout: float
+    ) -> bool:
+        """Let this node's daemon carry out a request, and wait for its answer; return False if no daemon runs.
+
+        Raises the error that the daemon answered, and RequestTimeoutError after `timeout` seconds.
+        """
+        request = asyncio.create_task(self.catalog.request(kind, subid, payload, timeout=timeout))
         try:
             while running_daemon(self.settings.home) is not None:
                 self.wake()
                 done, _ = await asyncio.wait({request}, timeout=_LOOK)
                 if done:
                     request.result()
-                    return
+                    return True
+            return False
         finally:
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)

@@ -16,13 +16,15 @@ from typing import Final, cast
 import structlog
 
 from apply.handover import Handover
-from apply.metrics import Figures
+from apply.worker_statistics import Figures
 from catalog.records import Counters, PublisherStatus, Request, Subscription, TableRows, WorkerFields
 from catalog.store import Catalog
 from launcher import standing
 from launcher.failures import traced, typed
+from launcher.housekeeper import Housekeeper
 from launcher.monitor import Monitors, combined
-from launcher.runner import Runner, Surroundings
+from launcher.pin_requests import PinRequests
+from launcher.runner import NodeServices, Runner
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
@@ -47,12 +49,14 @@ class Launcher:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
         self._monitors = Monitors(node_id)
+        self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, stage)
+        self._pin_requests = PinRequests(catalog, engine)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
-        self._told = standing.Told()
+        self._logged = standing.WaitLog()
         self._rest_until: dict[int, float] = {}
-        self._around = Surroundings(
+        self._node = NodeServices(
             node_id, catalog, engine, stage, settings, WorkerSlots(settings.max_logical_replication_workers)
         )
 
@@ -65,6 +69,7 @@ class Launcher:
         await self._catalog.clear_worker_stats()
         async with asyncio.TaskGroup() as group:
             statistics = group.create_task(self._write_statistics())
+            housekeeping = group.create_task(self._housekeeper.run(), name="housekeeping")
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -89,7 +94,9 @@ class Launcher:
                         await self._wake.wait()
                 except TimeoutError:
                     pass
+            housekeeping.cancel()
             await self._end(list(self._tasks))
+            await self._pin_requests.close()
             statistics.cancel()
             await self._monitors.close()
         await self._put_statistics()
@@ -135,9 +142,9 @@ class Launcher:
         return any(until <= time.monotonic() for until in self._rest_until.values())
 
     def _start(self, subscription: Subscription) -> None:
-        # What apply and sync workers have promised each other outlives a runner: it holds as long as the process does.
+        # The hand-over's promises between apply and sync workers outlive a runner: they hold as long as the process.
         handover = self._handovers.setdefault(subscription.oid, Handover())
-        runner = self.runners[subscription.oid] = Runner(subscription, self._around, handover)
+        runner = self.runners[subscription.oid] = Runner(subscription, self._node, handover)
         self._tasks[subscription.oid] = asyncio.create_task(runner.run(), name=f"subscription {subscription.name}")
         self._tasks[subscription.oid].add_done_callback(lambda _: self.wake())
         log.info("subscription has started", subscription=subscription.name)
@@ -196,6 +203,8 @@ class Launcher:
                 # The runner started from an older state of the catalog.  The change counter has moved since, so the
                 # next pass ends the runner.
                 continue
+            if self._pin_requests.takes(request):
+                continue
             await self._catalog.answer(request.id, self._refusal(request))
 
     def _refusal(self, request: Request) -> PubsubError | None:
@@ -225,15 +234,15 @@ class Launcher:
         looks = self._monitors.looks()
         publishers = {oid: combined(look, (), {}, self._away_since(oid, look, None)) for oid, look in looks.items()}
         for oid, runner in list(self.runners.items()):
-            told = dict(runner.lasting)
+            warnings = dict(runner.lasting)
             figures = runner.apply.figures if runner.apply is not None else None
             if figures is not None:
-                told |= {warning.message: warning for warning in figures.warnings(time.monotonic())}
+                warnings |= {warning.message: warning for warning in figures.warnings(time.monotonic())}
             streaming = figures if runner.apply is not None and runner.apply.streaming else None
             away_since = self._away_since(oid, looks.get(oid), streaming)
-            publisher = combined(looks.get(oid), list(told.values()), runner.waits(), away_since)
+            publisher = combined(looks.get(oid), list(warnings.values()), runner.waits(), away_since)
             publishers[oid] = publisher
-            self._told.tell(runner.subscription.name, publisher.waits.values())
+            self._logged.tell(runner.subscription.name, publisher.waits.values())
             known = max(publisher.current_lsn or INVALID_LSN, figures.publisher_lsn if figures else INVALID_LSN)
             position: WorkerFields = {"publisher_lsn": known or None, "lag_seconds": None}
             if away_since is not None:

@@ -1,6 +1,6 @@
-"""Polls the publishers beside the streams, for what `status` shows and warns of.  No decision depends on it.
+"""Poll the publishers, on connections of their own, for the figures and warnings of `status`.  No decision depends on them.
 
-Every subscription with a slot is polled, also a disabled one, whose slot retains WAL all the same.
+Every subscription with a slot is polled, including disabled ones, whose slots retain WAL all the same.
 """
 
 from __future__ import annotations

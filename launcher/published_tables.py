@@ -170,27 +170,27 @@ async def refuse_binary(connection: Connection, tables: Mapping[Oid, PublishedTa
 
 def refuse_unknown_types(choices: TypeChoices) -> None:
     """Refuse an entry of the option `types` for a type that does not exist or does not have that choice."""
-    from pubsub.protocol import contract
+    from pubsub.protocol import type_contract as contract
 
     for name, choice in choices.types.items():
         is_array = name == contract.ARRAYS or name.endswith("[]")
         rule = contract.BY_NAME.get(name.removesuffix("[]"))
         if is_array or name == contract.COMPOSITES or "." in name:
             if choice == "variant":
-                raise FeatureNotSupported(f"type {name} can not be replicated as variant", detail="Only jsonb can.")
+                raise FeatureNotSupported(f"type {name} cannot be replicated as variant", detail="Only jsonb can.")
             if rule is not None or name in (contract.ARRAYS, contract.COMPOSITES) or "." in name:
                 continue  # only the publisher knows users' types: refuse_unknown_columns
         if rule is None:
             raise UndefinedObject(f'type "{name}" of subscription option types is not in the type contract')
         if choice not in rule.choices:
             raise FeatureNotSupported(
-                f"type {rule.sql_name} can not be replicated as {choice}", detail=f"It is kept as text: {rule.why}."
+                f"type {rule.sql_name} cannot be replicated as {choice}", detail=f"It is kept as text: {rule.why}."
             )
 
 
 def refuse_unknown_columns(choices: TypeChoices, plans: Collection[Plan]) -> None:
     """Refuse an entry of the option `types` for an unpublished column, or for a user's type of no published column."""
-    from pubsub.protocol.types import type_names
+    from pubsub.protocol.column_types import type_names
 
     held = {
         name

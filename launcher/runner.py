@@ -4,7 +4,8 @@ In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_s
 launcher's process runs both, so that a failing apply worker does not hold back copies.
 
 A worker that failed starts again after wal_retrieve_retry_interval, unless the subscription says disable_on_error or,
-for a single table's lasting failure, on_table_error = isolate.
+for a single table's lasting failure, on_table_error = isolate.  launcher.copies_at_once chooses the tables that get a
+sync worker.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Literal
 
 import structlog
 
+from apply.conflicts import count_conflict_of
 from apply.handover import Handover
-from apply.isolation import will_last
-from apply.metrics import Figures
-from apply.tables import bring_back, count_conflict_of
+from apply.isolation import hint_to_resync, will_last
 from apply.worker import ApplyWorker
+from apply.worker_statistics import Figures
 from catalog.records import Subscription, SubscriptionRel, TableRows, Warned
-from catalog.states import RelState
 from catalog.store import Catalog
+from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.choose_writer import Stage
@@ -41,7 +42,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class NodeServices:
     """Everything that the workers of a node share."""
 
     node_id: str
@@ -55,7 +56,7 @@ class Surroundings:
 class Runner:
     """Runs one subscription until told to end.  `subscription` does not change: an altered one gets a new runner."""
 
-    def __init__(self, subscription: Subscription, around: Surroundings, handover: Handover) -> None:
+    def __init__(self, subscription: Subscription, node: NodeServices, handover: Handover) -> None:
         self.subscription = subscription
         self.apply: ApplyWorker | None = None
         self.syncing: dict[int, SyncWorker] = {}
@@ -64,15 +65,17 @@ class Runner:
         """Whether the last failure has been cleared from the catalog."""
         self.lasting: dict[str, Warned] = {}
         """The publisher's warnings, by text, that still hold after the apply worker that received them has ended."""
-        self._around = around
+        self._node = node
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
-        self._failed_at: dict[int, float] = {}
+        self._copies = CopiesAtOnce(
+            node.settings.max_sync_workers_per_subscription, node.settings.wal_retrieve_retry_interval
+        )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # Tables that had stopped when their worker began: it only drops the slot.
         self._stopped: set[int] = set()
         # Tables that need a worker and have none, except those that pause after a failure: there the error tells why.
-        self._without: set[int] = set()
+        self._without: frozenset[int] = frozenset()
         # Tables whose sync workers wait for a worker slot.
         self._asking: set[int] = set()
         # Row counts from commits, also of workers that have ended, which are not yet stored in the catalog.
@@ -83,7 +86,7 @@ class Runner:
     @property
     def failing(self) -> bool:
         """Whether a table's sync worker failed and no later one of that table has succeeded."""
-        return bool(self._failed_at)
+        return self._copies.failing
 
     async def run(self) -> None:
         """Run until `drain`, or until disable_on_error has disabled the subscription."""
@@ -92,8 +95,8 @@ class Runner:
                 self._applying = group.create_task(self._keep_applying())
                 group.create_task(self._keep_syncing(group))
         finally:
-            await self._around.catalog.clear_worker_stats(self.subscription.oid)
-            await self._around.catalog.put_statistics(rows=self.take_rows())
+            await self._node.catalog.clear_worker_stats(self.subscription.oid)
+            await self._node.catalog.put_statistics(rows=self.take_rows())
 
     def drain(self) -> None:
         """End the workers; `run` returns when they have ended.
@@ -141,10 +144,11 @@ class Runner:
 
     def waits(self) -> dict[int, Warned]:
         """Return what the workers wait for, by table; 0 stands for the apply worker."""
-        slots = self._around.workers
+        slots = self._node.workers
         if (shortage := slots.wait(self._name(None))) is not None:
             return dict.fromkeys((0, *self._without), shortage)
-        found = dict.fromkeys(self._without, self._turn())
+        at_work = [worker.relation.qualified_name for worker in self.syncing.values()]
+        found = dict.fromkeys(self._without, self._copies.turn(at_work))
         found |= dict.fromkeys(self._asking, slots.shortage())
         now = time.monotonic()
         found |= {relid: wait for relid, w in self.syncing.items() if (wait := w.figures.wait(now)) is not None}
@@ -152,36 +156,24 @@ class Runner:
             found[0] = wait
         return found
 
-    def _turn(self) -> Warned:
-        """Return why no more of the subscription's tables are copied now.  PostgreSQL reports nothing about this."""
-        most = self._around.settings.max_sync_workers_per_subscription
-        if most == 0:
-            return Warned(
-                "waits for a sync worker",
-                '"max_sync_workers_per_subscription" is 0: no table is copied.',
-                'Increase "max_sync_workers_per_subscription".',
-            )
-        names = ", ".join(worker.relation.qualified_name for worker in self.syncing.values())
-        return Warned(f"waits for one of {most} sync workers", f"They are at work on {names}." if names else None)
-
     def _name(self, relation: SubscriptionRel | None) -> WorkerName:
         name = relation.qualified_name if relation is not None else None
         return WorkerName(self.subscription.oid, self.subscription.name, name)
 
     async def _keep_applying(self) -> None:
         # Keeps the slot while it pauses: otherwise sync workers would take it and then wait for apply.
-        async with self._around.workers.held(self._name(None)):
+        async with self._node.workers.held(self._name(None)):
             self._may_begin = True
             self._changed.set()
             while not self._ending.is_set():
                 worker = self.apply = ApplyWorker(
                     self.subscription,
-                    node_id=self._around.node_id,
-                    catalog=self._around.catalog,
-                    engine=self._around.engine,
-                    stage=self._around.stage,
+                    node_id=self._node.node_id,
+                    catalog=self._node.catalog,
+                    engine=self._node.engine,
+                    stage=self._node.stage,
                     handover=self.handover,
-                    settings=self._around.settings,
+                    settings=self._node.settings,
                 )
                 try:
                     await worker.run()
@@ -205,41 +197,30 @@ class Runner:
                     self.lasting |= {w.message: w for at, w in worker.figures.warned.values() if at == math.inf}
                     self._keep_rows(worker.figures)
                     self.apply = None
-                await self._pause(self._around.settings.wal_retrieve_retry_interval)
+                await self._pause(self._node.settings.wal_retrieve_retry_interval)
 
     async def _keep_syncing(self, group: asyncio.TaskGroup) -> None:
         while not self._ending.is_set():
             self._changed.clear()
-            settings = self._around.settings
-            waits = [settings.catalog_poll_interval * 10]
-            relations = await self._around.catalog.relations(self.subscription.oid)
+            relations = await self._node.catalog.relations(self.subscription.oid)
             if self._ending.is_set():
                 break
             here = {relation.relid for relation in relations}
             for relid in self._tasks.keys() - here:
                 self._tasks[relid].cancel()
-            for relid in self._failed_at.keys() - here:
-                del self._failed_at[relid]
+            self._copies.keep(here)
             for relation in relations:
                 # The table stopped while its sync worker ran; the next worker only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
                     self._tasks[relation.relid].cancel()
-            self._without.clear()
-            for relation in relations:
-                if not _needs_worker(relation) or relation.relid in self._tasks:
-                    continue
-                rest = (
-                    self._failed_at.get(relation.relid, -1e9) + settings.wal_retrieve_retry_interval - time.monotonic()
-                )
-                if rest > 0:
-                    waits.append(rest)
-                elif not self._may_begin or len(self._tasks) >= settings.max_sync_workers_per_subscription:
-                    self._without.add(relation.relid)
-                else:
-                    if relation.stopped:
-                        self._stopped.add(relation.relid)
-                    self._tasks[relation.relid] = group.create_task(self._sync(relation))
-            await _first(self._changed.wait, min(waits))
+            chosen = self._copies.choose(relations, self._tasks.keys(), applies=self._may_begin, now=time.monotonic())
+            self._without = chosen.without
+            for relation in chosen.begin:
+                if relation.stopped:
+                    self._stopped.add(relation.relid)
+                self._tasks[relation.relid] = group.create_task(self._sync(relation))
+            polled = self._node.settings.catalog_poll_interval * 10
+            await _first(self._changed.wait, min((polled, *chosen.pauses)))
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _sync(self, relation: SubscriptionRel) -> None:
@@ -247,30 +228,30 @@ class Runner:
         worker = SyncWorker(
             self.subscription,
             relation,
-            node_id=self._around.node_id,
-            catalog=self._around.catalog,
-            engine=self._around.engine,
-            stage=self._around.stage,
+            node_id=self._node.node_id,
+            catalog=self._node.catalog,
+            engine=self._node.engine,
+            stage=self._node.stage,
             handover=self.handover,
-            settings=self._around.settings,
+            settings=self._node.settings,
         )
         self._asking.add(relid)
         try:
-            async with self._around.workers.held(self._name(relation)):
+            async with self._node.workers.held(self._name(relation)):
                 self._asking.remove(relid)
                 self.syncing[relid] = worker
                 await worker.run()
-            self._failed_at.pop(relid, None)
+            self._copies.succeeded(relid)
         except Exception as error:
             _go_on_unless_cancelled()
             cause = cause_of(error)
             if isinstance(cause, Overtaken):
                 self._log_overtaken(cause)
-                self._failed_at[relid] = time.monotonic()
+                self._copies.failed(relid, time.monotonic())
                 return
             if isinstance(cause, StartAgain) or await self._isolate(error, relation, worker):
                 return
-            self._failed_at[relid] = time.monotonic()
+            self._copies.failed(relid, time.monotonic())
             await self._report(error, relation)
             if self.subscription.options.disable_on_error:
                 await self._disable()
@@ -280,7 +261,7 @@ class Runner:
             self._keep_rows(worker.figures)
             self._tasks.pop(relid, None)
             self._changed.set()
-            await self._around.catalog.clear_worker_stats(self.subscription.oid, relid)
+            await self._node.catalog.clear_worker_stats(self.subscription.oid, relid)
 
     def _log_overtaken(self, error: Overtaken) -> None:
         log.warning(
@@ -304,12 +285,12 @@ class Runner:
             detail=known.detail,
             context=known.context,
         )
-        hint = bring_back(known, self.subscription.name, relation)
+        hint = hint_to_resync(known, self.subscription.name, relation)
         lsn = worker.snapshot_lsn if known.finish_lsn is None else Lsn(known.finish_lsn)
-        await self._around.catalog.stop_relation(
+        await self._node.catalog.stop_relation(
             self.subscription.oid, relation.relid, known.message, hint, lsn, count="sync"
         )
-        await count_conflict_of(self._around.catalog, self.subscription.oid, known)
+        await count_conflict_of(self._node.catalog, self.subscription.oid, known)
         if self.apply is not None:
             self.apply.tables_changed()
         return True
@@ -322,7 +303,7 @@ class Runner:
             return
         # An unforeseen error needs its traceback.
         trace = {} if foreseen(error) else {"exception": traced(error)}
-        catalog, subscription = self._around.catalog, self.subscription
+        catalog, subscription = self._node.catalog, self.subscription
         log.error(
             "worker failed",
             subscription=subscription.name,
@@ -343,7 +324,7 @@ class Runner:
 
     async def _disable(self) -> None:
         with suppress(UndefinedObject):  # it was dropped meanwhile
-            await self._around.catalog.set_enabled(self.subscription.oid, False)
+            await self._node.catalog.set_enabled(self.subscription.oid, False)
             log.warning("subscription has been disabled because of an error", subscription=self.subscription.name)
         self.drain()
 
@@ -359,20 +340,6 @@ def _go_on_unless_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _needs_worker(relation: SubscriptionRel) -> bool:
-    """Return whether the table is not synchronized, still has a sync slot to drop, or lacks its Delta table.
-
-    A table that has stopped needs a worker only until its slot is dropped.
-    """
-    if relation.stopped:
-        return relation.sync_slot is not None
-    return (
-        relation.state not in (RelState.SYNCDONE, RelState.READY)
-        or relation.sync_slot is not None
-        or relation.definition is None
-    )
 
 
 async def _first(event: Callable[[], Awaitable[object]], seconds: float) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from catalog.daemon import DaemonLock
-from catalog.states import RelState
+from catalog.home_lock import DaemonLock
 from catalog.store import Catalog
 from pubsub import jars
 from pubsub.reorderbuffer.directories import SpillDirectory
@@ -86,12 +85,15 @@ class Service:
         spark = Spark(settings.home, master=settings.spark.master, conf=conf)
         engine = Engine(spark)
         node = await catalog.node()
-        copies = await _has_copies_to_make(catalog)
         await catalog.set_daemon()
-        launcher = Launcher(settings, catalog, engine, Stage(settings.spill_directory / "stage"), node.node_id)
+        stage = Stage(
+            settings.spill_directory / "stage",
+            engine.transactions,
+            statement_rows=settings.spark.least_statement_rows,
+        )
+        launcher = Launcher(settings, catalog, engine, stage, node.node_id)
         service = cls(catalog, lock, spill, spark, engine, launcher)
-        if copies:
-            service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
+        service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
     def wake(self) -> None:
@@ -122,20 +124,19 @@ class Service:
 
     async def _start_spark(self) -> None:
         try:
-            await self.engine.start()
+            started = await self.engine.start()
         except Exception as error:
             # Each worker that needs Spark starts it again and reports the error.
             log.warning("Spark did not start", reason=str(error))
+            return
+        if not started:
+            return
+        from pubsub.delta.warm_up import warm_up
 
-
-async def _has_copies_to_make(catalog: Catalog) -> bool:
-    """Return whether Spark is needed soon: tables whose copy is done seldom need it."""
-    for subscription in await catalog.subscriptions():
-        if subscription.enabled and not subscription.dropping:
-            relations = await catalog.relations(subscription.oid)
-            if any(relation.state not in (RelState.SYNCDONE, RelState.READY) for relation in relations):
-                return True
-    return False
+        try:
+            await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
+        except Exception as error:
+            log.warning("Spark was not warmed up", reason=str(error))
 
 
 def _require_spark() -> None:

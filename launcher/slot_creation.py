@@ -56,14 +56,14 @@ async def make_slot(
 
 async def _tell_what_it_waits_for(session: Session, subscription: str, conninfo: str, slot: str) -> None:
     """Emit a NOTICE for each transaction on the publisher that the slot's creation, and so the command, waits for."""
-    told: set[tuple[int | None, int | None]] = set()
+    announced: set[tuple[int | None, int | None]] = set()
     try:
         await asyncio.sleep(_PATIENCE)
         async with await session.connect(subscription, conninfo) as connection:
             while True:
                 for wait in await slots.slot_waits(connection, slot.replace("_", "\\_")):
-                    if (wait.xid, wait.pid) not in told:
-                        told.add((wait.xid, wait.pid))
+                    if (wait.xid, wait.pid) not in announced:
+                        announced.add((wait.xid, wait.pid))
                         warned = about_wait(wait)
                         session.notice(warned.message, detail=warned.detail, hint=warned.hint)
                 await asyncio.sleep(_PATIENCE)

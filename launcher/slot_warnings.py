@@ -38,7 +38,7 @@ def about_slot(name: str, slot: SlotInfo | None) -> Warned | None:
 
 def about_wait(wait: SlotWait) -> Warned:
     """Return a warning that says what a slot's creation waits for."""
-    message = f'replication slot "{wait.slot}" can not be created yet'
+    message = f'replication slot "{wait.slot}" cannot be created yet'
     if wait.xid is None:
         return Warned(
             message,

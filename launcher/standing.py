@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from apply.metrics import Figures
+from apply.worker_statistics import Figures
 from catalog.records import Warned
 from launcher import worker_slots
 
@@ -27,11 +27,11 @@ def lag(figures: Figures, now: float) -> float | None:
     return max(latest, now - since)
 
 
-class Told:
+class WaitLog:
     """Logs each wait that a person can end: once when it begins and once when it is over."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[tuple[str, str], Warned]] = {}
+        self._logged: dict[str, dict[tuple[str, str], Warned]] = {}
 
     def tell(self, subscription: str, waits: Iterable[Warned]) -> None:
         """Log how these waits differ from the last call's.
@@ -39,10 +39,10 @@ class Told:
         Waits without a hint end by themselves, as a start of Spark does, and are not logged.
         """
         now = {(wait.message, wait.hint): wait for wait in waits if wait.hint and wait.message != worker_slots.MESSAGE}
-        before = self._told.get(subscription, {})
+        before = self._logged.get(subscription, {})
         for key in now.keys() - before.keys():
             wait = now[key]
             log.warning(wait.message, subscription=subscription, detail=wait.detail, hint=wait.hint)
         for key in before.keys() - now.keys():
             log.info(f"no worker {key[0]} any more", subscription=subscription)
-        self._told[subscription] = now
+        self._logged[subscription] = now

@@ -7,19 +7,23 @@ tables of several subscriptions.  Each table is read at one version; two tables 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlglot import exp
 
 from catalog.records import State, SubscriptionRel
-from catalog.store import Catalog
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject, UndefinedTable
 from pubsub.select import outputs, types, views
 from pubsub.select.engine import spelled
 from pubsub.select.queries import Queries
 from pubsub.select.translated import Relation
 from pubsub.sql.dialect import parse_query
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, QueryBuilder
 
 _RESET = "pg_stat_reset_subscription_stats"
 
@@ -31,20 +35,18 @@ class Rows(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-async def select_and_reset(catalog: Catalog, sql: str) -> Rows:
-    """Run one query, then reset the statistics for which it calls pg_stat_reset_subscription_stats.
+async def select_and_reset(state: State, sql: str, reset: Callable[[int | None], Awaitable[None]]) -> Rows:
+    """Run one query, then `reset` the statistics for which it calls pg_stat_reset_subscription_stats.
 
-    Raises as `select` does, and UndefinedObject for a subscription that does not exist.
+    `reset` gets a subscription's oid, None for all.  Raises as `select` does, and UndefinedObject for a subscription
+    that does not exist.
     """
-    import asyncio
-
-    state = await catalog.state()
     resets: list[int | None] = []
     found = await asyncio.to_thread(select, state, sql, resets)
     for oid in resets:
         if oid is not None and all(one.oid != oid for one in state.subscriptions):
             raise UndefinedObject(f"subscription with OID {oid} does not exist")
-        await catalog.reset_statistics(oid)
+        await reset(oid)
     return found
 
 
@@ -60,12 +62,9 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
         translated = Queries(tables.find).statement(tree)
     except RecursionError as error:
         raise PubsubError("stack depth limit exceeded", sqlstate="54001") from error
-    import pyarrow as pa
-
     try:
-        # Not pa.table, which imports pandas to see whether the answer is one of its frames: that takes longer than most queries.
-        answer = tables.builder().execute(spelled(translated.sql))
-        table = pa.RecordBatchReader.from_stream(answer).read_all()
+        # Read with arro3, which deltalake brings: pyarrow imports NumPy, and that takes longer than most queries.
+        table = tables.builder().execute(spelled(translated.sql)).read_all()
     except Exception as error:
         raise outputs.complaint(error) from error
     rows = outputs.rows(table, translated)
@@ -80,7 +79,7 @@ class _Tables:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._found: dict[tuple[int, int], tuple[str, Any, Relation]] = {}
+        self._found: dict[tuple[int, int], tuple[str, DeltaTable, Relation]] = {}
 
     def find(self, target: str | None, schema: str | None, name: str) -> Relation:
         """Return the view or replicated table of that name.  Raises UndefinedTable, and 42P09 if it is ambiguous."""
@@ -93,8 +92,8 @@ class _Tables:
             raise UndefinedTable(f'relation "{shown}" does not exist') from None
         return self._table(found)
 
-    def builder(self) -> Any:
-        """Return a DataFusion query builder that knows the tables found so far."""
+    def builder(self) -> QueryBuilder:
+        """Return a builder of DataFusion queries that knows the tables found so far."""
         from deltalake import QueryBuilder
 
         builder = QueryBuilder()
@@ -124,7 +123,7 @@ class _Tables:
         return self._found[key][2]
 
 
-def _columns(table: Any, relation: SubscriptionRel) -> tuple[tuple[str, str, types.Type], ...]:
+def _columns(table: DeltaTable, relation: SubscriptionRel) -> tuple[tuple[str, str, types.Type], ...]:
     """Return a table's columns with the publisher's types where the catalog knows them."""
     import pyarrow as pa
 

@@ -114,6 +114,10 @@ class UndefinedTable(PubsubError):
     default_sqlstate = "42P01"
 
 
+class UndefinedFile(PubsubError):
+    default_sqlstate = "58P01"
+
+
 class DuplicateObject(PubsubError):
     default_sqlstate = "42710"
 
@@ -130,12 +134,6 @@ class NotInPrerequisiteState(PubsubError):
     default_sqlstate = "55000"
 
 
-class LimitExceeded(PubsubError):
-    """A limit set by a parameter was reached."""
-
-    default_sqlstate = "53400"
-
-
 class ProgramLimitExceeded(PubsubError):
     """A value or message larger than the program's limit."""
 
@@ -146,6 +144,12 @@ class DataCorrupted(PubsubError):
     """A checksum, length or state is wrong; none of the data is applied."""
 
     default_sqlstate = "XX001"
+
+
+class NoCatalog(PubsubError):
+    """There is no catalog, and the caller did not ask to create one."""
+
+    default_sqlstate = "58P01"
 
 
 class PublisherError(PubsubError):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
+from pubsub import log_store
 from pubsub.errors import DataCorrupted, PubsubError
 
 JAVA_MINIMUM: Final = 17
@@ -80,7 +81,7 @@ def directory() -> Path:
 
 def class_path() -> list[Path]:
     """Return the jars for the driver's class path.  Raises PubsubError if one is missing."""
-    paths = [directory() / artifact.filename for artifact in DELTA]
+    paths = [*(directory() / artifact.filename for artifact in DELTA), directory() / log_store.jar_name()]
     for path in paths:
         if not path.is_file():
             raise PubsubError(
@@ -270,6 +271,7 @@ def main(arguments: Sequence[str]) -> int:
             case ["fetch"]:
                 for path in fetch(DELTA, directory()):
                     print(path)
+                print(log_store.build(directory(), [directory() / artifact.filename for artifact in DELTA]))
             case _:
                 print("usage: python -m pubsub.jars check|fetch", file=sys.stderr)
                 return 2

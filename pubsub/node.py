@@ -6,7 +6,8 @@
         rows = await node.fetch("SELECT * FROM pg_stat_subscription")
 
 The workers run in this process, unless a daemon or another Node runs them: then this Node is its client, and they
-communicate through the catalog.  Heavy packages (Spark, Arrow, sqlglot) are imported when they are first needed.
+communicate through the catalog.  Heavy packages (Spark, Arrow, sqlglot, SQLAlchemy) are imported when they are first
+needed, since every command of the command line imports this module.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
-from catalog.daemon import running_daemon
-from catalog.database import NoCatalog
-from catalog.records import State, Subscription
+from catalog.home_lock import running_daemon
+from catalog.records import PinnedSnapshot, State, Subscription
 from catalog.states import RelState
-from catalog.store import Catalog
-from launcher.client_session import Notice, Session
-from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, ObjectInUse, PubsubError, UndefinedObject
+from launcher.notices import Notice
+from pubsub.errors import (
+    ConnectionFailure,
+    NoCatalog,
+    NotInPrerequisiteState,
+    ObjectInUse,
+    PubsubError,
+    UndefinedObject,
+)
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.settings import Settings
 from pubsub.sql.parser import parse_statement, script_statements
@@ -41,6 +47,9 @@ from pubsub.sql.statements import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from catalog.store import Catalog
     from launcher.service import Service
     from pubsub.delta.spark_session import Spark
     from pubsub.snapshot import Snapshot
@@ -49,6 +58,8 @@ if TYPE_CHECKING:
 DEFAULT_HOME: Final = "pubsub-node"
 
 _POLL: Final = 0.1
+#: How long the daemon may take for the commits of a pin, its JVM's start included.
+_PIN_SECONDS: Final = 600.0
 _T = TypeVar("_T")
 
 
@@ -87,7 +98,8 @@ class Node:
     `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False
     never does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
     `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for
-    a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.
+    a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.  Such a
+    client opens its catalog when it first needs more of it than `state` reads.
     """
 
     def __init__(
@@ -114,11 +126,10 @@ class Node:
             make_home(self.home)
         self._settings = self._given or Settings.load(self.home)
         self._is_open = True
-        try:
-            self._catalog = await Catalog.open(
-                self._settings.catalog_location, self._settings.catalog_timeout, make=self._make
-            )
-        except NoCatalog:
+        if self._workers is False and not self._make:
+            return self
+        await self._look_for_node(make=self._make)
+        if self._catalog is None:
             return self
         try:
             await self._start_workers(self._settings, self._catalog)
@@ -137,7 +148,7 @@ class Node:
 
     @property
     def catalog(self) -> Catalog:
-        """The node's catalog.  Raises NoCatalog if the node does not exist yet."""
+        """The node's catalog, once it is open.  Raises NoCatalog if the node does not exist yet."""
         if self._catalog is None and self._is_open:
             raise self._no_node()
         return _open(self._catalog)
@@ -151,12 +162,25 @@ class Node:
     async def _look_for_node(self, *, make: bool = False) -> None:
         """Open the catalog if it exists by now; create it if `make`."""
         if self._catalog is None and self._is_open:
+            from catalog.store import Catalog
+
             if make:
                 make_home(self.home)
             with suppress(NoCatalog):
                 self._catalog = await Catalog.open(
                     self.settings.catalog_location, self.settings.catalog_timeout, make=make
                 )
+
+    async def state(self) -> State:
+        """Return the whole catalog as of one moment.  Raises NoCatalog if the node does not exist yet."""
+        if self._catalog is None and self._is_open and isinstance(self.settings.catalog_location, Path):
+            from catalog.file import read_state
+
+            found = await asyncio.to_thread(read_state, self.settings.catalog_location)
+            if found is not None:
+                return found
+        await self._look_for_node()
+        return await self.catalog.state()
 
     @property
     def service(self) -> Service | None:
@@ -218,8 +242,8 @@ class Node:
                 raise _late(state, subscription, wanted, lagging, timeout)
             await asyncio.sleep(_POLL)
 
-    def table(self, name: str, at: Lsn | str | None = None) -> Any:
-        """Return a replicated table as a Spark DataFrame.
+    def table(self, name: str, at: Lsn | str | None = None) -> DataFrame:
+        """Return a replicated table by Spark.
 
         `name` is written as in SQL; `at` is an LSN that one of the table's versions shows exactly, else
         NotInPrerequisiteState is raised.  Blocks while Spark starts; a client starts a Spark of its own.
@@ -245,19 +269,59 @@ class Node:
 
     async def status(self) -> NodeStatus:
         """Return the status that `pubsub status` shows."""
-        from pubsub.status import status
+        from pubsub.status import from_state
 
-        await self._look_for_node()
-        return await status(self.settings, self.catalog)
+        return from_state(await self.state(), running_daemon(self.home))
 
-    async def snapshot(self, name: str, at: Lsn | str | None = None) -> Snapshot:
-        """Return the versions of the subscription's tables that together show one LSN (pubsub.snapshot)."""
+    async def snapshot(self, name: str, at: Lsn | str | None = None, *, pin: str | None = None) -> Snapshot:
+        """Return the versions of the subscription's tables that together show one LSN (pubsub.snapshot).
+
+        `pin`: a name under which they stay readable until `drop_snapshot`.  Then it raises DuplicateObject for a name
+        that is taken, and UndefinedFile if a version cannot be read any more; without a daemon, Spark is started.
+        """
         from pubsub import snapshot
 
         asked = Lsn.parse(at) if isinstance(at, str) else at
+        state = await self.state()
+        if pin is None:
+            return await asyncio.to_thread(snapshot.take, state, _find(state, name), asked)
+        from pubsub import pinned_snapshots
+
+        pinned_snapshots.require_name(pin)
+        found = await asyncio.to_thread(snapshot.take, state, _find(state, name), asked)
         await self._look_for_node()
-        state = await self.catalog.state()
-        return await asyncio.to_thread(snapshot.take, state, _find(state, name), asked)
+        await pinned_snapshots.pin(self.catalog, self._change_pins, found, pin)
+        return found
+
+    async def pinned_snapshots(self) -> tuple[PinnedSnapshot, ...]:
+        """Return the snapshots that `snapshot` has pinned, the oldest first."""
+        return (await self.state()).pinned_snapshots
+
+    async def drop_snapshot(self, pin: str) -> None:
+        """Let go of the versions that are pinned under this name.  Raises UndefinedObject."""
+        from pubsub import pinned_snapshots
+
+        await self._look_for_node()
+        await pinned_snapshots.drop(self.catalog, self._change_pins, pin)
+
+    async def _change_pins(self, kind: str, name: str, paths: Sequence[str]) -> None:
+        """Pin or release tables: by the daemon that runs on this node, or else by a Spark of this process."""
+        from launcher.client_session import Session
+        from launcher.pin_requests import carry_out
+
+        session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
+        payload = {"name": name, "paths": list(paths)}
+        if not await session.ask_daemon(kind, payload=payload, timeout=_PIN_SECONDS):
+            from pubsub import logs
+            from pubsub.delta.delta_transactions import SparkTransactions
+
+            logs.configure_unless_done()
+            spark = await asyncio.to_thread(self._spark)
+            await asyncio.to_thread(carry_out, SparkTransactions(spark), kind, payload)
+
+    def _wake_workers(self) -> None:
+        if self._service is not None:
+            self._service.wake()
 
     async def _start_workers(self, settings: Settings, catalog: Catalog) -> None:
         if self._workers is False or (self._workers is None and running_daemon(settings.home) is not None):
@@ -291,13 +355,14 @@ class Node:
     async def _run(
         self, statement: Statement, tell: Callable[[Notice], None]
     ) -> tuple[str, tuple[str, ...], tuple[tuple[Any, ...], ...]]:
-        await self._look_for_node(make=not isinstance(statement, Show | Select))
         match statement:
             case CreateSubscription() | AlterSubscription() | DropSubscription():
+                from launcher.client_session import Session
                 from launcher.subscriptioncmds import execute
 
-                wake = self._service.wake if self._service is not None else lambda: None
-                return await execute(Session(self.settings, self.catalog, tell, wake), statement), (), ()
+                await self._look_for_node(make=True)
+                session = Session(self.settings, self.catalog, tell, self._wake_workers)
+                return await execute(session, statement), (), ()
             case Show(name=name):
                 if name is None:
                     return "SHOW", ("name", "setting"), tuple(self.settings.show_all())
@@ -311,8 +376,12 @@ class Node:
     async def _select(self, statement: Select) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
         from pubsub import deltaquery
 
-        found = await deltaquery.select_and_reset(self.catalog, statement.sql)
+        found = await deltaquery.select_and_reset(await self.state(), statement.sql, self._reset_statistics)
         return found.columns, tuple(found.rows)
+
+    async def _reset_statistics(self, subid: int | None) -> None:
+        await self._look_for_node()
+        await self.catalog.reset_statistics(subid)
 
     async def _publisher_lsn(self, subscription: Subscription) -> Lsn:
         from pubsub.publisher import slots
@@ -335,6 +404,8 @@ class Node:
             raise NotInPrerequisiteState(f'no daemon runs on node "{self.home}"', hint="Start one: pubsub daemon.")
 
     async def _read_state(self) -> State:
+        from catalog.store import Catalog
+
         try:
             catalog = await Catalog.open(self.settings.catalog_location, self.settings.catalog_timeout, make=False)
         except NoCatalog:
@@ -348,7 +419,7 @@ class Node:
         The client's Spark keeps its files in a temporary directory, since the node's directory is the daemon's.
         """
         if self._service is not None:
-            self._service.spark.start()
+            self._service.spark.running()
             return self._service.spark
         if self._reader is None:
             from pubsub.delta.spark_session import Spark
@@ -357,7 +428,7 @@ class Node:
             conf = spark.session_conf()
             self._reader_home = tempfile.TemporaryDirectory(prefix="pubsub-reader-")
             self._reader = Spark(Path(self._reader_home.name), master=spark.master, conf=conf)
-        self._reader.start()
+        self._reader.running()
         return self._reader
 
 
@@ -375,7 +446,7 @@ def make_home(home: Path) -> None:
         raise PubsubError(f'could not create directory "{home}": {error.strerror}', sqlstate="58030") from error
 
 
-def _run_blocking(read: Any) -> State:
+def _run_blocking(read: Callable[[], Coroutine[Any, Any, State]]) -> State:
     """Run `read()` on an event loop in a thread of its own: the caller may be inside a running event loop."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -4,6 +4,8 @@
     logical_decoding_work_mem = "64MB"
     [catalog]
     url = "postgresql://host/database"
+    [housekeeping]
+    deleted_file_retention = "1h"
     [spark]
     master = "local[*]"
     conf = { "spark.driver.memory" = "2g" }
@@ -20,12 +22,14 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from pubsub.daily_window import DailyWindow
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
 
+_STATEMENT_ROWS: Final = 1_000_000
 _MAX_WORKERS: Final = 262143
 
 #: Parameters of guc_tables.c with the same units and bounds; those from max_message_size on are not PostgreSQL's.  The
@@ -48,9 +52,19 @@ PARAMETERS: Final = {
 }
 
 
+#: Parameters of the table [housekeeping] that are numbers; SHOW and messages write "housekeeping." before them.
+_HOUSEKEEPING: Final = {
+    parameter.name.removeprefix("housekeeping."): parameter
+    for parameter in (
+        Parameter("housekeeping.deleted_file_retention", "s", 60),
+        Parameter("housekeeping.log_retention", "s", 60),
+    )
+}
+
+
 def _reader(name: str) -> BeforeValidator:
     """Return a validator that converts the file's value to bytes, seconds or a count."""
-    parameter = PARAMETERS[name]
+    parameter = PARAMETERS.get(name) or _HOUSEKEEPING[name]
 
     def read(value: object) -> float | int:
         units = parameter.parse(value)
@@ -69,13 +83,63 @@ class CatalogSettings(_Table):
     url: str | None = Field(default=None, repr=False)
 
 
+def _window(value: object) -> DailyWindow:
+    if isinstance(value, DailyWindow):
+        return value
+    if not isinstance(value, str):
+        raise PubsubError(f'invalid value for parameter "housekeeping.window": "{value}"', sqlstate="22023")
+    return DailyWindow.parse(value)
+
+
+class HousekeepingSettings(_Table):
+    """The table [housekeeping]: what the daemon does to keep Delta tables small (launcher/housekeeper.py).
+
+    `merge_files`: merge small data files, and rewrite those with many deleted rows.  `deleted_file_retention`,
+    `log_retention`: how long a removed file, and a commit, stays, in seconds.  Within `window` VACUUM runs, logs are
+    cleaned, and files with deleted rows are rewritten.
+    """
+
+    enabled: bool = True
+    merge_files: bool = True
+    deleted_file_retention: Annotated[float, _reader("deleted_file_retention")] = 3600.0
+    log_retention: Annotated[float, _reader("log_retention")] = 3600.0
+    window: Annotated[DailyWindow, BeforeValidator(_window)] = DailyWindow.parse("")
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them."""
+        shown = {
+            "housekeeping.enabled": "on" if self.enabled else "off",
+            "housekeeping.merge_files": "on" if self.merge_files else "off",
+            "housekeeping.window": str(self.window),
+        }
+        for name, parameter in _HOUSEKEEPING.items():
+            shown[parameter.name] = parameter.show(round(getattr(self, name) / parameter.factor))
+        return shown
+
+
 class SparkSettings(_Table):
-    """The table [spark]: which Spark to use.  `conf` is passed on unchanged and overrides this program's settings."""
+    """The table [spark]: which Spark to use.  `conf` is passed on unchanged and overrides this program's settings.
+
+    `statement_rows`: a batch of so many changes to a table is written by a statement of Spark's on its executors, even if
+    the table takes our files; 0: never.
+    """
 
     master: str = "local[*]"
     remote: str | None = None
     packages: tuple[str, ...] = Field(default=(), strict=False)
     conf: dict[str, str] = Field(default={}, repr=False)
+    statement_rows: Annotated[int | None, Field(ge=0)] = None
+
+    @property
+    def least_statement_rows(self) -> int:
+        """`statement_rows`, or else its default: 0 with a local master, where our files are always faster.
+
+        On a cluster a statement's fixed cost of one to two seconds is small beside what the daemon alone needs to find
+        a million keys and write their rows.
+        """
+        if self.statement_rows is not None:
+            return self.statement_rows
+        return 0 if self.master.startswith("local") else _STATEMENT_ROWS
 
     def session_conf(self) -> dict[str, str]:
         """Return the configuration of a session: `conf`, and the packages unless `conf` names some itself.
@@ -107,6 +171,7 @@ class Settings(_Table):
     drain_timeout: Annotated[float, _reader("drain_timeout")] = 30.0
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()
+    housekeeping: HousekeepingSettings = HousekeepingSettings()
     spark: SparkSettings = SparkSettings()
 
     @classmethod
@@ -132,7 +197,12 @@ class Settings(_Table):
     @classmethod
     def read(cls, values: dict[str, Any], home: Path) -> Self:
         """Build settings from the values of a file, or of a test.  Raises PubsubError."""
-        known: dict[str, type[_Table]] = {"": cls, "catalog": CatalogSettings, "spark": SparkSettings}
+        known: dict[str, type[_Table]] = {
+            "": cls,
+            "catalog": CatalogSettings,
+            "housekeeping": HousekeepingSettings,
+            "spark": SparkSettings,
+        }
         for prefix, table in known.items():
             names = values.get(prefix, {}) if prefix else values
             if not isinstance(names, dict):
@@ -144,13 +214,24 @@ class Settings(_Table):
         spark = values.get("spark")
         if isinstance(spark, dict) and isinstance(spark.get("conf"), dict):
             values = values | {"spark": spark | {"conf": _flat(spark["conf"])}}
+        kept = values.get("housekeeping", {})
+        if "deleted_file_retention" in kept and "log_retention" not in kept:
+            # Delta refuses a log that is kept for a shorter time than removed files.
+            values = values | {"housekeeping": kept | {"log_retention": kept["deleted_file_retention"]}}
         try:
-            return cls(home=home.absolute(), **values)
+            settings = cls(home=home.absolute(), **values)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
             shown = "" if name == "catalog.url" else f': "{first["input"]}"'
             raise PubsubError(f'invalid value for parameter "{name}"{shown}', sqlstate="22023") from None
+        if settings.housekeeping.log_retention < settings.housekeeping.deleted_file_retention:
+            raise PubsubError(
+                'parameter "housekeeping.log_retention" must not be less than "housekeeping.deleted_file_retention"',
+                sqlstate="22023",
+                detail="Versions whose files are kept must stay readable.",
+            )
+        return settings
 
     @property
     def catalog_location(self) -> str | Path:
@@ -169,9 +250,12 @@ class Settings(_Table):
 
     def show(self, name: str) -> str:
         """Return a parameter's value as SHOW prints it.  Raises UndefinedObject."""
+        housekeeping = self.housekeeping.shown()
+        if name.lower() in housekeeping:
+            return housekeeping[name.lower()]
         parameter = PARAMETERS.get(name.lower())
         if parameter is None:
-            best = nearest(name.lower(), PARAMETERS)
+            best = nearest(name.lower(), [*PARAMETERS, *housekeeping])
             raise UndefinedObject(
                 f'unrecognized configuration parameter "{name}"',
                 hint=f'Perhaps you meant the parameter "{best}".' if best is not None else None,
@@ -180,7 +264,7 @@ class Settings(_Table):
 
     def show_all(self) -> list[tuple[str, str]]:
         """Return all names and values as SHOW ALL prints them, ordered by name."""
-        return [(name, self.show(name)) for name in sorted(PARAMETERS)]
+        return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self.housekeeping.shown()])]
 
 
 def _unrecognized(full: str, name: str, prefix: str, table: type[_Table]) -> UndefinedObject:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from catalog.daemon import running_daemon
 from catalog.records import (
     CopyProgress,
     PublisherStatus,
@@ -19,13 +18,12 @@ from catalog.records import (
     SubscriptionRel,
     SubscriptionStats,
     TableRows,
+    TableStorage,
     Warned,
     WorkerStats,
 )
 from catalog.states import RelState
-from catalog.store import Catalog
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,12 @@ class TableStatus:
     error_lsn: Lsn | None = None
     foreign_commit: str | None = None
     rows: int | None = None
+    live_bytes: int | None = None
+    """The data files of its newest version, when they were last looked at; None: not yet."""
+    retained_bytes: int | None = None
+    """Older files, which are kept for the table's retention."""
+    log_bytes: int | None = None
+    last_vacuum: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,6 @@ class NodeStatus:
         }
 
 
-async def status(settings: Settings, catalog: Catalog) -> NodeStatus:
-    """Read the node's status."""
-    return from_state(await catalog.state(), running_daemon(settings.home))
-
-
 def from_state(state: State, daemon: int | None) -> NodeStatus:
     """Build the status from a state of the catalog and the daemon's process id."""
     return NodeStatus(
@@ -129,6 +128,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
     syncing = {w.relid: w for w in workers if w.relid is not None}
     copies = {c.relid: c for c in state.copies if c.subid == oid}
     rows = {r.relid: r for r in state.rows if r.subid == oid}
+    storage = {one.relid: one for one in state.storage if one.subid == oid}
     publisher = state.publishers.get(oid, PublisherStatus()) if alive else PublisherStatus()
 
     def table(relation: SubscriptionRel) -> TableStatus:
@@ -138,6 +138,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
             relation,
             copies.get(relation.relid),
             rows.get(relation.relid),
+            storage.get(relation.relid),
             worker,
             follower,
             origin,
@@ -193,6 +194,7 @@ def _table(
     relation: SubscriptionRel,
     copy: CopyProgress | None,
     rows: TableRows | None,
+    storage: TableStorage | None,
     worker: WorkerStats | None,
     follower: WorkerStats | None,
     origin: Lsn,
@@ -211,6 +213,8 @@ def _table(
         lsn = max(lsn or INVALID_LSN, origin) or None
     if rows is not None and rows.generation != relation.copy_generation:
         rows = None
+    if storage is not None and storage.generation != relation.copy_generation:
+        storage = None
     if rows is not None and lsn is not None:
         lsn = max(lsn, rows.lsn)
     held = rows.rows if rows is not None else None
@@ -234,6 +238,10 @@ def _table(
         error_lsn=relation.error_lsn,
         foreign_commit=str(relation.foreign) if relation.foreign is not None else None,
         rows=held,
+        live_bytes=storage.live_bytes if storage is not None else None,
+        retained_bytes=storage.retained_bytes if storage is not None else None,
+        log_bytes=storage.log_bytes if storage is not None else None,
+        last_vacuum=storage.last_vacuum if storage is not None else None,
     )
 
 
@@ -280,6 +288,10 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
                 "stopped": table.stopped,
                 "error_lsn": _text(table.error_lsn),
                 "foreign_commit": table.foreign_commit,
+                "live_bytes": table.live_bytes,
+                "retained_bytes": table.retained_bytes,
+                "log_bytes": table.log_bytes,
+                "last_vacuum": table.last_vacuum.isoformat() if table.last_vacuum is not None else None,
             }
             for table in one.tables
         ],

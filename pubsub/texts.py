@@ -12,7 +12,7 @@ _EXACT: Final = 1 << 53
 _NEEDS_QUOTES: Final = frozenset('{}",\\ \t\n\r\v\f')
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Format a value as PostgreSQL prints it; None, for NULL, gives the empty string."""
     match value:
         case None:
@@ -52,7 +52,7 @@ def _fraction(value: datetime, suffix: str) -> str:
     return (shown.rstrip("0") if "." in shown else shown) + suffix
 
 
-def _element(value: Any) -> str:
+def _element(value: object) -> str:
     """Format an element of an array (arrayfuncs.c: array_out)."""
     if value is None:
         return "NULL"
@@ -64,7 +64,7 @@ def _element(value: Any) -> str:
     return shown
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert a value to one that json.dumps takes; numbers that a double cannot hold exactly become strings."""
     match value:
         case None | bool() | str():

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pubsub import jars
+from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.spark_session import Spark
+from pubsub.delta.warm_up import warm_up
 
 
 def exercise(session: Any, table: Path) -> None:
@@ -45,6 +47,9 @@ def exercise(session: Any, table: Path) -> None:
     )
     session.sql(f"MERGE INTO delta.`{path}` target USING changed ON target.id = changed.id WHEN MATCHED THEN DELETE")
     session.read.format("delta").load(path).selectExpr("count(*)", "max(t)").collect()
+    transactions = DeltaTransactions(session)
+    warm_up(transactions, table.parent)
+    transactions.checkpoint(path)
 
 
 def main() -> int:
@@ -62,7 +67,7 @@ def main() -> int:
         spark = Spark(
             scratch, conf={"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={made} -XX:TieredStopAtLevel=1"}
         )
-        spark.start()
+        spark.running()
         try:
             exercise(spark.session, scratch / "table")
         except Exception as error:  # a Spark error takes its text from the JVM, so read it while the JVM runs

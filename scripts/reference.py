@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from catalog.system_views import VIEWS
-from pubsub.protocol import types
-from pubsub.protocol.contract import KINDS, NESTED, RULES, TypeRule
+from pubsub.protocol.column_types import spark_ddl
+from pubsub.protocol.type_contract import KINDS, NESTED, RULES, TypeRule
 from pubsub.settings import Settings
 from pubsub.sql.options import CREATE_OPTIONS, SubscriptionOptions
 
 TYPES_PAGE = Path(__file__).resolve().parent.parent / "docs" / "types.md"
 
 _TYPES_INTRODUCTION = """\
-Made from `pubsub/protocol/contract.py` by `make docs`. PostgreSQL 15 to 18.
+Made from `pubsub/protocol/type_contract.py` by `make docs`. PostgreSQL 15 to 18.
 
 Each value is exact, or it is refused: nothing is rounded, clipped or made NULL. If Delta has a type with the same values, the column
 gets that type, the natural one. For every other type the column is a `STRING` with PostgreSQL's own text (`datestyle` ISO,
@@ -82,12 +82,12 @@ text in either case: the rows are the same.
 
 
 def types_page() -> str:
-    """Return the page of the type contract, from pubsub/protocol/contract.py."""
+    """Return the page of the type contract, from pubsub/protocol/type_contract.py."""
 
     def delta(rule: TypeRule) -> str:
         if rule.name == "numeric":
             return "DECIMAL(p,s)"
-        return "STRING" if rule.natural is None else types.spark_ddl(rule.natural)
+        return "STRING" if rule.natural is None else spark_ddl(rule.natural)
 
     natural = [rule for rule in RULES if rule.natural is not None]
     text = [rule for rule in RULES if rule.natural is None]

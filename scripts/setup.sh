@@ -52,7 +52,7 @@ if [ -n "${found:-}" ]; then
     rm -rf "$venv"
     "$found" -m venv "$venv" || {
         rm -rf "$venv"
-        fail "$found can not make a virtual environment." \
+        fail "$found cannot make a virtual environment." \
              "Debian and Ubuntu: apt install $("$found" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
     }
 fi
@@ -66,7 +66,10 @@ if ! done_with packages "$packages"; then
     awk '/^[a-z]/ { wanted = /^uv==/ } wanted' requirements.lock > "$uv"
     pip --require-hashes --requirement "$uv"
     rm -f "$uv"
-    "$venv/bin/uv" pip install --quiet --python "$python" --no-deps --require-hashes --requirement requirements.lock ||
+    # Compiled as pip does it: where Python may not write beside the packages (PYTHONDONTWRITEBYTECODE, a venv of another
+    # user), every command would compile them again, which takes most of its time.
+    "$venv/bin/uv" pip install --quiet --python "$python" --no-deps --require-hashes --compile-bytecode \
+        --requirement requirements.lock ||
         pip --require-hashes --requirement requirements.lock
     stamp packages "$packages"
 fi
@@ -74,12 +77,13 @@ fi
 project="$packages $(digest pyproject.toml) $(pwd)"
 if ! done_with project "$project"; then
     pip --no-build-isolation --editable .
+    "$python" -m compileall -q pubsub catalog launcher apply tablesync walsender >/dev/null
     stamp project "$project"
 fi
 
-jars="$packages $(digest pubsub/jars.py)"
+jars="$packages $(digest pubsub/jars.py pubsub/log_store.py pubsub/java/pubsub/*.java)"
 if ! done_with jars "$jars"; then
-    say "Fetching the jars of Delta"
+    say "Fetching the jars of Delta, and compiling its store for local directories"
     "$python" -m pubsub.jars fetch >/dev/null
     stamp jars "$jars"
 fi
@@ -87,7 +91,7 @@ fi
 [ "$what" = all ] || exit 0
 
 # These may take a while and need nothing of each other.
-classes="$jars $(cat "$venv/.stamp-java")"
+classes="$jars $(digest scripts/class_data_archive.py) $(cat "$venv/.stamp-java")"
 if ! done_with classes "$classes"; then
     say "Making an archive of Java's classes, so that Spark starts faster"
     { "$python" scripts/class_data_archive.py || true; stamp classes "$classes"; } &

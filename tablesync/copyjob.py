@@ -16,7 +16,6 @@ one of the engine's threads.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -25,35 +24,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from pubsub import faults
-from pubsub.delta import arrow_writer, copy_chunks, data_files
+from pubsub.delta import arrow_writer, constraints, copy_chunks, data_files
 from pubsub.delta.alter import for_copy
-from pubsub.delta.commit_files import UnknownOutcome
 from pubsub.delta.log import TableLog
-from pubsub.delta.table import Commit, TargetTable, fits, has_files, quote
+from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
+from pubsub.delta.transactions import Action, Transactions, UnknownOutcome
 from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState
-from pubsub.protocol import types
-from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.arrow_arrays import nulls
+from pubsub.protocol.column_types import spark_ddl
+from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.connection import session_settings_sql
 from pubsub.publisher.conninfo import parse_conninfo, split_report
 from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
 from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
+from tablesync.choose_copier import Range, ranges, takes_job
 
 if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.pq.abc import PGconn
+    from pyspark import Accumulator, SparkContext
+    from pyspark.sql import SparkSession
+
     from catalog.records import CopyPlan
 
 # Bytes of CSV parsed by Arrow at once.
 _CHUNK_BYTES: Final = 4 << 20
-_BLOCK_SIZE: Final = 8192
-# The least range worth its own task; a task costs a connection and some tens of milliseconds.
-_LEAST_RANGE_BLOCKS: Final = 16 * 1024 * 1024 // _BLOCK_SIZE
-# The least table worth a Spark job, including TOAST.
-LEAST_JOB_BYTES: Final = 2 * 1024 * 1024
-_MOST_RANGES: Final = 4096
 # The longest a task waits for a lock: it holds one of Spark's places, which other commits and copies need.
 _PATIENCE: Final = "5s"
 
@@ -65,7 +65,7 @@ class CopySource:
     `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out.
     """
 
-    conninfo: Any
+    conninfo: str
     application_name: str
     schema: str
     name: str
@@ -85,28 +85,25 @@ class CopySource:
         return f"CopySource({self.schema}.{self.name})"
 
 
-Range = tuple[int, int | None] | None
-
-
 class Cut:
     """Breaks the watched connection when called from another thread, whatever the connection is waiting for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._told = False
+        self._cut = False
 
     def __call__(self) -> None:
         with self._lock:
-            self._told = True
+            self._cut = True
             self._break()
 
     @contextmanager
-    def watching(self, connection: Any) -> Iterator[None]:
-        """Watch a psycopg connection while the body runs."""
+    def watching(self, connection: Connection) -> Iterator[None]:
+        """Watch the connection while the body runs."""
         with self._lock:
             self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-            if self._told:
+            if self._cut:
                 self._break()
         try:
             yield
@@ -121,28 +118,7 @@ class Cut:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
-    """Return the first block of each chunk; () for a partitioned table (`blocks` None), which has no ctids."""
-    if blocks is None:
-        return ()
-    count = min(max(blocks // _LEAST_RANGE_BLOCKS, 1), _MOST_RANGES)
-    if count > 1:
-        # Whole rounds of tasks, so that no core idles while the last range is read.
-        count = -(-count // parallelism) * parallelism
-    elif blocks >= LEAST_JOB_BYTES // _BLOCK_SIZE:
-        count = parallelism
-    return tuple(blocks * i // count for i in range(count))
-
-
-def ranges(edges: Sequence[int]) -> list[Range]:
-    """Return block ranges (first, end exclusive); the last is open-ended, as the table may grow until the snapshot.
-
-    None stands for the whole relation if ctid cannot be used.
-    """
-    return [(first, end) for first, end in itertools.zip_longest(edges, edges[1:])] or [None]
-
-
-def parallelism(session: Any) -> int:
+def parallelism(session: SparkSession) -> int:
     """Return how many tasks run in parallel."""
     return int(session.sparkContext.defaultParallelism)
 
@@ -174,13 +150,14 @@ def wait_sql(source: CopySource) -> str:
 
 
 def was_locked(error: Exception) -> bool:
-    """Tell whether a job failed because a task met a lock on the publisher; Spark passes on the error's text only."""
+    """Return whether a job failed because a task met a lock on the publisher; Spark passes on the error's text only."""
     return "psycopg.errors.LockNotAvailable" in str(error)
 
 
 def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tuple[int, bool]:
-    """Prepare for a new copy: return the table's version, and whether chunks can be kept: the window must change rows.
+    """Prepare for a new copy; return the table's version, and whether the copy's chunks can be kept.
 
+    They can if the table's rows can be changed without Spark, since the window then changes rows of kept chunks.
     Removes the files of the `earlier` copy's attempts, whose application id is `earlier_copy`, if it was never
     committed.
     """
@@ -193,7 +170,7 @@ def begin(table: TargetTable, earlier: CopyPlan | None, earlier_copy: str) -> tu
     return log.version, arrow_writer.accepts(log, table, rewrites=True)
 
 
-def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[data_files.Action]]:
+def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[Action]]:
     """Return the chunks that earlier attempts of the copy have finished; none if only Spark can write the table now."""
     log = arrow_writer.log_of(table.path)
     if log is None or not arrow_writer.accepts(log, table, rewrites=True):
@@ -203,16 +180,25 @@ def kept(table: TargetTable, plan: CopyPlan, copy: str) -> dict[int, list[data_f
     return {chunk: files for chunk, (attempt, files) in found.items() if attempt in plan.attempts}
 
 
-def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, done: Any, plan: CopyPlan) -> None:
+def copy(
+    session: SparkSession,
+    transactions: Transactions,
+    source: CopySource,
+    table: TargetTable,
+    record: Commit,
+    done: Accumulator[int],
+    plan: CopyPlan,
+) -> None:
     """Copy the table in one commit that replaces all its rows; keep each chunk when it is finished.
 
-    `done`: a Spark accumulator that counts the rows of finished ranges.  Raises Spark's errors; a failed range fails
-    the job.
+    `done` counts the rows of finished ranges.  Raises Spark's errors; a failed range fails the job.  Raises InvalidValue
+    for a row that breaks a constraint of the Delta table.
     """
     context = session.sparkContext
     parts = ranges(plan.edges)
+    assert context.master is not None
     if context.master.startswith("local"):
-        log = arrow_writer.log_of(table.path)
+        log = arrow_writer.log_of(table.path, transactions)
         if log is not None:
             table, definition = for_copy(log, table)
             _copy_directly(context, source, log, table, record, done, plan, definition)
@@ -220,32 +206,47 @@ def copy(session: Any, source: CopySource, table: TargetTable, record: Commit, d
     else:
         _ship(context)
     schema = pa.schema([table.schema.field(name) for name in source.columns])
-    ddl = ", ".join(f"{quote(f.name)} {types.spark_ddl(f.type)}" for f in schema)
+    ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     read = _reader(source, parts, schema, done)
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
-    extra = [field for field in table.schema if field.name not in source.columns]
+    made = filled_columns(table.path)
+    other_columns = not fits(table)
+    # Spark fills other columns that the frame lacks, but not partition columns.
+    needed = [*table.schema, *(() if other_columns else partition_fields(table.path))]
+    extra = {field.name: field for field in needed if field.name not in source.columns and field.name not in made}
     if extra:
-        frame = frame.selectExpr("*", *(f"CAST(NULL AS {types.spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra))
+        frame = frame.selectExpr(
+            "*", *(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra.values())
+        )
     arrow_writer.require_no_copy(table, record)
     # On a table without files an append does the same, without searching for old files.
-    other_columns = not fits(table)
     mode = "overwrite" if has_files(table.path) or other_columns else "append"
-    frame.write.format("delta").mode(mode).options(
+    writer = frame.write.format("delta").mode(mode)
+    writer = writer.options(
         overwriteSchema=str(other_columns).lower(),
         txnAppId=record.app_id,
         txnVersion=str(int(record.last)),
         userMetadata=record.user_metadata,
-    ).save(table.path)
+    )
+    try:
+        writer.save(table.path)
+    except Exception as error:
+        violation = constraints.violated(error, table)
+        if violation is None:
+            raise
+        raise violation from error
 
 
-def copy_here(source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut) -> int | None:
-    """Copy a small table without a Spark job; return the number of rows, or None, with nothing done, if it takes Spark.
+def copy_here(
+    transactions: Transactions, source: CopySource, table: TargetTable, record: Commit, plan: CopyPlan, cut: Cut
+) -> int | None:
+    """Copy a small table without a Spark job; return the number of rows, or None, having done nothing, if it needs one.
 
     `cut` interrupts it.  Raises psycopg.Error, InvalidValue, and the commit's errors.
     """
-    if source.bytes >= LEAST_JOB_BYTES or len(plan.edges) > 1:
+    if takes_job(source.bytes, len(plan.edges)):
         return None
-    log = arrow_writer.log_of(table.path)
+    log = arrow_writer.log_of(table.path, transactions)
     if log is None:
         return None
     table, definition = for_copy(log, table)
@@ -260,14 +261,14 @@ def copy_here(source: CopySource, table: TargetTable, record: Commit, plan: Copy
 
 
 def _copy_directly(
-    context: Any,
+    context: SparkContext,
     source: CopySource,
     log: TableLog,
     table: TargetTable,
     record: Commit,
-    done: Any,
+    done: Accumulator[int],
     plan: CopyPlan,
-    definition: Sequence[data_files.Action],
+    definition: Sequence[Action],
 ) -> None:
     """Let tasks write data files, and commit them.  If the job fails, remove the files that no commit names."""
     from tablesync.finished_chunks import Landing  # imports pyspark, a second that a daemon without a copy can save
@@ -285,7 +286,7 @@ def _copy_directly(
     landed = context.accumulator([], landing)
 
     def write(index: int) -> None:
-        def rows() -> Iterator[Any]:
+        def rows() -> Iterator[pa.Table]:
             for part in _whole_rows(source, parts[index], table):
                 done.add(part.num_rows)
                 yield part
@@ -315,7 +316,7 @@ def _copy_directly(
 
 @contextmanager
 def _cleared(
-    log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[data_files.Action]] | None = None
+    log: TableLog, table: TargetTable, name: str, kept: Mapping[int, Sequence[Action]] | None = None
 ) -> Iterator[None]:
     """If the body fails, remove the uncommitted files of the attempt `name`, except those of `kept` chunks."""
     try:
@@ -329,29 +330,29 @@ def _cleared(
         raise
 
 
-def _whole_rows(source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None) -> Iterator[Any]:
+def _whole_rows(
+    source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None
+) -> Iterator[pa.Table]:
     """Yield the rows of one range as tables with all of the target's columns."""
     schema = pa.schema([table.schema.field(column) for column in source.columns])
     for batch in read_range(source, block_range, schema, cut):
         columns = {
-            field.name: batch.column(field.name)
-            if field.name in source.columns
-            else types.nulls(batch.num_rows, field.type)
+            field.name: batch.column(field.name) if field.name in source.columns else nulls(batch.num_rows, field.type)
             for field in table.schema
         }
         yield pa.table(columns)
 
 
-def _paths(finished: Mapping[int, Sequence[data_files.Action]]) -> set[str]:
+def _paths(finished: Mapping[int, Sequence[Action]]) -> set[str]:
     return {file["add"]["path"] for files in finished.values() for file in files}
 
 
 def _reader(
-    source: CopySource, parts: list[Range], schema: pa.Schema, done: Any
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    source: CopySource, parts: list[Range], schema: pa.Schema, done: Accumulator[int]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that runs in the executors' Python workers."""
 
-    def read(batches: Iterator[Any]) -> Iterator[Any]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for rows in read_range(source, parts[index], schema):
@@ -396,7 +397,7 @@ def read_range(
         connection.execute("COMMIT")
 
 
-def _require_file(connection: Any, source: CopySource) -> None:
+def _require_file(connection: Connection, source: CopySource) -> None:
     """Lock the table against rewrites until the transaction ends; raise if it has been rewritten."""
     connection.execute(lock_sql(source.schema, source.name).encode())
     ((file,),) = connection.execute(file_sql(source.oid).encode()).fetchall()
@@ -407,8 +408,8 @@ def _require_file(connection: Any, source: CopySource) -> None:
         )
 
 
-def session(source: CopySource) -> Any:
-    """Open a psycopg connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
+def session(source: CopySource) -> Connection:
+    """Open a connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
     import psycopg
 
     parse_conninfo(source.conninfo)  # psycopg's own errors would quote the conninfo
@@ -428,9 +429,11 @@ def session(source: CopySource) -> Any:
     return connection
 
 
-def read(connection: Any, source: CopySource, copy_statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(
+    connection: Connection, source: CopySource, copy_statement: str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error and InvalidValue."""
-    from pubsub.protocol.copytext import InvalidCopiedField, parse_copy
+    from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
 
     try:
         yield from _batches(connection.pgconn, copy_statement, schema, parse_copy)
@@ -443,8 +446,8 @@ def read(connection: Any, source: CopySource, copy_statement: str, schema: pa.Sc
 
 
 def _batches(
-    pgconn: Any, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]
-) -> Iterator[Any]:
+    pgconn: PGconn, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Yield COPY's rows, some megabytes at a time.  libpq returns one row per call, so the loop does little else."""
     from psycopg import pq
     from psycopg.errors import error_from_result
@@ -466,16 +469,17 @@ def _batches(
             yield parse(held, schema)
             held.clear()
             size = 0
-    result = pgconn.get_result()
-    if result.status != pq.ExecStatus.COMMAND_OK:
-        raise error_from_result(result)
+    ended = pgconn.get_result()
+    assert ended is not None
+    if ended.status != pq.ExecStatus.COMMAND_OK:
+        raise error_from_result(ended)
     while pgconn.get_result() is not None:
         pass
     if held:
         yield parse(held, schema)
 
 
-def _ship(context: Any) -> None:
+def _ship(context: SparkContext) -> None:
     """Send this project's code to the executors of a cluster, as one archive."""
     import shutil
     import tempfile

@@ -6,11 +6,10 @@ The job's own results arrive only when the whole job has ended.
 from __future__ import annotations
 
 from queue import SimpleQueue
-from typing import Any
 
 from pyspark.accumulators import AccumulatorParam
 
-from pubsub.delta.data_files import Action
+from pubsub.delta.transactions import Action
 
 #: A chunk's number, and the actions that name its data files.
 Chunk = tuple[int, list[Action]]
@@ -22,7 +21,7 @@ class Landing(AccumulatorParam[list[Chunk]]):
     def __init__(self) -> None:
         self.queue: SimpleQueue[Chunk | None] = SimpleQueue()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[_Gathering], tuple[()]]:
         return _Gathering, ()
 
     def zero(self, value: list[Chunk]) -> list[Chunk]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,6 +19,10 @@ from pubsub.delta.engine import Engine
 from pubsub.errors import PubsubError
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
 
 _INTERVAL = 1.0
 
@@ -33,7 +37,7 @@ async def follow_progress(
     estimated_rows: int | None,
     application_name: str,
     engine: Engine,
-) -> AsyncIterator[Any]:
+) -> AsyncIterator[Accumulator[int]]:
     """Store the progress in the catalog once a second while the body runs, and the final count after it.
 
     Yields the accumulator to which tasks add the rows of finished ranges.
@@ -57,7 +61,7 @@ async def _follow(
     relation: SubscriptionRel,
     estimated_rows: int | None,
     application_name: str,
-    done: Any,
+    done: Accumulator[int],
 ) -> None:
     greatest = 0
     try:
@@ -74,5 +78,5 @@ async def _follow(
         log.warning("copy progress is not known", relation=relation.qualified_name, reason=error.message)
 
 
-def _accumulator(session: Any) -> Any:
+def _accumulator(session: SparkSession) -> Accumulator[int]:
     return session.sparkContext.accumulator(0)

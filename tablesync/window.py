@@ -2,14 +2,14 @@
 
 A copy that was cut short goes on: its finished chunks stay, the others are read under a newer snapshot.  The sync slot has
 outlived the crash, and the stream starts where the slot's snapshot was taken, at S; every change after it is in the stream.  W is
-an LSN past every snapshot that was copied under.  From S to W changes are applied as upserts and tolerant deletes: whatever
-stands under a key that a change touches goes, then the change's row comes.  At W the table holds the publisher's rows:
+an LSN past every snapshot that was copied under.  From S to W changes are applied as upserts and tolerant deletes: every
+row under a key that a change touches goes, then the change's row comes.  At W the table holds the publisher's rows:
 
     A key that no change in (S, W] touches.  Either no row stands under it from S to W, and no snapshot showed one; or one
     does, and no snapshot missed it.  Its tuple has not moved, since only an UPDATE moves a tuple to another ctid, or a rewrite of the
     table, which is noticed by the table's file and makes the copy start over.  Chunks divide the ctids, so just one chunk has it.
 
-    A key that is touched.  What the chunks have under it may be anything: a row twice, from a chunk read early and again from
+    A key that is touched.  The chunks may have anything under it: a row twice, from a chunk read early and again from
     one read late into whose blocks an UPDATE had moved it; no row, where it moved the other way; a row of the past, or of a future
     that the stream comes to later.  The last change to touch the key in (S, W] removes all of it, and leaves the row that stands
     there at W, or none.
@@ -17,17 +17,17 @@ stands under a key that a change touches goes, then the change's row comes.  At 
 Every change of the table must be in the stream, and only then is a copy resumed: all its publications publish inserts, updates and
 deletes, whatever their origin.  And each snapshot must see what the slot's saw (publisher.snapshots.lacks).
 
-What an UPDATE leaves out, an unchanged TOAST value, is the one thing that the table's rows are read for.  Let an UPDATE at p leave the
+The table's rows are read for one thing only: the unchanged TOAST values that an UPDATE leaves out.  Let an UPDATE at p leave out the
 value v of its row r, and r stand under k.  If r stays under k up to W, each row that a chunk has under k and that outlives the changes
 up to p is r's; and v either stays as it is up to W, so that each snapshot showed it, or is set by a later change.  If r leaves k
-before W, what stands under k may be another's value: it does no harm there, since the change that takes r away removes it, but it
+before W, the value under k may be another row's: it does no harm there, since the change that takes r away removes it, but it
 must not go with r.  So the value is read from the publisher, by r's new key, under one more snapshot,
 
-    when r has moved in the batch, and what stands under its old key is in doubt;
+    when r has moved in the batch, and the row under its old key is in doubt;
     when there is no row under k at all.
 
-W is moved past that snapshot.  What was just read is in doubt up to there: r may have left the key before the snapshot saw it.
-The copied rows are in doubt up to the W of the copy, and what is known since is not.  So each time fewer keys are left, those of rows
+W is moved past that snapshot.  The rows just read are in doubt up to there: r may have left the key before the snapshot saw it.
+The copied rows are in doubt up to the W of the copy, later ones are not.  So each time fewer keys are left, those of rows
 that move again and again; past `_MOST` rounds the copy starts over, under a single snapshot and without a window.
 
 After a crash in the window all is in doubt again up to the W that was stored, which is stored before any row read under its
@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -54,8 +54,8 @@ from pubsub.delta.choose_writer import AnyStaged
 from pubsub.delta.engine import Engine
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.types import nulls
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync import copyjob
@@ -109,6 +109,7 @@ class Window:
         return CopyAgain(self._relation.relid, self._relation.qualified_name, reason)
 
     async def _complete(self, staged: DirectStaged, first: Lsn) -> None:
+        assert staged.masked is not None
         self._read = [(until, keys) for until, keys in self._read if until >= first]
         doubtful = None if first <= self._copied_until else [keys for _, keys in self._read]
         chosen = await self._engine.run_without_spark(arrow_writer.without_base, staged, doubtful)
@@ -120,7 +121,7 @@ class Window:
             raise self._again("rows with unchanged TOAST values change their keys all the time")
         keys = staged.masked.filter(pa.array(chosen)).select(list(staged.table.key)).combine_chunks()
         cut = copyjob.Cut()
-        rows, until = await self._engine.run_until_told(
+        rows, until = await self._engine.run_until_stopped(
             cut, read_again, self._source, staged.table, keys, self._key_types, cut
         )
         await faults.reached(f"read again {self._relation.qualified_name}")
@@ -137,8 +138,8 @@ class Window:
 
 
 def read_again(
-    source: CopySource, table: TargetTable, keys: Any, key_types: Mapping[str, str], cut: copyjob.Cut
-) -> tuple[Any, Lsn]:
+    source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str], cut: copyjob.Cut
+) -> tuple[pa.Table, Lsn]:
     """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot.
 
     Blocks, also while another session has the table locked; `cut` interrupts it.
@@ -159,7 +160,7 @@ def read_again(
     return rows.select(table.schema.names).combine_chunks(), Lsn.parse(until)
 
 
-def _is_one_of(keys: Any, key_types: Mapping[str, str]) -> str:
+def _is_one_of(keys: pa.Table, key_types: Mapping[str, str]) -> str:
     columns = [
         [f"{quote_literal(text)}::{key_types[name]}" for text in _texts(keys.column(name))]
         for name in keys.column_names
@@ -168,7 +169,7 @@ def _is_one_of(keys: Any, key_types: Mapping[str, str]) -> str:
     return f"({', '.join(map(quote_identifier, keys.column_names))}) IN (VALUES {values})"
 
 
-def _texts(column: Any) -> list[str]:
+def _texts(column: pa.ChunkedArray) -> list[str]:
     """Return a key column's values as text for PostgreSQL."""
     if pa.types.is_binary(column.type):
         return [f"\\x{value.hex()}" for value in column.to_pylist()]

@@ -5,7 +5,7 @@
              follow the slot until the table is whole (window)
       ─► w   tell apply the position; apply answers with the LSN to reach
       ─► c   follow the slot exactly up to that LSN
-      ─► s   store it; the slot is dropped, and apply takes over
+      ─► s   store it; the slot is dropped, and apply takes over (catch_up has f to s)
 
 After a crash in `f` the next worker continues from there; in `d` it keeps the finished chunks and copies the others
 under a new snapshot.  If that is not possible, or the slot is gone, it starts over with a new slot, snapshot and
@@ -16,27 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
-from apply.batch import Batch
-from apply.conflicts import Conflicts
 from apply.handover import Handover
-from apply.isolation import Failure
-from apply.metrics import Figures
-from apply.pipeline.dispatch import PassedSkip
-from apply.pipeline.pipeline import Pipeline
-from apply.promotion import Promotion
 from apply.publisher_identity import check_system, is_followed
 from apply.schema_changes.diff import CopyAgain
-from apply.schema_changes.follow import Columns, Follower, load
-from apply.schema_changes.table_definition import described_json, target_table
-from apply.staging.destination import Destination
-from apply.tables import count_conflicts, note_others
-from apply.worker import binary_types, follower, limits, open_buffer, stream_options
+from apply.schema_changes.table_definition import described_json
+from apply.worker_statistics import Figures
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
@@ -44,24 +32,17 @@ from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
-from pubsub.delta.log import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.errors import NotInPrerequisiteState, UndefinedTable
-from pubsub.protocol import commands
-from pubsub.protocol.binary.values import BinaryTypes
-from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.protocol.pgoutput import Relation
-from pubsub.publisher import definitions, publication, replication, slots, snapshots
-from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import TableDefinition
-from pubsub.publisher.publication import PublishedTable
+from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import replication, slots, snapshots
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
-from pubsub.sql.typechoices import TypeChoices
-from tablesync import copyjob
+from tablesync import choose_copier, copyjob
+from tablesync.catch_up import CatchUp
+from tablesync.claim_target import claim_target
 from tablesync.progress import follow_progress
-from tablesync.resume import Conditions, conditions
-from tablesync.window import Window
+from tablesync.publisher_table import PublisherTable
 
 log = structlog.get_logger()
 
@@ -69,16 +50,6 @@ log = structlog.get_logger()
 def sync_slot_name(subid: int, relid: int, node_id: str) -> str:
     """Return the name of a sync worker's slot (tablesync.c: ReplicationSlotNameForTablesync)."""
     return f"pg_{subid}_sync_{relid}_{node_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """The publisher's table as one transaction sees it."""
-
-    definition: TableDefinition
-    target: TargetTable
-    source: copyjob.CopySource
-    conditions: Conditions
 
 
 class SyncWorker:
@@ -96,11 +67,7 @@ class SyncWorker:
         handover: Handover,
         settings: Settings,
     ) -> None:
-        self.relation = relation
-        """The table as of the worker's last read of the catalog."""
         self.figures = Figures()
-        self.to_blame = False
-        """Whether the failure is the table's own, and not one that other tables would have, too."""
         self.snapshot_lsn: Lsn | None = None
         """The LSN of the copy's snapshot, once known."""
         self._subscription = subscription
@@ -111,7 +78,28 @@ class SyncWorker:
         self._handover = handover
         self._settings = settings
         self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
-        self._pipeline: Pipeline | None = None
+        self._table = PublisherTable(subscription, relation, self._slot, self.figures)
+        self._catch_up = CatchUp(
+            subscription,
+            self._table,
+            node_id=node_id,
+            catalog=catalog,
+            engine=engine,
+            stage=stage,
+            handover=handover,
+            settings=settings,
+            figures=self.figures,
+        )
+
+    @property
+    def relation(self) -> SubscriptionRel:
+        """The table as of the worker's last read of the catalog."""
+        return self._table.relation
+
+    @property
+    def to_blame(self) -> bool:
+        """Whether the failure is the table's own, and not one that other tables would have, too."""
+        return self._table.to_blame
 
     async def run(self) -> None:
         """Run until the table is in s and its slot is dropped.  Raises PubsubError and Spark's errors."""
@@ -121,7 +109,7 @@ class SyncWorker:
         relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
         if relation is None:
             return
-        self.relation = relation
+        self._table.relation = relation
         self.snapshot_lsn = relation.lsn
         if relation.stopped:
             # The table stopped alone; its slot must not hold back the publisher's WAL.
@@ -144,7 +132,7 @@ class SyncWorker:
         elif relation.state is RelState.DATASYNC:
             await self._go_on()
         try:
-            if await self._catch_up():
+            if await self._catch_up.run():
                 await self._drop_slot()
         except BaseExceptionGroup as errors:
             again = errors.subgroup(CopyAgain)
@@ -155,19 +143,18 @@ class SyncWorker:
 
     def drain(self) -> None:
         """End the catch-up soon; the next worker does the rest."""
-        if self._pipeline is not None:
-            self._pipeline.drain()
+        self._catch_up.drain()
 
     async def _make_target(self) -> None:
         """Create the Delta table of a table that joined without a copy, and store its definition."""
-        async with await self._connect(replication=False) as connection:
+        async with await self._table.connect(replication=False) as connection:
             # The definition includes all alterations up to here.
             since = await slots.current_wal_lsn(connection)
             await connection.execute(snapshots.BEGIN)
-            _, definition, target = await self._described(connection)
+            _, definition, target = await self._table.published(connection)
             await connection.execute("COMMIT")
-        with self._blaming():
-            await self._prepare_target(target)
+        with self._table.blaming():
+            await self._claim(target)
             await asyncio.to_thread(delta.check_columns, target)
         await self._catalog.set_relation_definition(
             self._subscription.oid,
@@ -176,11 +163,9 @@ class SyncWorker:
             definition.estimated_rows,
         )
 
-    async def _connect(self, *, replication: bool) -> Connection:
-        with self.figures.waits_for("a connection to the publisher"):
-            return await Connection.connect(
-                self._subscription.conninfo, replication=replication, application_name=self._slot
-            )
+    async def _claim(self, target: TargetTable) -> None:
+        kept = self._settings.housekeeping
+        await claim_target(target, self._subscription, self._node_id, self._engine, kept, self._start_spark)
 
     async def _start_spark(self) -> None:
         with self.figures.waits_for("Spark to start"):
@@ -188,7 +173,7 @@ class SyncWorker:
 
     async def _slot_is_there(self) -> bool | None:
         """Tell whether the sync slot exists and is valid; None if apply does not, or not yet, follow this publisher."""
-        async with await self._connect(replication=True) as connection:
+        async with await self._table.connect(replication=True) as connection:
             subscription = await self._catalog.subscription(self._subscription.oid)
             identity = await check_system(connection, subscription)
             if not await is_followed(self._catalog, subscription, identity, self._settings.wal_retrieve_retry_interval):
@@ -197,7 +182,7 @@ class SyncWorker:
         return slot is not None and slot.wal_status != "lost" and slot.invalidation_reason is None
 
     async def _drop_slot(self) -> None:
-        async with await self._connect(replication=True) as connection:
+        async with await self._table.connect(replication=True) as connection:
             await replication.drop_slot(connection, self._slot, missing_ok=True, wait=True)
         await self._catalog.set_sync_slot(self._subscription.oid, self.relation.relid, None)
 
@@ -211,7 +196,7 @@ class SyncWorker:
         subscription, relation = self._subscription, self.relation
         earlier = await self._catalog.copy_plan(subscription.oid, relation.relid)
         # The connection that exported the snapshot stays open and idle until every range has imported it.
-        async with await self._connect(replication=True) as exporter:
+        async with await self._table.connect(replication=True) as exporter:
             await check_system(exporter, await self._catalog.subscription(subscription.oid))
             await replication.drop_slot(exporter, self._slot, missing_ok=True, wait=True)
             await faults.reached(f"init {relation.qualified_name}")
@@ -227,13 +212,13 @@ class SyncWorker:
             assert created.snapshot_name is not None
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
-            async with await self._connect(replication=False) as connection:
+            async with await self._table.connect(replication=False) as connection:
                 await connection.execute(snapshots.BEGIN)
                 await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(created.snapshot_name)}")
-                table = await self._seen(connection, created.snapshot_name, created.consistent_point)
+                table = await self._table.describe(connection, created.snapshot_name, created.consistent_point)
                 visible = await snapshots.visible(connection)
-            with self._blaming():
-                await self._prepare_target(table.target)
+            with self._table.blaming():
+                await self._claim(table.target)
             rows = table.definition.estimated_rows
             described = described_json(table.target, table.definition, created.consistent_point)
             await self._catalog.set_relation_definition(subscription.oid, relation.relid, described, rows)
@@ -241,7 +226,7 @@ class SyncWorker:
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
             blocks = table.definition.pages if table.source.only else None
-            small = table.source.bytes < copyjob.LEAST_JOB_BYTES
+            small = not choose_copier.takes_job(table.source.bytes)
             if not small:
                 await self._start_spark()
             plan = CopyPlan(
@@ -249,7 +234,7 @@ class SyncWorker:
                 start=created.consistent_point,
                 until=created.consistent_point,
                 version=version,
-                edges=copyjob.edges(blocks, 1 if small else await self._engine.run(copyjob.parallelism)),
+                edges=choose_copier.edges(blocks, 1 if small else await self._engine.run(copyjob.parallelism)),
                 snapshot=visible,
                 fingerprint=table.conditions.fingerprint if writable else None,
                 attempts=(str(uuid.uuid4()),),
@@ -276,11 +261,11 @@ class SyncWorker:
                 )
             await self._copied(plan)
             return
-        async with await self._connect(replication=False) as holder:
+        async with await self._table.connect(replication=False) as holder:
             await holder.execute(snapshots.BEGIN)
             snapshot = await snapshots.export(holder)
             until = await snapshots.end_of_wal(holder)
-            table = await self._seen(holder, snapshot, until)
+            table = await self._table.describe(holder, snapshot, until)
             kept = 0
             if plan.fingerprint is not None:
                 kept = len(await asyncio.to_thread(copyjob.kept, table.target, plan, self._app_id(plan.generation)))
@@ -288,7 +273,7 @@ class SyncWorker:
             if obstacle is None:
                 if await snapshots.lacks(holder, plan.snapshot):
                     raise NotInPrerequisiteState(
-                        f'the copy of table "{relation.qualified_name}" can not go on yet',
+                        f'the copy of table "{relation.qualified_name}" cannot go on yet',
                         detail="A transaction that it has seen is not visible to others: it waits for a synchronous standby.",
                     )
                 plan = replace(
@@ -332,19 +317,19 @@ class SyncWorker:
 
         Wait first, outside Spark's places, for a lock that is already held.
         """
-        async with await self._connect(replication=False) as connection:
+        async with await self._table.connect(replication=False) as connection:
             with self.figures.waits_for("a lock on the publisher"):
                 await connection.execute(copyjob.wait_sql(source))
         try:
             async with follow_progress(
                 self._catalog, self._subscription, self.relation, rows, self._slot, self._engine
             ) as done:
-                with self._blaming():
-                    await self._engine.run(copyjob.copy, source, target, record, done, plan)
+                with self._table.blaming():
+                    await self._engine.run(copyjob.copy, self._engine.transactions, source, target, record, done, plan)
         except Exception as error:
             if not copyjob.was_locked(error):
                 raise
-            self.to_blame = False
+            self._table.to_blame = False
             log.info("copy met a lock on the publisher, and waits", relation=self.relation.qualified_name)
             return False
         return True
@@ -352,8 +337,10 @@ class SyncWorker:
     async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
         """Copy a small table without Spark; return False if it takes a Spark job."""
         cut = copyjob.Cut()
-        with self._blaming():
-            rows = await self._engine.run_until_told(cut, copyjob.copy_here, source, target, record, plan, cut)
+        with self._table.blaming():
+            rows = await self._engine.run_until_stopped(
+                cut, copyjob.copy_here, self._engine.transactions, source, target, record, plan, cut
+            )
         if rows is None:
             return False
         await self._catalog.put_copy_progress(self._subscription.oid, self.relation.relid, rows, rows, finished=True)
@@ -369,288 +356,9 @@ class SyncWorker:
         await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
 
-    async def _seen(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
-        """Return the table as the connection's transaction sees it, and what to copy under its `snapshot`.
-
-        Takes no lasting lock: an ALTER TABLE would wait for it, and the copy's tasks for the ALTER TABLE.
-        """
-        subscription, relation = self._subscription, self.relation
-        found, definition, target = await self._described(connection)
-        file = await snapshots.file_seen(connection, relation.relid)
-        publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
-        plain = definition.kind == "r"
-        source = copyjob.CopySource(
-            conninfo=subscription.conninfo,
-            application_name=self._slot,
-            schema=definition.schema,
-            name=definition.name,
-            columns=tuple(field.name for field in target.schema),
-            snapshot=snapshot,
-            row_filter=found.row_filter,
-            only=plain,
-            lsn=str(lsn),
-            oid=relation.relid,
-            file=file,
-            bytes=definition.bytes,
-        )
-        return Described(
-            definition, target, source, conditions(subscription, found, definition, target, publishing, file)
-        )
-
-    async def _described(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
-        """Return the table's publication, definition and target as the connection's transaction sees them."""
-        relation = self.relation
-        published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
-        found = published[0] if published else None
-        with self._blaming():
-            if found is None:
-                raise UndefinedTable(
-                    f'table "{relation.qualified_name}" not found on publisher',
-                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
-                )
-            definition = await definitions.table_definition(connection, relation.relid)
-            choices = TypeChoices.parse(self._subscription.options.types)
-            return found, definition, target_table(definition, found.attnames, relation.path, choices)
-
-    @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """Attribute a failure inside to this table."""
-        self.to_blame = True
-        yield
-        self.to_blame = False
-
-    async def _prepare_target(self, target: TargetTable) -> None:
-        """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own."""
-        subscription = self._subscription
-        identity = {
-            "pubsub.node": self._node_id,
-            "pubsub.subscription": str(subscription.oid),
-            "pubsub.publisher": f"{subscription.publisher_system_identifier}/{subscription.publisher_database}",
-        }
-        if await asyncio.to_thread(delta.exists, target.path):
-            have = await asyncio.to_thread(delta.properties, target.path)
-            # The publisher may differ: a RESYNC may have changed it.
-            ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
-            if ours:
-                return  # the copy's commit adds missing columns
-            if await asyncio.to_thread(delta.row_count, target.path) > 0:
-                raise NotInPrerequisiteState(
-                    f'the Delta table for "{target.relation}" holds rows already',
-                    detail=f'It lies at "{target.path}".',
-                    hint="Move it away, use WITH (copy_data = false), or choose another target.",
-                )
-        elif not subscription.options.create_tables:
-            raise UndefinedTable(
-                f'Delta table for "{target.relation}" does not exist',
-                detail=f'It should lie at "{target.path}".',
-                hint="Create it, or use WITH (create_tables = true).",
-            )
-        if not await self._engine.run_without_spark(delta.create_directly, target, identity):
-            await self._start_spark()
-            await self._engine.run(delta.create, target, identity)
-
-    # w, c, s
-
-    async def _catch_up(self) -> bool:
-        """Follow the slot from the copy to where apply takes over.  False if told to end before that."""
-        subscription = self._subscription
-        at = await self._made_whole()
-        relation = await self._catalog.relation(subscription.oid, self.relation.relid)
-        if relation is None or at is None:
-            return False
-        app_id = self._app_id(relation.copy_generation)
-        with self.figures.waits_for("the apply worker"):
-            catchup = await self._handover.catchup_lsn(relation.relid, at)
-        await faults.reached(f"catchup {relation.qualified_name}")
-        if catchup > at and not await self._follow(relation, app_id, at, catchup):
-            return False
-        await faults.reached(f"caught up {relation.qualified_name}")
-        await self._catalog.set_relation_state(subscription.oid, relation.relid, RelState.SYNCDONE, catchup)
-        await faults.reached(f"sync done {relation.qualified_name}")
-        self._handover.synced(relation.relid)
-        log.info("table is synchronized", relation=relation.qualified_name, lsn=str(catchup))
-        return True
-
-    async def _made_whole(self) -> Lsn | None:
-        """Return the table's LSN once it holds the rows of one moment; None if told to end first, or if it has left."""
-        relation = await self._catalog.relation(self._subscription.oid, self.relation.relid)
-        if relation is None:
-            return None
-        assert relation.lsn is not None
-        app_id = self._app_id(relation.copy_generation)
-        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
-        at = max(held, relation.lsn)
-        plan = await self._catalog.copy_plan(self._subscription.oid, relation.relid)
-        if plan is None or plan.generation != relation.copy_generation or plan.until <= at:
-            return at
-        return await self._pass_window(relation, app_id, at, plan.until)
-
-    async def _pass_window(self, relation: SubscriptionRel, app_id: str, at: Lsn, until: Lsn) -> Lsn | None:
-        """Follow the slot until the table is whole (window); return its LSN, or None if told to end before that."""
-        async with await self._connect(replication=False) as connection:
-            await connection.execute(snapshots.BEGIN)
-            table = await self._seen(connection, "", INVALID_LSN)
-            await connection.execute("COMMIT")
-        target = await asyncio.to_thread(delta.load, relation.path, relation.qualified_name, relation.definition)
-        same = target.key == table.target.key and all(field in target.schema for field in table.target.schema)
-        window = Window(
-            relation,
-            until,
-            target.schema,
-            table.source if same else None,
-            {column.name: column.type_name for column in table.definition.columns},
-            catalog=self._catalog,
-            engine=self._engine,
-        )
-        log.info("copy is followed until it is whole", relation=relation.qualified_name, lsn=str(at), until=str(until))
-        await faults.reached(f"window {relation.qualified_name}")
-        while at < window.until:
-            stop = window.until
-            if not await self._follow(relation, app_id, at, stop, window):
-                return None
-            at = stop
-        # The window is complete; later workers can skip it.
-        await self._catalog.set_relation_state(self._subscription.oid, relation.relid, RelState.FINISHEDCOPY, at)
-        await faults.reached(f"whole {relation.qualified_name}")
-        return at
-
-    async def _follow(
-        self, relation: SubscriptionRel, app_id: str, at: Lsn, catchup: Lsn, window: Window | None = None
-    ) -> bool:
-        columns = await load(relation.relid, app_id, relation.path, relation.qualified_name, relation.definition)
-        following = follower(self._catalog, self._subscription)
-        held = await asyncio.to_thread(delta.committed_lsn, relation.path, app_id) or INVALID_LSN
-        async with await self._connect(replication=True) as connection:
-            promotion = Promotion(self._catalog, self._subscription, self._slot, self._slot)
-            await promotion.begin(connection)
-            types = await binary_types(self._subscription, connection)
-            tables = _OneTable(
-                f"{self._slot}", columns, at, types, following, relation, held, self._catalog, window, promotion
-            )
-            options = stream_options(self._subscription, connection.server_version)
-            stream = await replication.start(connection, self._slot, at, options)
-            buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
-            pipeline = self._pipeline = Pipeline(
-                stream,
-                at,
-                tables,
-                self._engine.lane(),
-                self._stage,
-                limits(self._subscription, self._settings),
-                self.figures,
-                buffer=buffer,
-                parallel=commands.streams_in_parallel(options),
-                stop_at=catchup,
-                skip=self._subscription.skip_lsn,
-            )
-            try:
-                await pipeline.run()
-            finally:
-                await asyncio.to_thread(buffer.close)
-                await promotion.close()
-            await stream.close()
-        return pipeline.flushed >= catchup
-
 
 def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error.reason if isinstance(error, CopyAgain) else str(error)
-
-
-class _OneTable:
-    """Implements interfaces.Tables for the catch-up of one table, whose position is its own version.
-
-    A failure of the table ends the worker.
-    """
-
-    isolates = False
-
-    def __init__(
-        self,
-        origin: str,
-        columns: Columns,
-        after: Lsn,
-        types: BinaryTypes,
-        following: Follower | None,
-        relation: SubscriptionRel,
-        version: Lsn,
-        catalog: Catalog,
-        window: Window | None,
-        promotion: Promotion,
-    ) -> None:
-        self.origin = origin
-        self._promotion = promotion
-        self._window = window
-        self._catalog = catalog
-        self._subid = relation.subid
-        self._columns = columns
-        self._after = after
-        self._types = types
-        self._follower = following
-        self._contested = relation.foreign is not None
-        self._name = (relation.schema, relation.name)
-        self._version = version
-
-    async def destinations(
-        self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
-    ) -> Mapping[tuple[str, str], Destination]:
-        columns = self._columns
-        if self._follower is not None:
-            if columns.relid in batch.relations:
-                batch.rename(columns.relid, *self._name)
-            for again in await self._follower.follow(batch, [(columns, self._after)], quiet, self.version):
-                raise again
-        return {
-            self._name: Destination(
-                columns.relid,
-                columns.target,
-                columns.app_id,
-                self._after,
-                self._types,
-                contested=self._contested and self._window is None,
-                readings=columns.readings,
-                window=self._window,
-            )
-        }
-
-    asked = False
-
-    async def settle_columns(self, at: Lsn) -> None:
-        raise AssertionError("nobody asks a sync worker")
-
-    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
-        raise AssertionError("nothing is prepared ahead here")
-
-    async def before_commit(self) -> None:
-        await self._catalog.prove()
-        await self._promotion.noticed()
-
-    async def may_write(self, destination: Destination) -> bool:
-        return True
-
-    def failed(self, failures: Sequence[Failure]) -> None:
-        assert not failures
-
-    async def stop(self, failures: Sequence[Failure]) -> None:
-        assert not failures
-
-    async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
-        await note_others(self._catalog, self._subid, destination, commits)
-        self._contested = True
-
-    async def met(self, relation: str, conflicts: Conflicts) -> None:
-        await count_conflicts(self._catalog, self._subid, relation, conflicts)
-
-    def version(self, relid: int) -> Lsn:
-        return self._version
-
-    def committed(self, destination: Destination, lsn: Lsn) -> None:
-        self._version = lsn
-
-    async def durable(self, lsn: Lsn) -> None:
-        return
-
-    async def skip_passed(self, passed: PassedSkip) -> None:
-        """Do nothing: the apply worker receives the same transaction, and clears SKIP."""

@@ -1,9 +1,9 @@
 """The publisher's tools: `python -m walsender decode …`.
 
-Standard output (or --output) has what the plugin writes (outputfile.py).  Standard error has `consistent point LSN`, errors as
-psql prints them, and at SIGUSR1 `position LSN`: all up to there is decoded and written.  SIGINT, SIGTERM and SIGHUP end it
-behind the message that is being written; at a second one, or after a while, nobody is waited for who should read that.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 what was written has not been taken.
+Standard output (or --output) gets the plugin's messages (outputfile.py).  Standard error gets `consistent point LSN`, errors as
+psql prints them, and at SIGUSR1 `position LSN`: everything up to it is decoded and written.  SIGINT, SIGTERM and SIGHUP end the
+command after the message that is being written; a second signal, or a timeout, ends it even if nobody reads the output.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 the output was not read to its end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error.report(), file=sys.stderr)
         return 2
     try:
-        # The output first: while a FIFO waits to be read signals end the process, and there is nothing to be left behind.
+        # The output first: a signal ends the process while a FIFO waits for its reader, and must leave no directory then.
         with (
             Output(parsed.output, request.plugin) as written,
             SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill,
@@ -66,7 +66,7 @@ async def _decode(request: DecodeRequest, written: Output) -> None:
 
     def end() -> None:
         written.end()
-        # Where the loop is over what was written is still to be taken.
+        # The loop may be closed already, while the reader has still to take the output.
         with contextlib.suppress(RuntimeError):
             work.get_loop().call_soon_threadsafe(work.cancel)
 
@@ -76,7 +76,7 @@ async def _decode(request: DecodeRequest, written: Output) -> None:
 
 
 async def _run(request: DecodeRequest, written: Output) -> None:
-    # Who asks before there is a position is not told; left alone the signal would end the process.
+    # There is no position yet to report; by default the signal would end the process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     def consistent(lsn: int) -> None:
@@ -86,12 +86,12 @@ async def _run(request: DecodeRequest, written: Output) -> None:
         print(warning.report().replace("ERROR:", "WARNING:", 1), file=sys.stderr, flush=True)
 
     session = await Session.open(request, written.write, consistent, warn)
-    # The catalogs stay for as long as the process: the garbage collector need not go through them again and again.
+    # The catalogs live as long as the process, so the garbage collector need not scan them again and again.
     gc.freeze()
     written.begin()
 
     def tell() -> None:
-        # What can not be written stays in the buffer, and fails again where the decoding writes next.
+        # Unwritten bytes stay in the buffer, and the decoder's next write fails again.
         with contextlib.suppress(OutputFailure):
             written.flush()
             print(f"position {Lsn(session.reader.position)}", file=sys.stderr, flush=True)
@@ -151,7 +151,7 @@ def _check_output(parsed: argparse.Namespace) -> None:
 
 
 def _publications(text: str) -> list[str]:
-    """Names with commas between, as they are; one in double quotes may hold commas, and quotes doubled."""
+    """Split names at commas.  Names keep their case; one in double quotes may contain commas, and quotes doubled."""
     found: list[str] = []
     rest = text + ","
     while rest:
@@ -165,7 +165,7 @@ def _publications(text: str) -> list[str]:
 
 
 def _size(text: str) -> int:
-    """Bytes of a size as settings have it: kilobytes where there is no unit."""
+    """Parse a size as in settings, in kilobytes if it has no unit; return bytes."""
     found = re.fullmatch(r"\s*(\d+)\s*(\w*)\s*", text.lower())
     if found is None or (found[2] and found[2] not in _UNITS):
         raise PubsubError(

@@ -24,7 +24,7 @@ from walsender.decode.relations import Registry
 from walsender.decode.snapbuild import SnapshotBuilder, State
 from walsender.historic import upstream
 from walsender.historic.bootstrap import CatalogBootstrap, WindowScan
-from walsender.historic.catalogs import CatalogName
+from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.encodings import encoded, python_encoding
 from walsender.historic.names import TextSettings
 from walsender.historic.tracker import CatalogTracker
@@ -59,8 +59,8 @@ class DecodeRequest:
     slot: str | None = None
     work_mem: int = WORK_MEM
     missing_is_error: bool = False
-    """A publication that is not there ends the decoding with any release, and at once where it is not on the server either.  A
-    server of 15 to 17 fails at the first change; 18 warns, and leaves it out."""
+    """A missing publication ends the decoding with any release, and at once if the server does not have it now either.  By
+    default it does as the server: 15 to 17 fail at the first change, 18 warns and leaves it out."""
 
 
 class Session:
@@ -251,7 +251,7 @@ async def _scan(
 async def _check_publications(
     connection: Connection, names: Sequence[str], tracker: CatalogTracker, server: Upstream
 ) -> None:
-    """Refuse publications that neither the WAL's beginning nor the server has now: one of them may be made, or be gone, later."""
+    """Refuse publications that exist neither where the WAL begins nor on the server now: others may be created or dropped later."""
     keys = {name: encoded(name, server.encoding) for name in names}
     for name, key in keys.items():
         if key is None:

@@ -1,4 +1,4 @@
-"""How signals end a command: in good order, or at once if that takes too long."""
+"""End a command on a signal: in good order, or at once if that takes too long."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """Handlers by which SIGINT, SIGTERM and SIGHUP end the process.
 
-    The first signal calls `end`, between two instructions of the main thread.  A second one calls `give_up`, as does a
-    process that still runs GIVE_UP_SECONDS later; a third one ends the process as it stands.  The handlers stay until
+    The first signal calls `end`, between two instructions of the main thread.  A second one calls `give_up`, and so does
+    GIVE_UP_SECONDS without an end; a third one ends the process at once.  The handlers stay until
     the process ends: its last steps must be interruptible, too.
     """
 

@@ -1,8 +1,7 @@
-"""Where the command writes what was decoded.
+"""Write the decoded messages to standard output or a file.
 
-Standard output (or --output) has what the plugin writes: of pgoutput each message with its LSN (8 bytes) and its length (4
-bytes) before it, big-endian, the LSN being 0 where a walsender leaves it out; of test_decoding lines of LSN, xid and data with
-tabs between.
+A message of pgoutput comes after its LSN (8 bytes; 0 where a walsender sends none) and its length (4 bytes), big-endian.
+test_decoding gives lines of LSN, xid and data, separated by tabs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _HEADER: Final = Struct(">QI")
 
 
 class OutputFailure(PubsubError):
-    """What was decoded could not be written."""
+    """The decoded messages could not be written."""
 
     default_sqlstate = "58030"
 
@@ -37,7 +36,7 @@ class OutputFailure(PubsubError):
 class Output:
     """Messages in the form of the command's output, in the file `path` or on standard output.
 
-    A context manager.  A file that is there is emptied by `begin`, no sooner.  All raise OutputFailure.
+    A context manager.  An existing file is emptied by `begin`, no sooner.  All methods raise OutputFailure.
     """
 
     def __init__(self, path: Path | None, plugin: str) -> None:
@@ -63,21 +62,21 @@ class Output:
         try:
             self._file.close()
         except OSError as failure:
-            # What could not be written is told once.
+            # A failed write is reported only once.
             if not isinstance(error, OutputFailure):
                 raise self._failure(failure) from failure
 
     def begin(self) -> None:
-        """There will be something to write."""
+        """Empty an existing file, now that the decoding is ready to write."""
         if self._empties and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.truncate(0)
 
     def end(self) -> None:
-        """Nothing is written any more but what has been: from the next message on CancelledError is raised."""
+        """Accept no further messages: the next one raises CancelledError.  Earlier ones are still written."""
         self._put = _ended
 
     def give_up(self) -> None:
-        """Nobody waits until what is left is taken: it is lost."""
+        """Discard the output that has not been read yet, so that nothing waits for its reader."""
         self.given_up = True
         if not self._file.closed:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())

@@ -1,4 +1,4 @@
-"""Where to begin so that everything from a position on is decoded whole: a checkpoint before it, found by going back.
+"""Find the checkpoint to begin at, so that everything from a position on is decoded whole, by searching backwards.
 
     R' ── list' ───── R ── list ───── start ───►
           A ran            A, B ran   B had ended, A had not
@@ -23,8 +23,8 @@ from walsender.xlog.reader import WalReader
 from walsender.xlog.record import Record, parse_record
 from walsender.xlog.xact import parse_end, parse_running_xacts
 
-_BORING = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
-_BORING_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in range(4096))
+_IRRELEVANT = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for kind in range(4096))
+_IRRELEVANT_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in range(4096))
 
 
 async def redo_before(source: WalSource, server: Upstream, start: int, last: int, end: int) -> Lsn:
@@ -67,7 +67,7 @@ async def redo_before(source: WalSource, server: Upstream, start: int, last: int
 
 
 class _Search:
-    """What was found in the WAL read so far."""
+    """The checkpoints and transactions found in the WAL read so far."""
 
     def __init__(self, start: int, wal_format: WalFormat) -> None:
         self.redos: list[int] = []
@@ -84,8 +84,8 @@ class _Search:
         """Read the records that begin between `first`, the start of a segment, and `end`."""
         reader = WalReader(geometry, first, find_first=True)
         # Ends of transactions matter until it is known which ones run at the start.
-        boring = _BORING if self._alive is None else _BORING_LATER
-        reader.walk = skim = Skim(boring)
+        irrelevant = _IRRELEVANT if self._alive is None else _IRRELEVANT_LATER
+        reader.walk = skim = Skim(irrelevant)
         skim.stop = end
         lists: list[tuple[int, frozenset[int]]] = []
         ended: set[int] = set()
@@ -96,7 +96,7 @@ class _Search:
                 for data, offset, length, lsn, xid, info, rmgr in reader.records():
                     if lsn >= end:
                         break
-                    if not boring[rmgr << 4]:
+                    if not irrelevant[rmgr << 4]:
                         record = parse_record(data, offset, length, lsn, lsn, xid, info, rmgr)
                         self._record(record, lists, ended)
         finally:
@@ -135,7 +135,7 @@ class _Search:
         for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
             for lsn, xids in self._lists:
                 if lsn >= redo:
-                    # A list after the start does not tell which of its transactions began before this checkpoint.
+                    # A list after the start does not say which of its transactions began before this checkpoint.
                     if not xids or (lsn < self._start and self._alive is not None and not xids & self._alive):
                         return redo
                     break

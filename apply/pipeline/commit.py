@@ -1,8 +1,8 @@
 """Commit a staged table, and decide what an exception from Spark means.
 
-The table itself tells what happened, so its transaction version under the application id is read again.  At or past the
-batch's end, the commit succeeded.  Unchanged, it did not, and a conflict is tried again.  Any other
-version is another writer's doing: the commit fails, and the worker starts again from its origin.
+The table itself tells what happened, so its transaction version under the application id is read again.  If it is the
+batch's end, the commit succeeded.  Unchanged, it did not, and a conflict is tried again.  Any other version, a later one
+too, is another worker's doing: the worker was overtaken, and starts again from its origin.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import structlog
 
 from apply.staging.destination import WrittenByOthers
 from apply.staging.staged_table import StagedTable
-from pubsub.delta import arrow_writer, spark_writer, table, tidying
+from pubsub.delta import arrow_writer, constraints, spark_writer, table
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import AnyStaged
 from pubsub.delta.engine import said
 from pubsub.delta.lanes import Lane
-from pubsub.delta.log import OthersWereFirst
+from pubsub.delta.log import ConcurrentCommit
 from pubsub.delta.row_count import count_rows, rows_in_log
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -43,39 +44,48 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int | None:
+async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> int | None:
     """Commit one table's part of a batch in the worker's lane, and return when the commit is durable.
 
     `before`: the table's version before the batch (0: none), as this worker committed or read it.  Returns the number
     of rows that the table then holds, None if its log does not tell.  Raises PubsubError if the commit failed for good;
     WrittenByOthers or Overtaken if the batch must be staged again.
     """
-    target = prepared.staged.table
-    record = replace(prepared.commit, before=before or None)
-    if before >= record.first and before > prepared.destination.after:
+    destination, staged = staged_table.destination, staged_table.staged
+    target = staged.table
+    record = replace(staged_table.commit, before=before or None)
+    if before >= record.first and before > destination.after:
         # A commit by another worker was read during staging; it holds some of this batch's transactions.
-        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=prepared.destination.after)))
+        raise Overtaken(target.relation, table.moved_on(before, replace(record, before=destination.after)))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            if isinstance(prepared.staged, DirectStaged):
-                await engine.run_without_spark(arrow_writer.commit, prepared.staged, record)
+            if isinstance(staged, DirectStaged):
+                await engine.run_without_spark(arrow_writer.commit, staged, record)
             else:
-                await engine.run(spark_writer.commit, prepared.staged, record)
+                await engine.run(spark_writer.commit, staged, record)
             break
-        except OthersWereFirst as error:
-            raise WrittenByOthers(prepared.destination, error.commits) from error
+        except ConcurrentCommit as error:
+            raise WrittenByOthers(destination, error.commits) from error
         except Exception as error:
             if isinstance(error, PubsubError):
                 if isinstance(error, UndefinedTable | DataCorrupted):
-                    error.relid = prepared.destination.relid
+                    error.relid = destination.relid
                 raise
             have = await asyncio.to_thread(table.committed_lsn, target.path, record.app_id) or INVALID_LSN
-            if have >= record.last:
+            if have == record.last:
                 break
+            violation = constraints.violated(error, target)
+            if violation is not None:
+                violation.relid = destination.relid
+                raise violation from error
             text = said(error)
-            conflict = any(name in text or name in type(error).__name__ for name in _CONFLICTS)
-            if have != before or not conflict or attempt == _ATTEMPTS:
-                gone = _GONE.search(text) is not None
+            gone = _GONE.search(text) is not None
+            if have != before and not gone:
+                raise table.not_at_version(target, have, record) from error
+            conflict = isinstance(error, spark_writer.Replaced) or any(
+                name in text or name in type(error).__name__ for name in _CONFLICTS
+            )
+            if gone or not conflict or attempt == _ATTEMPTS:
                 failure = NotInPrerequisiteState(
                     f'could not commit to the Delta table of "{target.relation}": {text}',
                     sqlstate=None if gone else "58000",
@@ -84,36 +94,18 @@ async def commit_table(engine: Lane, prepared: StagedTable, before: Lsn) -> int 
                     context=f'Delta table "{target.path}"',
                 )
                 if gone:
-                    failure.relid = prepared.destination.relid
+                    failure.relid = destination.relid
                 raise failure from error
             log.warning("delta commit conflict", relation=target.relation, lsn=str(record.last), attempt=attempt)
-    if isinstance(prepared.staged, DirectStaged):
-        await _tidy(engine, prepared.staged)
     try:
-        return await _rows(prepared)
+        return await _rows(staged)
     except Exception as error:
         # The count is only shown to people; the commit stands without it.
         log.warning("the rows of a table could not be counted", relation=target.relation, reason=said(error))
         return None
 
 
-async def _rows(prepared: StagedTable) -> int | None:
-    staged = prepared.staged
+async def _rows(staged: AnyStaged) -> int | None:
     if isinstance(staged, DirectStaged):
         return await asyncio.to_thread(rows_in_log, staged.log)
     return await asyncio.to_thread(count_rows, staged.table.path)
-
-
-async def _tidy(engine: Lane, staged: DirectStaged) -> None:
-    """Merge small files and write a checkpoint; only log errors, since the rows are committed either way."""
-    relation = staged.table.relation
-    try:
-        await engine.run_without_spark(tidying.merge_small, staged.log, staged.table)
-    except Exception as error:
-        log.warning("small files were not merged", relation=relation, reason=said(error))
-    try:
-        await engine.run_without_spark(tidying.checkpoint, staged.log)
-    except Exception as error:
-        log.warning(
-            "no checkpoint was written: readers replay a longer log until one is", relation=relation, reason=said(error)
-        )

@@ -89,7 +89,7 @@ class Dispatcher:
         self._ahead = ahead
         # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before that part.
         self._since_part: dict[int, int] = {}
-        self._told_before: dict[int, int] = {}
+        self._relations_before_part: dict[int, int] = {}
         self._skip = skip
         self._skip_is_new = skip != INVALID_LSN
         self.position = start
@@ -100,7 +100,7 @@ class Dispatcher:
         self._parallel = parallel
         self._known: dict[int, pgoutput.Relation] = {}
         # The relation cache before the open transaction: a batch that begins meanwhile starts with it.
-        self._settled: dict[int, pgoutput.Relation] = {}
+        self._relation_cache: dict[int, pgoutput.Relation] = {}
         self._open: OpenTransaction | None = None
         # The transaction of the stream block being received, and the block's frames since the last move.
         self._stream: int | None = None
@@ -110,7 +110,7 @@ class Dispatcher:
         self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
         self._preparing: pgoutput.BeginPrepare | None = None
         self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
-        self.batch = Batch(self._settled)
+        self.batch = Batch(self._relation_cache)
 
     @property
     def idle(self) -> bool:
@@ -119,7 +119,7 @@ class Dispatcher:
 
     def take(self) -> Batch:
         """Close the open batch and start the next."""
-        closed, self.batch = self.batch, Batch(self._settled)
+        closed, self.batch = self.batch, Batch(self._relation_cache)
         self.closing = False
         return closed
 
@@ -192,13 +192,13 @@ class Dispatcher:
         if self._since_part[xid] < PART_BYTES or not ahead.accepts(xid):
             return
         ahead.add(xid, self._streams().take(xid), self._known_before_part(xid))
-        self._told_before[xid] = len(self._streamed[xid])
+        self._relations_before_part[xid] = len(self._streamed[xid])
         self._since_part[xid] = 0
 
     def _known_before_part(self, xid: int) -> dict[int, pgoutput.Relation]:
         """Return the relation cache as it is where the transaction's next part begins."""
-        told = self._streamed[xid][: self._told_before.get(xid, 0)]
-        return self._settled | {relation.oid: relation for _, relation in told}
+        announced = self._streamed[xid][: self._relations_before_part.get(xid, 0)]
+        return self._relation_cache | {relation.oid: relation for _, relation in announced}
 
     def _streams(self) -> ReorderBuffer:
         if self._buffer is None:
@@ -235,7 +235,7 @@ class Dispatcher:
             self._move()
             moved = self._streams().commit(opened.xid)
         self._open = None
-        self._settled.update((relation.oid, relation) for _, relation in opened.relations)
+        self._relation_cache.update((relation.oid, relation) for _, relation in opened.relations)
         skipped = self._skips(Lsn(commit_lsn), end, [relation for _, relation in opened.relations])
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if (opened.count or opened.truncations or opened.relations) and wanted:
@@ -244,18 +244,18 @@ class Dispatcher:
             moved.release()
         return self._decide(end)
 
-    def _skips(self, finish: Lsn, end: Lsn, told: Sequence[pgoutput.Relation] = ()) -> bool:
+    def _skips(self, finish: Lsn, end: Lsn, announced: Sequence[pgoutput.Relation] = ()) -> bool:
         """Tell whether the transaction is the one to skip.
 
         Follows worker.c: maybe_start_skipping_changes, clear_subscription_skip_lsn.  The publisher does not resend the
-        Relation messages `told` by a skipped transaction, so the batch keeps them.
+        Relation messages `announced` by a skipped transaction, so the batch keeps them.
         """
         if self._skip_is_new:
             self._skip_is_new = False
             self.passed_skip = PassedSkip(self._skip, finish, end)
         if self._skip == INVALID_LSN or finish != self._skip:
             return False
-        for relation in told:
+        for relation in announced:
             self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
         return True
 
@@ -300,15 +300,17 @@ class Dispatcher:
             if self._ahead is not None:
                 self._ahead.forget(message.xid)
         elif message.xid in self._streamed:
-            told = self._streamed[message.xid]
+            announced = self._streamed[message.xid]
             if self._ahead is not None:
-                self._ahead.abort(message.xid, message.subxid, told=any(xid == message.subxid for xid, _ in told))
-            told[:] = [(xid, relation) for xid, relation in told if xid != message.subxid]
+                self._ahead.abort(
+                    message.xid, message.subxid, announced=any(xid == message.subxid for xid, _ in announced)
+                )
+            announced[:] = [(xid, relation) for xid, relation in announced if xid != message.subxid]
 
     def _end_of_stream(self, xid: int) -> list[tuple[int, pgoutput.Relation]]:
         """Forget a streamed transaction that has ended; return its Relation messages."""
         self._since_part.pop(xid, None)
-        self._told_before.pop(xid, None)
+        self._relations_before_part.pop(xid, None)
         return self._streamed.pop(xid, [])
 
     def _must_close_before(self, kind: int, frame: bytes) -> bool:
@@ -317,13 +319,13 @@ class Dispatcher:
         if not self.batch.transactions:
             return False
         if kind == _COMMIT:
-            told = self._open.relations if self._open is not None else ()
-            self.closing = moves_keys((relation for _, relation in told), self._settled)
+            announced = self._open.relations if self._open is not None else ()
+            self.closing = moves_keys((relation for _, relation in announced), self._relation_cache)
         elif len(frame) >= _STREAM_COMMIT_XID.size:
             (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
             streamed = (relation for _, relation in self._streamed.get(xid, ()))
             ahead = self._ahead is not None and bool(self._ahead.parts(xid))
-            self.closing = ahead or moves_keys(streamed, self._settled)
+            self.closing = ahead or moves_keys(streamed, self._relation_cache)
         return self.closing
 
     def must_close_before(self, kept: Kept) -> bool:
@@ -341,9 +343,9 @@ class Dispatcher:
         parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
         rest = self._streams().commit(message.xid)
         known = self._known_before_part(message.xid)
-        told = self._end_of_stream(message.xid)
-        self._settle(told)
-        skipped = self._skips(message.commit_lsn, end, [relation for _, relation in told])
+        announced = self._end_of_stream(message.xid)
+        self._update_cache(announced)
+        skipped = self._skips(message.commit_lsn, end, [relation for _, relation in announced])
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if rest is not None and wanted and (parts or rest.count):
             if self._ahead is not None and parts:
@@ -356,11 +358,11 @@ class Dispatcher:
                 self._ahead.forget(message.xid)
         return self._decide(end)
 
-    def _settle(self, told: Sequence[tuple[int, pgoutput.Relation]]) -> None:
+    def _update_cache(self, announced: Sequence[tuple[int, pgoutput.Relation]]) -> None:
         """Take over a committed streamed transaction's Relation messages, which the publisher does not resend
         (pgoutput.c: set_schema_sent_in_streamed_txn)."""
-        for _, relation in told:
-            self._known[relation.oid] = self._settled[relation.oid] = relation
+        for _, relation in announced:
+            self._known[relation.oid] = self._relation_cache[relation.oid] = relation
 
     # Prepared transactions
 
@@ -378,7 +380,7 @@ class Dispatcher:
             raise ProtocolViolation(
                 f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {begun.prepare_lsn})"
             )
-        settled = dict(self._settled)
+        relation_cache = dict(self._relation_cache)
         buffer = self._streams()
         buffer.append(opened.xid, opened.rows)
         opened.clear_rows()
@@ -389,13 +391,13 @@ class Dispatcher:
             self._checked_end(message.prepare_lsn, message.end_lsn),
             message.prepare_time,
             streamed=False,
-            settled=settled,
+            relation_cache=relation_cache,
             relations=opened.relations,
             truncations=[(t.seq, t.relations) for t in opened.truncations],
         )
         # It joins no batch yet, but the publisher does not resend a relation's first message.  It does resend an altered one.
         for _, relation in opened.relations:
-            before = self._settled.setdefault(relation.oid, relation)
+            before = self._relation_cache.setdefault(relation.oid, relation)
             self._known[relation.oid] = before
             if before is relation:
                 self.batch.relations.setdefault(relation.oid, []).append((self.batch.rows, relation))
@@ -406,7 +408,7 @@ class Dispatcher:
             raise ProtocolViolation("STREAM PREPARE message without STREAM STOP")
         if message.xid not in self._streamed:
             raise ProtocolViolation(f"STREAM PREPARE of transaction {message.xid}, which was not streamed")
-        told = self._end_of_stream(message.xid)
+        announced = self._end_of_stream(message.xid)
         self.waiting = Preparation(
             self._streams().prepare(message.xid, message.gid),
             message.gid,
@@ -414,8 +416,8 @@ class Dispatcher:
             self._checked_end(message.prepare_lsn, message.end_lsn),
             message.prepare_time,
             streamed=True,
-            settled=dict(self._settled),
-            told=tuple({relation.oid: None for _, relation in told}),
+            relation_cache=dict(self._relation_cache),
+            announced=tuple({relation.oid: None for _, relation in announced}),
         )
 
     def _outcome(self, message: pgoutput.CommitPrepared | pgoutput.RollbackPrepared) -> None:
@@ -437,13 +439,13 @@ class Dispatcher:
         assert isinstance(message, pgoutput.CommitPrepared)
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         skipped = self._skips(kept.prepare_lsn, end)
-        told: dict[int, pgoutput.Relation] = {}
+        announced: dict[int, pgoutput.Relation] = {}
         for _, relation in kept.relations:
-            if told.setdefault(relation.oid, relation) != relation:
+            if announced.setdefault(relation.oid, relation) != relation:
                 # Altered by this transaction: transactions that changed rows of it since have waited for its lock.
-                self._known[relation.oid] = self._settled[relation.oid] = relation
+                self._known[relation.oid] = self._relation_cache[relation.oid] = relation
         if not skipped and (stop_at is None or end <= stop_at):
-            self.batch.add_kept(kept, end, message.commit_time, now, self._settled)
+            self.batch.add_kept(kept, end, message.commit_time, now, self._relation_cache)
         self._decide(end)
         return not skipped
 
@@ -512,20 +514,20 @@ class Dispatcher:
             if self._open is not None and self._preparing is not None:
                 self._open.relations.append((self._open.count, message))
             else:
-                self.batch.retold.add(message.oid)
+                self.batch.resent.add(message.oid)
             return
         self._known[message.oid] = message
         if self._open is not None:
             self._open.relations.append((self._open.count, message))
         else:
-            self._settled[message.oid] = message
+            self._relation_cache[message.oid] = message
             self.batch.relations.setdefault(message.oid, []).append((self.batch.rows, message))
 
 
-def moves_keys(told: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
+def moves_keys(announced: Iterable[pgoutput.Relation], before: Mapping[int, pgoutput.Relation]) -> bool:
     """Tell whether one of these messages changes the columns that identify a relation's rows, compared with `before`."""
     known = dict(before)
-    for relation in told:
+    for relation in announced:
         other = known.get(relation.oid)
         if other is not None and _identity(other) != _identity(relation):
             return True

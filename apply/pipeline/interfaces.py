@@ -33,30 +33,33 @@ class Limits:
 
 
 class Tables(Protocol):
-    """The tables a pipeline writes: it asks about them here, and reports what happened to them."""
+    """The tables a pipeline writes: the pipeline's questions about them, and its reports of what happened to them."""
 
     origin: str
     isolates: bool
     """Whether a failing table stops alone."""
 
-    async def destinations(
-        self, batch: Batch, quiet: Callable[[], Awaitable[None]] | None
+    async def adapt_tables(
+        self, batch: Batch, until_committed: Callable[[], Awaitable[None]] | None
     ) -> Mapping[tuple[str, str], Destination]:
-        """Return where the batch's relations go, by schema and name; a relation without a destination gets nothing.
+        """Adapt the tables to the batch, and return where its relations go, by schema and name.
 
-        Alters the tables that the batch needs altered, after awaiting `quiet`, which returns once all batches before
-        are committed.  With `quiet` None the batch may still be rolled back; NotInPrerequisiteState is raised if a
-        table would have to be altered.
+        A relation without a destination gets nothing.  Waits for sync workers whose tables the batch needs, and reads the
+        catalog again where it may have changed.  Renames and alters tables as the publisher's were, after awaiting
+        `until_committed`, which returns once all batches before are committed.  With `until_committed` None the batch may still
+        be rolled back; NotInPrerequisiteState is raised if a table would have to be renamed or altered.
+
+        Finding the destinations is not a call of its own: a table may leave, or be copied anew, at any later wait.
         """
 
-    async def unchanged(self, told: Mapping[int, Relation]) -> bool:
+    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
         """Tell whether these last messages of their relations, and the publisher's catalog, require no alteration."""
 
     @property
-    def asked(self) -> bool:
-        """Whether `settle_columns` has work to do once the stream has come far enough."""
+    def refresh_pending(self) -> bool:
+        """Whether `refresh_columns` has work to do once the stream has come far enough."""
 
-    async def settle_columns(self, at: Lsn) -> None:
+    async def refresh_columns(self, at: Lsn) -> None:
         """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
 
     async def before_commit(self) -> None:

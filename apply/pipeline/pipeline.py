@@ -1,14 +1,10 @@
 """The path of a stream into Delta: receive ─► batch ─► stage ─► commit ─► feedback, as three concurrent tasks.
 
     receive   feeds frames to the open batch and the reorder buffer; stops reading while the batch is full
-    stage     takes the open batch when it is due and stages it (in a thread)
-    commit    commits the staged tables; then everything up to the batch's end is durable
+    stage     takes the open batch when it is due (trigger) and stages it (in a thread)
+    commit    commits the staged tables; then everything up to the batch's end is durable, and is reported (feedback)
 
-A batch is due when it reaches `rows` or `nbytes`, or when it is `age` seconds old and no commit is running.  While a
-commit runs, the open batch grows, so a backlog makes batches larger, not more numerous.  A stream whose transactions
-were sent long after their commit is a backlog from the start; there, age counts only once the stream runs dry.  A large
-batch is staged while the one before it commits.  At most one batch is open, one staged or being staged, and one
-committing.
+At most one batch is open, one staged or being staged, and one committing.
 
 Data that is received but not yet staged takes at most `memory` bytes plus one read.  Frames of committed small
 transactions take up to half of it in the open batch; the reorder buffer spills to disk whatever exceeds the rest.
@@ -21,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, assert_never
@@ -30,15 +26,17 @@ import structlog
 
 from apply.batch import Batch
 from apply.isolation import Failure, failure, is_own, stage_isolating
-from apply.metrics import Figures
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
+from apply.pipeline.feedback import Feedback
 from apply.pipeline.interfaces import Limits, Tables
+from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, TwoPhase
+from apply.worker_statistics import Figures
 from pubsub import allocators, faults
 from pubsub.concurrency import in_thread
 from pubsub.delta.choose_writer import Stage, discard
@@ -50,36 +48,26 @@ from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
-# A batch of this many rows is staged while another commits; a smaller one waits and grows.
-_WORTH_STAGING_AHEAD: Final = 50_000
 # After a batch of more rows than this, freed memory is returned to the system.
 _LARGE: Final = 100_000
-# A transaction sent more than this after its commit, in microseconds, belongs to a backlog.
-_BACKLOG: Final = 2_000_000
-# A backlog's stream has run dry after this long without a frame, in seconds.
-_STALLED: Final = 0.25
-# How long storing the origin may delay a reply to the publisher, and further reading, in seconds.
-_PATIENCE: Final = 1.0
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
-
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
-
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """A staged batch, and the tables that stop in it."""
+class _StagedBatch:
+    """A batch whose tables are staged, and the tables that stop in it."""
 
     batch: Batch
-    prepared: list[StagedTable]
+    tables: list[StagedTable]
     failures: list[Failure]
 
 
 class Pipeline:
-    """One stream and its tasks.  `flushed` is the LSN up to which everything is durable; it only grows.
+    """Run the tasks of one stream.
 
     `align_at`: the first batch closes at this LSN if the stream reaches it, so that tables line up again after a crash
     between the commits of one batch.  `stop_at`: `run` ends when everything up to it is durable; nothing after it is
@@ -110,66 +98,73 @@ class Pipeline:
         self._using_buffer = asyncio.Lock()
         self._ahead = Ahead(tables, stage, tables.origin, ahead, self._using_buffer) if ahead else None
         self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
-        self.flushed = start
         self.figures = figures
         self._stream = stream
         self._tables = tables
         self._engine = engine
         self._stage = stage
         self._limits = limits
-        self._align_at = align_at
+        self._trigger = Trigger(limits, align_at)
         self._stop_at = stop_at
         self._buffer = buffer
         self._staging_memory = 0
         self._two_phase = two_phase
+        # Set to wake the stage task, which looks again: at the open batch, the commit, draining, or requests to the tables.
         self._changed = asyncio.Event()
+        # Set to wake the receive task: the open batch has been taken, or draining begins.
         self._room = asyncio.Event()
-        self._staged: asyncio.Queue[_Ready | None] = asyncio.Queue(1)
-        self._staging = asyncio.Semaphore(1)
+        # From stage to commit; joined once the commit task has taken the batch.
+        self._staged: asyncio.Queue[_StagedBatch | None] = asyncio.Queue(1)
         self._committing = False
-        self._not_committing = asyncio.Event()
-        self._not_committing.set()
-        self._in_flight = 0
         self._draining = False
-        self._stored = start
-        self._storing: asyncio.Task[None] | None = None
-        self._storing_since = 0.0
+        self._feedback = Feedback(
+            stream,
+            self.dispatcher,
+            tables,
+            figures,
+            start,
+            status_interval=limits.status_interval,
+            stop_at=stop_at,
+            two_phase=two_phase,
+            on_caught_up=self._changed.set,
+        )
         self._left: Sequence[bytes] = ()
         self._sent_at = 0
         # When reading began, or resumed after a wait for room: silence before that is not the publisher's.
         self._reading_since = time.monotonic()
-        # Since when the worker has not been reading; None while it waits on the socket.
-        self._away_since: float | None = None
+
+    @property
+    def flushed(self) -> Lsn:
+        """The LSN up to which everything is durable in Delta; it only grows."""
+        return self._feedback.flushed
 
     async def run(self) -> None:
         """Run until `stop_at` or `drain`; every transaction received whole is then durable and reported."""
         try:
             async with asyncio.TaskGroup() as group:
-                status = group.create_task(self._send_status_regularly())
-                preparing = group.create_task(self._prepare_batches())
+                status = group.create_task(self._feedback.send_status_regularly())
+                staging = group.create_task(self._stage_batches())
                 committing = group.create_task(self._commit_batches())
                 ahead = group.create_task(self._ahead.run()) if self._ahead is not None else None
                 await self._receive()
                 self._draining = True
                 self._changed.set()
-                await preparing
+                await staging
                 await committing
                 status.cancel()
                 if ahead is not None:
                     ahead.cancel()
         finally:
-            if self._storing is not None:
-                self._storing.cancel()
-                await asyncio.gather(self._storing, return_exceptions=True)
+            await self._feedback.close()
             if self._ahead is not None:
                 await self._ahead.close()
             while not self._staged.empty():
                 left = self._staged.get_nowait()
-                for prepared in left.prepared if left is not None else ():
-                    discard(prepared.staged)
-        await self._advance(idle=True)
-        await self._until_stored()
-        await self._report()
+                for table in left.tables if left is not None else ():
+                    discard(table.staged)
+        await self._feedback.advance()
+        await self._feedback.until_stored()
+        await self._feedback.report()
 
     def drain(self) -> None:
         """Stop receiving; `run` commits what it has received and returns."""
@@ -180,40 +175,40 @@ class Pipeline:
     # receive
 
     async def _receive(self) -> None:
-        while not self._draining:
-            if self._reached_stop():
-                return
-            if self._full():
+        while not self._ended():
+            if self._trigger.full(self.dispatcher.batch, closing=self.dispatcher.closing):
                 self._room.clear()
                 await self._room.wait()
                 self._reading_since = time.monotonic()
                 continue
             if self.dispatcher.waiting is not None:
                 # The open batch had to be taken before this message could be handled.
-                await self._settle_prepared()
+                await self._handle_prepared()
                 continue
             frames = self._left or await self._next_frames()
-            if self._drained():
+            if self._ended():
                 # Draining began during the wait: the last batch may be closed already.
                 return
             if frames:
                 self._take(frames)
                 await self._spill()
-                await self._settle_prepared()
+                await self._handle_prepared()
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
-                await self._advance()
-                await self._store_for(_PATIENCE)
-                await self._send_status()
+                await self._feedback.answer()
             elif not frames:
-                await self._advance()
+                await self._feedback.advance()
+
+    def _ended(self) -> bool:
+        """Tell whether no more frames are taken: the stream is being drained, or has reached `stop_at`."""
+        return self._draining or (self._stop_at is not None and self.dispatcher.position >= self._stop_at)
 
     async def _next_frames(self) -> Sequence[bytes]:
         """Return the next frames, or none after a second of silence (worker.c: LogicalRepApplyLoop).
 
         Raises ConnectionFailure if the publisher is silent for wal_receiver_timeout.
         """
-        self._away_since = None
+        self._feedback.away_since = None
         try:
             async with asyncio.timeout(1.0):
                 return await self._stream.receive()
@@ -227,10 +222,10 @@ class Pipeline:
                 ) from None
             asks = self._stop_at is not None and self._limits.status_interval
             if (limit and silence > limit / 2) or asks:
-                await self._send_status(reply=True)
+                await self._feedback.send_status(reply=True)
             return ()
         finally:
-            self._away_since = time.monotonic()
+            self._feedback.away_since = time.monotonic()
 
     async def _spill(self) -> None:
         """Move changes to disk if memory is used up."""
@@ -246,7 +241,7 @@ class Pipeline:
             figures.spill_txns, figures.spill_count = spilled.spill_txns, spilled.spill_count
             figures.spill_bytes = spilled.spill_bytes
 
-    async def _settle_prepared(self) -> None:
+    async def _handle_prepared(self) -> None:
         """Store, load or remove the prepared transaction that the dispatcher waits for, before any later message."""
         dispatcher = self.dispatcher
         waiting = dispatcher.waiting
@@ -280,7 +275,7 @@ class Pipeline:
         self._check_sizes(frames)
         now = time.monotonic()
         dispatcher, figures = self.dispatcher, self.figures
-        taken = dispatcher.feed(frames, now, stop_at=self._stop_at, pause_at=self._align_at)
+        taken = dispatcher.feed(frames, now, stop_at=self._stop_at, pause_at=self._trigger.align_at)
         frames, self._left = frames[:taken], frames[taken:]
         if dispatcher.batch.transactions:
             self._changed.set()
@@ -303,7 +298,7 @@ class Pipeline:
         figures.stream_txns = dispatcher.stream_txns
         figures.stream_count = dispatcher.stream_count
         figures.stream_bytes = dispatcher.stream_bytes
-        self._note_progress(now)
+        self._feedback.note_progress(now)
 
     def _check_sizes(self, frames: Sequence[bytes]) -> None:
         limit = self._limits.message
@@ -314,49 +309,77 @@ class Pipeline:
                 hint='Raise "max_message_size" in pubsub.toml, or take the column out of the publication.',
             )
 
-    def _drained(self) -> bool:
-        return self._draining
-
-    def _reached_stop(self) -> bool:
-        return self._stop_at is not None and self.dispatcher.position >= self._stop_at
-
-    def _full(self) -> bool:
-        batch = self.dispatcher.batch
-        if not batch.transactions:
-            return False
-        if self.dispatcher.closing or (self._align_at is not None and batch.last_lsn >= self._align_at):
-            return True
-        if batch.memory >= self._limits.memory // 2:
-            return True
-        return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
-
     # stage
 
-    async def _prepare_batches(self) -> None:
+    async def _stage_batches(self) -> None:
         while True:
-            await self._staging.acquire()
+            await self._staged.join()
             batch = await self._due_batch()
             if batch is None:
                 await self._staged.put(None)
                 return
-            await self._staged.put(await self._prepare(batch))
+            await self._staged.put(await self._stage_batch(batch))
 
-    async def _until_committed(self) -> None:
-        """Wait until no batch is in flight except the one being staged."""
-        while self._in_flight > 1:
+    async def _due_batch(self) -> Batch | None:
+        """Take the open batch as soon as it is due; return None when receiving has ended and nothing is left."""
+        while True:
+            self._changed.clear()
+            batch = self.dispatcher.batch
+            wait = None
+            if batch.transactions:
+                due_at = self._trigger.due_at(
+                    batch,
+                    closing=self._draining or self.dispatcher.closing,
+                    committing=self._committing,
+                    sent_at=self._sent_at,
+                    last_receive=self._stream.last_receive,
+                )
+                if due_at is not None:
+                    wait = due_at - time.monotonic()
+                    if wait <= 0:
+                        return self._take_batch()
+            elif self._draining:
+                return None
+            elif self._tables.refresh_pending and self._feedback.caught_up:
+                await self._tables.refresh_columns(self.dispatcher.position)
+            try:
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _take_batch(self) -> Batch:
+        batch = self.dispatcher.take()
+        self._trigger.closed(batch)
+        self._feedback.taken()
+        self._staging_memory = batch.memory
+        self._room.set()
+        return batch
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait, in the stage task, until `condition` holds; it is looked at again whenever `_changed` is set."""
+        while not condition():
             self._changed.clear()
             await self._changed.wait()
 
-    async def _prepare(self, batch: Batch) -> _Ready:
+    async def _until_committed(self) -> None:
+        """Wait until no batch is in flight except the one being staged."""
+        await self._wait_until(lambda: self._feedback.in_flight <= 1)
+
+    async def _until_not_committing(self) -> None:
+        """Wait until the commit task is idle: the previous batch is in its tables, and its origin is stored."""
+        await self._wait_until(lambda: not self._committing)
+
+    async def _stage_batch(self, batch: Batch) -> _StagedBatch:
         """Stage the batch, then release its frames.  If it is cancelled, discard what it has staged."""
-        ready = _Ready(batch, [], [])
+        staged = _StagedBatch(batch, [], [])
         try:
             early = await self._ahead.finish(batch) if self._ahead is not None else None
             if early is not None:
-                ready.prepared.extend(early)
+                staged.tables.extend(early)
             else:
                 await in_thread(batch.read_messages)
-                await self._stage_for(ready)
+                await self._stage_tables(staged)
             batch.clear_logs()
             self._staging_memory = 0
             async with self._using_buffer:
@@ -364,91 +387,52 @@ class Pipeline:
                 for part in batch.large:
                     part.release()
         except BaseException:
-            for one in ready.prepared:
-                discard(one.staged)
+            for table in staged.tables:
+                discard(table.staged)
             raise
-        return ready
+        return staged
 
-    async def _stage_for(self, ready: _Ready) -> None:
-        """Stage `ready.batch` in a thread; if others turn out to have written a table, record that and stage again."""
-        batch, tables = ready.batch, self._tables
+    async def _stage_tables(self, staged: _StagedBatch) -> None:
+        """Stage `staged.batch` in a thread; if others turn out to have written a table, record that and stage again."""
+        batch, tables = staged.batch, self._tables
         while True:
-            destinations = await self._destinations(ready)
+            destinations = await self._destinations(staged)
             if any(destination.contested for destination in destinations.values()):
                 # The table's rows are looked up, so the previous batch must be in it.
-                await self._not_committing.wait()
+                await self._until_not_committing()
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
                 if tables.isolates:
-                    prepared, failures = stage_isolating(batch, destinations, self._stage, tables.origin)
-                    ready.prepared.extend(prepared)
-                    ready.failures.extend(failures)
+                    staged_tables, failures = stage_isolating(batch, destinations, self._stage, tables.origin)
+                    staged.tables.extend(staged_tables)
+                    staged.failures.extend(failures)
                 else:
-                    ready.prepared.extend(stage_batch(batch, destinations, self._stage, tables.origin))
+                    staged.tables.extend(stage_batch(batch, destinations, self._stage, tables.origin))
 
             try:
                 await in_thread(stage)
             except WrittenByOthers as found:
                 # The previous batch was not staged against these commits either: its own commit must find them first.
-                await self._not_committing.wait()
+                await self._until_not_committing()
                 await self._others_wrote(found)
                 continue
-            tables.failed(ready.failures)
+            tables.failed(staged.failures)
             return
 
     async def _others_wrote(self, found: WrittenByOthers) -> None:
         await self._tables.others_wrote(found.destination, found.commits)
         self._stage.forget_others(found.destination.table.path)
 
-    async def _destinations(self, ready: _Ready) -> Mapping[tuple[str, str], Destination]:
+    async def _destinations(self, staged: _StagedBatch) -> Mapping[tuple[str, str], Destination]:
         """Return where the batch goes.  With isolation, a table whose destination cannot be found fails alone."""
         while True:
             try:
-                return await self._tables.destinations(ready.batch, self._until_committed)
+                return await self._tables.adapt_tables(staged.batch, self._until_committed)
             except PubsubError as error:
                 if not self._tables.isolates or not is_own(error):
                     raise
-                ready.failures.append(failure(error, ready.batch))
-                self._tables.failed(ready.failures)
-
-    async def _due_batch(self) -> Batch | None:
-        """Return the open batch as soon as it is due; None when receiving has ended and nothing is left."""
-        while True:
-            self._changed.clear()
-            batch = self.dispatcher.batch
-            if not batch.transactions:
-                if self._draining:
-                    return None
-                if self._tables.asked and self._caught_up():
-                    await self._tables.settle_columns(self.dispatcher.position)
-                await self._changed.wait()
-                continue
-            wait = None
-            if self._draining or self._full():
-                wait = 0.0
-            elif not self._committing or batch.rows >= _WORTH_STAGING_AHEAD:
-                assert batch.opened_at is not None
-                due = batch.opened_at + self._limits.age
-                if self._behind(batch):
-                    # A backlog: the batch grows to its bounds while frames keep coming.
-                    due = max(due, self._stream.last_receive + _STALLED)
-                wait = due - time.monotonic()
-            if wait is not None and wait <= 0:
-                if self._align_at is not None and batch.last_lsn >= self._align_at:
-                    self._align_at = None
-                self._in_flight += 1
-                self._room.set()
-                self._staging_memory = batch.memory
-                return self.dispatcher.take()
-            try:
-                async with asyncio.timeout(wait):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-
-    def _behind(self, batch: Batch) -> bool:
-        """Tell whether the stream was committed long before it was sent, both by the publisher's clock."""
-        return self._sent_at - batch.transactions[-1].commit_time > _BACKLOG
+                staged.failures.append(failure(error, staged.batch))
+                self._tables.failed(staged.failures)
 
     # commit
 
@@ -458,15 +442,14 @@ class Pipeline:
             if item is None:
                 return
             self._committing = True
-            self._not_committing.clear()
-            self._staging.release()
-            batch, prepared, failures = item.batch, item.prepared, list(item.failures)
+            self._staged.task_done()
+            batch, tables, failures = item.batch, item.tables, list(item.failures)
             try:
                 await self._tables.before_commit()
                 # Wait for all, even if one fails: the others still read from their staged files.
-                results = await asyncio.gather(*map(self._commit, prepared), return_exceptions=True)
+                results = await asyncio.gather(*map(self._commit, tables), return_exceptions=True)
             finally:
-                for table in prepared:
+                for table in tables:
                     discard(table.staged)
             for error in results:
                 if isinstance(error, PubsubError) and self._tables.isolates and is_own(error):
@@ -478,145 +461,56 @@ class Pipeline:
                 self._tables.failed(failures)
                 await self._tables.stop(failures)
                 await faults.reached("tables stopped")
-            self._count(batch, prepared)
+            self._count(batch, tables)
             if batch.rows > _LARGE:
                 await asyncio.to_thread(allocators.give_back)
             if self._two_phase is not None:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")
-            self._in_flight -= 1
+            self._feedback.committed(batch.last_lsn)
             self._changed.set()
-            self.flushed = max(self.flushed, batch.last_lsn)
-            await self._until_stored()
-            await self._report()
+            await self._feedback.until_stored()
+            await self._feedback.report()
             self._committing = False
-            self._not_committing.set()
             self._changed.set()
 
-    async def _commit(self, prepared: StagedTable) -> None:
-        destination = prepared.destination
+    async def _commit(self, table: StagedTable) -> None:
+        destination = table.destination
         if not await self._tables.may_write(destination):
             return
         if destination.window is not None:
-            commit = await destination.window.complete(prepared.staged, prepared.commit)
-            prepared = replace(prepared, commit=commit)
+            commit = await destination.window.complete(table.staged, table.commit)
+            table = replace(table, commit=commit)
         await faults.reached(f"commit {destination.table.relation}")
         try:
-            rows = await commit_table(self._engine, prepared, self._tables.version(destination.relid))
+            rows = await commit_table(self._engine, table, self._tables.version(destination.relid))
         except WrittenByOthers as found:
             await self._others_wrote(found)
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         await faults.reached(f"committed {destination.table.relation}")
-        self._tables.committed(destination, prepared.commit.last)
+        self._tables.committed(destination, table.commit.last)
         if rows is not None:
-            self.figures.rows[destination.relid] = (prepared.commit.app_id, rows, prepared.commit.last)
-        if prepared.conflicts.counts:
-            await self._tables.met(destination.table.relation, prepared.conflicts)
+            self.figures.rows[destination.relid] = (table.commit.app_id, rows, table.commit.last)
+        if table.conflicts.counts:
+            await self._tables.met(destination.table.relation, table.conflicts)
 
-    def _count(self, batch: Batch, prepared: Sequence[StagedTable]) -> None:
+    def _count(self, batch: Batch, tables: Sequence[StagedTable]) -> None:
         figures = self.figures
         if figures.behind_since is not None:
             figures.behind_since = time.monotonic()
         figures.batches += 1
-        figures.commits += len(prepared)
+        figures.commits += len(tables)
         figures.transactions += len(batch.transactions)
         figures.truncates += len(batch.truncations)
-        figures.inserts += sum(p.inserts for p in prepared)
-        figures.updates += sum(p.updates for p in prepared)
-        figures.deletes += sum(p.deletes for p in prepared)
-        if prepared:
+        figures.inserts += sum(table.inserts for table in tables)
+        figures.updates += sum(table.updates for table in tables)
+        figures.deletes += sum(table.deletes for table in tables)
+        if tables:
             figures.lag.add(batch.transactions, pg_now())
         log.debug(
             "batch committed",
             lsn=str(batch.last_lsn),
             transactions=len(batch.transactions),
             rows=batch.rows,
-            tables=len(prepared),
+            tables=len(tables),
         )
-
-    # feedback
-
-    async def _advance(self, *, idle: bool = False) -> None:
-        """If nothing is pending, advance `flushed` to the received position: quiet tables must not hold back WAL."""
-        self._note_progress(time.monotonic())
-        if self.figures.caught_up and (idle or not self._draining):
-            if self._tables.asked:
-                self._changed.set()
-            position = self.dispatcher.position
-            self.flushed = max(self.flushed, position if self._stop_at is None else min(position, self._stop_at))
-        await self._store_for(0.0)
-
-    def _note_progress(self, now: float) -> None:
-        pending = self._in_flight > 0 or bool(self.dispatcher.batch.transactions)
-        self.figures.received(now, caught_up=self._caught_up(), pending=pending)
-
-    def _caught_up(self) -> bool:
-        return self.dispatcher.idle and self._in_flight == 0
-
-    async def _until_stored(self) -> None:
-        """Wait until the stored origin has reached `flushed`."""
-        wanted = self.flushed
-        while self._stored < wanted:
-            await self._store_for(None)
-        await self._after_storing()
-
-    async def _store_for(self, seconds: float | None) -> None:
-        """Store the origin; return at most `seconds` after that began (None: when it has ended).  Raises its errors.
-
-        Storing runs as its own task: while the catalog does not answer, replies go on with the origin stored before.
-        """
-        task = self._storing
-        if task is None:
-            if self.flushed <= self._stored:
-                return
-            self._storing_since = time.monotonic()
-            task = self._storing = asyncio.create_task(self._store(), name="store origin")
-        left = None if seconds is None else max(0.0, self._storing_since + seconds - time.monotonic())
-        await asyncio.wait({task}, timeout=left)
-        if task.done():
-            if self._storing is task:
-                self._storing = None
-            task.result()
-
-    async def _store(self) -> None:
-        # `flushed` may move meanwhile; only what was stored may be reported.
-        flushed = self.flushed
-        await self._tables.before_commit()
-        await self._tables.durable(flushed)
-        self._stored = max(self._stored, flushed)
-        if self._two_phase is not None:
-            await self._two_phase.origin_stored(flushed)
-        await self._after_storing()
-
-    async def _after_storing(self) -> None:
-        self.figures.flush_lsn = self._stored
-        passed = self.dispatcher.passed_skip
-        if passed is not None and self._stored >= passed.end:
-            self.dispatcher.passed_skip = None
-            await self._tables.skip_passed(passed)
-
-    async def _report(self) -> None:
-        """Send an unrequested status, except with wal_receiver_status_interval = 0 (worker.c: send_feedback)."""
-        if self._limits.status_interval:
-            await self._send_status()
-
-    async def _send_status(self, *, reply: bool = False) -> None:
-        received = max(self.dispatcher.position, self._stored)
-        await self._stream.send_status(received, self._stored, self._stored, reply=reply)
-
-    async def _send_status_regularly(self) -> None:
-        """Send status at every interval, and every second while nothing is read.
-
-        The publisher's request for a reply may then lie unread in the socket, and it must not take the worker for dead.
-        Without a status interval, status is sent only in that case.
-        """
-        interval = self._limits.status_interval
-        sent = time.monotonic()
-        while True:
-            await asyncio.sleep(min(interval, 1.0) or 1.0)
-            now = time.monotonic()
-            away = self._away_since is not None and now - self._away_since >= 1.0
-            if away or (interval and now - sent >= interval):
-                sent = now
-                await self._advance()
-                await self._send_status()

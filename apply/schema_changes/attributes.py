@@ -127,7 +127,7 @@ def of_definition(definition: TableDefinition, names: Sequence[str], app_id: str
 
 
 def shape_of(message: Relation) -> Shape:
-    """Return the part of a message that tells its columns."""
+    """Return the part of a message that describes its columns."""
     return tuple((column.name, int(column.type_oid), column.type_modifier) for column in message.columns)
 
 
@@ -222,7 +222,7 @@ def _same_type(sent: tuple[str, int, int], column: ColumnDefinition) -> bool:
 
 
 def _younger(xmin: int, xid: int) -> bool:
-    """Tell whether transaction `xmin` began after `xid` (transam.c: TransactionIdFollows)."""
+    """Return whether transaction `xmin` began after `xid` (transam.c: TransactionIdFollows)."""
     return xmin > 2 and 0 < (xmin - xid) & 0xFFFFFFFF < 1 << 31
 
 

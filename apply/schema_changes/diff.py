@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -19,10 +19,11 @@ from apply.schema_changes.table_definition import column_type
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
-from pubsub.protocol import types
-from pubsub.protocol.contract import VARIANT
+from pubsub.protocol.column_types import is_nested, shaped_type
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, rewritten
 from pubsub.sql.typechoices import TypeChoices
 
@@ -68,7 +69,7 @@ class Described:
         return Relation(Oid(relid), one.schema, one.name, identity, tuple(columns))
 
     def same_columns(self, other: Described) -> bool:
-        """Tell whether no ALTER TABLE has changed columns or keys between these two states."""
+        """Return whether no ALTER TABLE has changed columns or keys between these two states."""
         one, two = (replace(d.definition, estimated_rows=0, pages=0, bytes=0, storage="") for d in (self, other))
         return (one, self.names) == (two, other.names)
 
@@ -137,8 +138,8 @@ class _Wanted:
         before = self._known.by_number
         columns: list[Attribute] = []
         renamed: dict[str, str] = {}
-        retyped: dict[str, Any] = {}
-        added: list[tuple[Attribute, Any]] = []
+        retyped: dict[str, pa.DataType] = {}
+        added: list[tuple[Attribute, pa.DataType]] = []
         for sent, number in zip(self._message.columns, self._numbers, strict=True):
             if number is None:
                 continue  # dropped by now and never seen: no row of the publisher has it
@@ -198,12 +199,12 @@ class _Wanted:
         if after == self._known and alteration is None:
             return None
         for field in self._target.schema:
-            if renamed.get(field.name, field.name) in key and types.is_nested(field.type):
+            if renamed.get(field.name, field.name) in key and is_nested(field.type):
                 raise self._copy_again(f'column "{field.name}" joins its key')
         moves_key = set(key) != {renamed.get(name, name) for name in self._target.key}
         return Change(after, alteration, moves_key)
 
-    def _added(self, name: str, number: int) -> tuple[Attribute, Any]:
+    def _added(self, name: str, number: int) -> tuple[Attribute, pa.DataType]:
         now = self._live.get(number)
         assert now is not None  # an unknown number comes from the catalog
         if number <= self._known.count:
@@ -218,15 +219,15 @@ class _Wanted:
         return column, kind
 
     def _made_of_others(self, old: Attribute, now: ColumnDefinition | None) -> bool:
-        """Tell whether the column's composite type is the same but has other attributes, which the stream does not show."""
+        """Return whether the column's composite type is the same but has other attributes, which the stream does not show."""
         have = self._target.schema.field(old.name).type
-        if now is None or self._definition is None or have == VARIANT or not types.is_nested(have):
+        if now is None or self._definition is None or have == VARIANT or not is_nested(have):
             return False
         # Arrays and composites are natural in this column, whatever the option says now.
-        return not _same_fields(have, types.shaped_type(now.shape, lambda names: None, "natural"))
+        return not _same_fields(have, shaped_type(now.shape, lambda names: None, "natural"))
 
     def _written_anew(self, old: Attribute, now: ColumnDefinition | None) -> bool:
-        """Tell whether an ALTER TYPE may have changed the column's values but not its type.
+        """Return whether an ALTER TYPE may have changed the column's values but not its type.
 
         It rewrites the table and the column's row in the catalog.  So does a VACUUM FULL that stores a missing value.
         """
@@ -238,7 +239,7 @@ class _Wanted:
             and (now.missing is not None or old.missing is None)
         )
 
-    def _retyped(self, old: Attribute, now: ColumnDefinition | None, sent: tuple[int, int]) -> Any:
+    def _retyped(self, old: Attribute, now: ColumnDefinition | None, sent: tuple[int, int]) -> pa.DataType | None:
         """Return the type that the Delta column needs, or None if it has it."""
         if now is None or (now.type_oid, now.type_modifier) != sent:
             raise self._copy_again(f'the type of column "{old.name}" was changed more than once')
@@ -302,8 +303,8 @@ class _Wanted:
         return CopyAgain(int(self._message.oid), self._target.relation, reason)
 
 
-def _same_fields(have: Any, now: Any) -> bool:
-    """Tell whether inner structs have the same fields; values that either keeps as text are not compared."""
+def _same_fields(have: pa.DataType, now: pa.DataType) -> bool:
+    """Return whether inner structs have the same fields; values that either keeps as text are not compared."""
     if pa.types.is_list(have) and pa.types.is_list(now):
         return _same_fields(have.value_type, now.value_type)
     if pa.types.is_struct(have) and pa.types.is_struct(now):
@@ -313,7 +314,7 @@ def _same_fields(have: Any, now: Any) -> bool:
     return True
 
 
-def _value(column: Attribute, kind: Any) -> Any:
+def _value(column: Attribute, kind: pa.DataType) -> pa.Scalar:
     if column.missing is None:
         return pa.scalar(None, kind)
-    return types.from_text(pa.array([column.missing.encode()], pa.binary()), kind)[0]
+    return from_text(pa.array([column.missing.encode()], pa.binary()), kind)[0]

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,14 +41,19 @@ from pubsub.concurrency import in_thread
 from pubsub.delta import alter
 from pubsub.delta import table as delta
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Transactions
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject
-from pubsub.protocol import rows, types
+from pubsub.protocol import rows
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
+from pubsub.protocol.text.columns import from_text
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.snapshots import end_of_wal
 from pubsub.sql.typechoices import TypeChoices
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _CHUNK: Final = 16 << 20
 
@@ -64,7 +69,7 @@ class Effect:
     inserts_only: bool
 
 
-Quiet = Callable[[], Awaitable[None]]
+UntilCommitted = Callable[[], Awaitable[None]]
 Look = Callable[[Sequence[int]], Awaitable["Looked"]]
 Version = Callable[[int], Lsn]
 
@@ -133,7 +138,8 @@ class Publisher:
 class Follower:
     """Follows the schema changes of a subscription's tables.  `look` asks the publisher."""
 
-    def __init__(self, catalog: Catalog, subscription: Subscription, look: Look) -> None:
+    def __init__(self, catalog: Catalog, subscription: Subscription, look: Look, transactions: Transactions) -> None:
+        self._transactions = transactions
         self._catalog = catalog
         self._subid = subscription.oid
         self._keep = subscription.options.dropped_columns == "keep"
@@ -141,23 +147,27 @@ class Follower:
         self._look = look
 
     async def follow(
-        self, batch: Batch, tables: Sequence[tuple[Columns, Lsn]], quiet: Quiet | None, version: Version
+        self,
+        batch: Batch,
+        tables: Sequence[tuple[Columns, Lsn]],
+        until_committed: UntilCommitted | None,
+        version: Version,
     ) -> list[CopyAgain]:
         """Alter the tables as the batch's rows require; return those that must be copied again.
 
-        `tables`: each with the LSN up to which it holds everything.  `quiet` returns once everything before the batch
-        is committed.  With `quiet` None the batch may still be rolled back, so nothing is altered and the publisher is
+        `tables`: each with the LSN up to which it holds everything.  `until_committed` returns once everything before the batch
+        is committed.  With `until_committed` None the batch may still be rolled back, so nothing is altered and the publisher is
         not asked.  `version` returns a table's version by relid, as this worker committed or read it.  Raises
         NotInPrerequisiteState, Overtaken, and the errors of asking the publisher.
         """
-        if quiet is None:
+        if until_committed is None:
             for table, _ in tables:
                 _refuse_unknown(batch, table)
             return []
         fresh = [
             (table, after)
             for table, after in tables
-            if table.relid in batch.retold or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
+            if table.relid in batch.resent or _is_news(table, [m for _, m in batch.relations.get(table.relid, ())])
         ]
         if not fresh:
             return []
@@ -170,7 +180,7 @@ class Follower:
         for table, _ in fresh:
             effect = in_effect[table.relid]
             try:
-                await self._follow(batch, table, effect, described.get(table.relid), quiet, version)
+                await self._follow(batch, table, effect, described.get(table.relid), until_committed, version)
             except PubsubError as error:
                 error.relid = table.relid
                 if error.finish_lsn is None:
@@ -180,14 +190,14 @@ class Follower:
                 again.append(error)
         return again
 
-    async def unchanged(self, tables: Sequence[Columns], told: Mapping[int, Relation]) -> bool:
-        """Tell whether these last messages require no alteration, and the publisher has rewritten none of the tables.
+    async def unchanged(self, tables: Sequence[Columns], announced: Mapping[int, Relation]) -> bool:
+        """Return whether these last messages require no alteration, and the publisher has rewritten none of the tables.
 
         Raises the errors of asking the publisher.
         """
         described = (await self._look([table.relid for table in tables])).tables
         for table in tables:
-            known, message = table.attributes, told[table.relid]
+            known, message = table.attributes, announced[table.relid]
             if known is None:
                 continue
             numbers = known.known(attrs.shape_of(message))
@@ -221,7 +231,7 @@ class Follower:
         except UndefinedObject:
             return
         if table is not None:
-            table.target = await in_thread(partial(alter.rename, table.target, f"{schema}.{name}"))
+            table.target = await in_thread(partial(alter.rename, self._transactions, table.target, f"{schema}.{name}"))
 
     async def _follow(
         self,
@@ -229,7 +239,7 @@ class Follower:
         table: Columns,
         effect: Sequence[Effect],
         described: Described | None,
-        quiet: Quiet,
+        until_committed: UntilCommitted,
         version: Version,
     ) -> None:
         if table.attributes is None:
@@ -248,7 +258,7 @@ class Follower:
             numbers = attrs.identify(shape, known, live, count, transaction.xid, older=older)
             held = known.known(shape)
             if numbers is None and held is None:
-                raise CopyAgain(table.relid, table.target.relation, "which column is which can not be told")
+                raise CopyAgain(table.relid, table.target.relation, "which column is which cannot be told")
             if held is not None and numbers is not None and not _agree(held, numbers):
                 raise CopyAgain(
                     table.relid, table.target.relation, "a column was dropped, and another added under its name"
@@ -266,7 +276,7 @@ class Follower:
                 changed = [(attrs.shape_of(message), numbers) for message, numbers in found]
                 after = replace(change.attributes, since=since).with_shapes(changed)
                 if change.alteration is not None:
-                    await quiet()
+                    await until_committed()
                     await self._alter(table, change.alteration, after, version(table.relid))
                 else:
                     table.attributes = after
@@ -304,7 +314,9 @@ class Follower:
         record = Commit(table.app_id, after.since, after.since, before=version or None)
         before = table.target
         await faults.reached(f"alter {before.relation}")
-        table.target = await in_thread(partial(alter.alter, before, change, {attrs.PROPERTY: after.as_json()}, record))
+        table.target = await in_thread(
+            partial(alter.alter, self._transactions, before, change, {attrs.PROPERTY: after.as_json()}, record)
+        )
         table.attributes = after
         await faults.reached(f"altered {before.relation}")
         await self._store(table)
@@ -336,7 +348,7 @@ class Follower:
 
 
 def _is_news(table: Columns, messages: Sequence[Relation]) -> bool:
-    """Tell whether to look at the messages: one is new, or the table no longer matches the last one."""
+    """Return whether to look at the messages: one is new, or the table no longer matches the last one."""
     return bool(messages) and (messages[-1] != table.follows or any(one not in table.looked_at for one in messages))
 
 
@@ -365,15 +377,15 @@ def reading(target: TargetTable, known: Attributes, numbers: Numbers) -> Reading
     return Reading(fields, missing)
 
 
-def value(text: str | None, kind: Any) -> Any:
-    """Parse PostgreSQL's text of a value (None: NULL) as a pyarrow Scalar of type `kind`.  Raises InvalidText."""
+def value(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """Parse PostgreSQL's text of a value (None: NULL) as one of type `kind`.  Raises InvalidText."""
     if text is None:
         return pa.scalar(None, kind)
-    return types.from_text(pa.array([text.encode()], pa.binary()), kind)[0]
+    return from_text(pa.array([text.encode()], pa.binary()), kind)[0]
 
 
 def _agree(held: Numbers, numbers: Numbers) -> bool:
-    """Tell whether two lists of numbers differ only where one does not know a dropped column's."""
+    """Return whether two lists of numbers differ only where one does not know a dropped column's."""
     return all(one == other or one is None or other is None for one, other in zip(held, numbers, strict=True))
 
 
@@ -392,7 +404,7 @@ def _adopted(table: Columns, effect: Sequence[Effect], described: Described | No
 def _same_key(
     table: Columns, effect: Sequence[Effect], found: Sequence[tuple[Relation, Numbers]], change: Change | None
 ) -> bool:
-    """Tell whether the table's key after the change identifies the rows of all these messages.
+    """Return whether the table's key after the change identifies the rows of all these messages.
 
     It identifies rows that were only inserted, since a key created after them is unique among them.
     """
@@ -414,8 +426,8 @@ def _same_key(
 def _in_effect(batch: Batch, tables: Sequence[tuple[Columns, Lsn]]) -> dict[int, list[Effect]]:
     """Return, by relid, the messages in effect for rows that each table gets, in order.  Reads the batch."""
     oids = [table.relid for table, _ in tables]
-    seqs: dict[int, list[Any]] = {oid: [np.empty(0, np.int64)] for oid in oids}
-    inserts: dict[int, list[Any]] = {oid: [np.empty(0, np.bool_)] for oid in oids}
+    seqs: dict[int, list[npt.NDArray[np.int64]]] = {oid: [np.empty(0, np.int64)] for oid in oids}
+    inserts: dict[int, list[npt.NDArray[np.bool_]]] = {oid: [np.empty(0, np.bool_)] for oid in oids}
     for first, blocks in batch.chunks(_CHUNK):
         for oid, pieces in rows.split_by_relation(blocks, first).items():
             if oid in seqs:

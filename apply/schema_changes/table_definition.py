@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from apply.schema_changes.attributes import of_definition
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
-from pubsub.protocol import types
+from pubsub.protocol.column_types import is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.typechoices import TypeChoices
@@ -53,8 +52,10 @@ def target_table(
     return TargetTable(path, pa.schema(fields), key, qualified)
 
 
-def column_type(column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None) -> Any:
-    """Return the Arrow type of a column; a key column is text where the choice for its type would make it nested.
+def column_type(
+    column: ColumnDefinition, definition: TableDefinition, choices: TypeChoices | None = None
+) -> pa.DataType:
+    """Return the type of a column; a key column is text where the choice for its type would make it nested.
 
     Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold, and for a key column that is itself chosen
     to be nested.
@@ -63,13 +64,13 @@ def column_type(column: ColumnDefinition, definition: TableDefinition, choices: 
     own = choices.of_column(definition.schema, definition.name, column.name)
     is_key = column.name in row_key(definition, {one.name for one in definition.columns})
     try:
-        found = types.shaped_type(column.shape, choices.of_type, own)
-        if not (is_key and types.is_nested(found)):
+        found = shaped_type(column.shape, choices.of_type, own)
+        if not (is_key and is_nested(found)):
             return found
         if own is None:
-            return types.shaped_type(column.shape, choices.of_type, "text")
+            return shaped_type(column.shape, choices.of_type, "text")
         raise FeatureNotSupported(
-            f"a column of the key can not be replicated as {own}",
+            f"a column of the key cannot be replicated as {own}",
             detail="Delta keeps no least and greatest value of arrays, structs and variants, and has no order of them.",
             hint="Leave it as text.",
         )

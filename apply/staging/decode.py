@@ -1,4 +1,4 @@
-"""Decode a relation's frames, under the Relation message of each, into changes of the table that they go to.
+"""Decode a relation's frames, each by the Relation message that it was sent under, into changes of the destination table.
 
 Blocks; numpy and Arrow release the interpreter lock while they work.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,8 @@ from apply.staging.destination import Destination, Reading
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
 from pubsub.protocol import pgoutput, rows
+from pubsub.protocol.arrow_arrays import nulls, repeated
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.types import nulls, repeated
 
 _NO_END: Final = np.iinfo(np.int64).max
 
@@ -45,7 +45,7 @@ class Wanted:
 
 
 def wanted_by(batch: Batch, oids: Sequence[int], destinations: Mapping[tuple[str, str], Destination]) -> list[Wanted]:
-    """Return what each destination gets of these relations.
+    """Return the changes that each destination gets from these relations.
 
     Raises NotInPrerequisiteState for a relation without a Relation message.
     """
@@ -86,7 +86,7 @@ def under_messages(
 
 
 def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[list[rows.Changes], bool]:
-    """Decode the frames that the table gets, in order; return also whether old rows come whole (FULL, in a table without a key).
+    """Decode the frames that the table gets, in order; also return whether old rows are whole (FULL, in a table without a key).
 
     Raises InvalidValue and NotInPrerequisiteState with the transaction's finish LSN in the context.
     """
@@ -217,7 +217,7 @@ def _as_in_target(changes: rows.Changes, reading: Reading, table: TargetTable) -
     )
 
 
-def _filled(reading: Reading, column: pa.Field, count: int) -> Any:
+def _filled(reading: Reading, column: pa.Field, count: int) -> pa.Array:
     value = reading.missing.get(column.name)
     return nulls(count, column.type) if value is None else repeated(value, count)
 

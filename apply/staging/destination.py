@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from pubsub.delta.log import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput
-from pubsub.protocol.binary.values import BinaryTypes
+from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 
 
@@ -35,11 +35,11 @@ class Reading:
     """Maps rows sent under one Relation message to rows of the table as it is now.
 
     `fields`: for each column of the message the table's field (None: the table never gets it).  `missing`: by name, the value
-    (a pyarrow Scalar) that rows of that time have in a column added later.
+    that rows of that time have in a column added later.
     """
 
     fields: tuple[pa.Field | None, ...]
-    missing: Mapping[str, Any]
+    missing: Mapping[str, pa.Scalar]
 
 
 @dataclass(frozen=True, slots=True)

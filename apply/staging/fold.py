@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,8 @@ from pubsub.delta.changeset import (
     Unmet,
 )
 from pubsub.errors import NotInPrerequisiteState
-from pubsub.protocol.arrays import Mask
+from pubsub.protocol.arrow_arrays import Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
-from pubsub.protocol.types import nulls
 
 # How many unmet changes are reported with their values.
 SHOWN: Final = 10
@@ -119,13 +118,13 @@ def _since(changes: Changes, seq: int) -> Changes:
     )
 
 
-def _no_rows(changes: Changes) -> Any:
+def _no_rows(changes: Changes) -> pa.Table:
     """Return an empty table of removed rows."""
     counts = pa.array([], pa.int64())
     return pa.table({name: column.slice(0, 0) for name, column in changes.new.items()} | {COUNT_COLUMN: counts})
 
 
-def _take(columns: Mapping[str, Any], rows: Indices) -> dict[str, Any]:
+def _take(columns: Mapping[str, pa.Array], rows: Indices) -> dict[str, pa.Array]:
     indices = pa.array(rows)
     return {name: column.take(indices) for name, column in columns.items()}
 
@@ -149,12 +148,12 @@ class _EventKeys:
     for each event, the position of the key that its row leaves, or 0 if the row stays.
     """
 
-    columns: dict[str, Any]
+    columns: dict[str, pa.Array]
     codes: Indices
     bound: int
     left: Indices
 
-    def base(self, events: Indices) -> dict[str, Any]:
+    def base(self, events: Indices) -> dict[str, pa.Array]:
         """Return the keys that the rows of these events had before them."""
         return _take(self.columns, self._base(events))
 
@@ -210,7 +209,7 @@ class _Touches:
 
 def _fold_keyed(
     changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
-) -> tuple[tuple[Any, Any, Any], Unmet | None, Unmet | None, Unmet | None]:
+) -> tuple[tuple[pa.Table, pa.Table, pa.Table], Unmet | None, Unmet | None, Unmet | None]:
     """Return (images, masked images, deleted keys), missing, collisions and differing (Folded)."""
     values = changes.new
     if not changes.count:
@@ -315,8 +314,13 @@ def _without_skipped(touches: _Touches) -> _Touches:
 
 
 def _images(
-    values: dict[str, Any], missing: dict[str, Mask], keys: _EventKeys, touches: _Touches, final: Indices, upsert: bool
-) -> tuple[Any, Any]:
+    values: dict[str, pa.Array],
+    missing: dict[str, Mask],
+    keys: _EventKeys,
+    touches: _Touches,
+    final: Indices,
+    upsert: bool,
+) -> tuple[pa.Table, pa.Table]:
     """Return the images of the events `final`: complete ones and masked ones."""
     events = len(keys.left)
     names = list(values)
@@ -332,7 +336,7 @@ def _images(
             if mask[sources[name]].any():
                 still_missing[name] = mask[sources[name]]
 
-    def rows(chosen: Mask | slice) -> Any:
+    def rows(chosen: Mask | slice) -> pa.Table:
         return pa.table(
             {name: column.take(pa.array(sources.get(name, final)[chosen])) for name, column in values.items()}
         )
@@ -362,7 +366,7 @@ def _chase(pointers: Indices) -> Indices:
         pointers = further
 
 
-def _masked(images: Any, masks: Mapping[str, Mask], names: Sequence[str], base: Any) -> Any:
+def _masked(images: pa.Table, masks: Mapping[str, Mask], names: Sequence[str], base: pa.Table) -> pa.Table:
     """Add to `images` the columns that mark missing values, and the key of the row that has them."""
     for name, mask in masks.items():
         images = images.append_column(f"{UNCHANGED_PREFIX}{names.index(name)}", pa.array(mask))
@@ -421,7 +425,7 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
     return _chosen(changes, found), lost
 
 
-def _old(changes: Changes, name: str) -> Any:
+def _old(changes: Changes, name: str) -> pa.Array:
     """Return a column of the old rows; NULLs for a column that the publisher lacks."""
     column = changes.old.get(name)
     return nulls(changes.count, changes.new[name].type) if column is None else column
@@ -439,7 +443,7 @@ def _chosen(changes: Changes, chosen: Mask) -> Changes:
     )
 
 
-def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[Any, Any]:
+def _fold_multiset(changes: Changes, full: bool, truncated: bool) -> tuple[pa.Table, pa.Table]:
     """Return the rows to add, and the rows to remove with their counts."""
     minus = np.flatnonzero(changes.op != INSERT)
     if not minus.size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from apply.staging.row_codes import comparable
-from pubsub.protocol.arrays import contents
+from pubsub.protocol.arrow_arrays import contents
 from pubsub.protocol.rows import DELETE, UPDATE, Changes
 
 Hashes = npt.NDArray[np.uint32]
@@ -54,7 +54,7 @@ def _high_half(hashes: Words) -> Hashes:
     return (hashes >> _HIGH).astype(np.uint32)
 
 
-def _words(column: Any) -> Words:
+def _words(column: pa.Array) -> Words:
     """Map a column's values to numbers, equal where PostgreSQL finds the values equal."""
     kinds = pa.types
     if kinds.is_floating(column.type):
@@ -71,7 +71,7 @@ def _words(column: Any) -> Words:
     return _of_bytes(column.fill_null(b"" if kinds.is_binary(column.type) else ""))
 
 
-def _of_bytes(column: Any) -> Words:
+def _of_bytes(column: pa.Array) -> Words:
     """Evaluate each value's bytes as the coefficients of a polynomial, modulo 2^64."""
     data, offsets = contents(column)
     bounds = offsets.astype(np.int64)

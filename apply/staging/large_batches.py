@@ -43,10 +43,11 @@ Partitions = npt.NDArray[np.uint16]
 
 @dataclass(slots=True)
 class _Work:
-    """One table: the bytes of its changes, and whether any of them is not an INSERT (`rewrites`)."""
+    """One table: the bytes and the number of its changes, and whether any of them is not an INSERT (`rewrites`)."""
 
     wanted: Wanted
     nbytes: int = 0
+    rows: int = 0
     rewrites: bool = False
     passes: int = 1
     parts: Parts | None = None
@@ -77,7 +78,7 @@ def stage_in_parts(
         if work.rewrites and work.wanted.destination.table.key:
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
     partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
-    prepared: list[StagedTable] = []
+    staged: list[StagedTable] = []
     with ExitStack() as undo:
         for work in works:
             truncated = work.wanted.truncate_before is not None
@@ -86,7 +87,12 @@ def stage_in_parts(
                 look_for_others(stage, work.wanted.destination)
                 if work.wanted.destination.may_conflict:
                     work.present = stage.present(work.wanted.destination.table, work.wanted.destination.app_id)
-                sink = stage.parts(work.wanted.destination.table, rewrites=rewrites, replace_all=truncated)
+                sink = stage.parts(
+                    work.wanted.destination.table,
+                    rewrites=rewrites,
+                    replace_all=truncated,
+                    rows=work.rows if work.wanted.destination.window is None else 0,
+                )
             undo.callback(sink.abort)
             work.parts = Parts(sink)
         for picks in _passes(works, part_bytes):
@@ -97,9 +103,9 @@ def stage_in_parts(
             undo.callback(discard, one.staged)
             if work.present is not None and isinstance(one.staged, DirectStaged):
                 one.staged.still_holds = work.present.still_holds
-            prepared.append(one)
+            staged.append(one)
         undo.pop_all()
-    return prepared
+    return staged
 
 
 def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], chunk_bytes: int) -> list[_Work]:
@@ -119,6 +125,7 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
                 for piece in work.wanted.select(pieces):
                     changed[id(work)] = work
                     work.nbytes += int((piece.ends - piece.starts).sum())
+                    work.rows += len(piece.starts)
                     work.rewrites |= bool((piece.data[piece.starts] != rows.INSERT).any())
     found = {id(work): work for work in works.values()}
     return [work for key, work in found.items() if key in changed or work.wanted.truncate_before is not None]

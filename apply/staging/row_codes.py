@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.delta.comparable_bytes import canonical
-from pubsub.protocol.types import is_nested
+from pubsub.protocol.column_types import is_nested
 
 Indices = npt.NDArray[np.int64]
 
 
-def row_codes(columns: Sequence[Any], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
+def row_codes(columns: Sequence[pa.Array], limit: int, *, exact: bool = False) -> tuple[Indices, int]:
     """Return a number for each row, equal for equal rows, and an exclusive upper bound: at most `limit`, or the number of rows.
 
     Among floats, 0 equals -0 and all NaNs are equal, as in PostgreSQL and in Spark's joins; `exact` tells 0 from -0.
@@ -36,7 +35,7 @@ def dense(codes: Indices) -> tuple[Indices, int]:
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
-def _column_codes(column: Any, exact: bool) -> tuple[Indices, int]:
+def _column_codes(column: pa.Array, exact: bool) -> tuple[Indices, int]:
     kinds = pa.types
     if not column.null_count and len(column):
         # Numbers are their own codes, less the smallest.
@@ -61,7 +60,7 @@ def _spread(numbers: Indices) -> tuple[Indices, int]:
     return numbers - least, greatest - least + 1
 
 
-def comparable(column: Any, exact: bool) -> Any:
+def comparable(column: pa.FloatingPointArray, exact: bool) -> pa.Int64Array:
     """Map floats to integers that are equal if and only if the floats are."""
     valid = column.is_valid()
     numbers = column.fill_null(0).to_numpy().astype(np.float64)

@@ -78,7 +78,8 @@ def _stage_table(
         upsert=wanted.destination.window is not None,
     )
     conflicts = judge(folded, batch, table.relation, origin)
-    staged = stage.write(table, folded, replace_all=truncate_before is not None)
+    number = changes.count if wanted.destination.window is None else 0
+    staged = stage.write(table, folded, replace_all=truncate_before is not None, rows=number)
     if present is not None and isinstance(staged, DirectStaged):
         staged.still_holds = present.still_holds
     return StagedTable(

@@ -56,9 +56,9 @@ log = structlog.get_logger()
 class Tables(Protocol):
     """The part of interfaces.Tables that is used here."""
 
-    async def destinations(self, batch: Batch, quiet: None) -> Mapping[tuple[str, str], Destination]: ...
+    async def adapt_tables(self, batch: Batch, until_committed: None) -> Mapping[tuple[str, str], Destination]: ...
 
-    async def unchanged(self, told: Mapping[int, pgoutput.Relation]) -> bool: ...
+    async def unchanged(self, announced: Mapping[int, pgoutput.Relation]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Ahead:
     # Calls of the dispatcher
 
     def accepts(self, xid: int) -> bool:
-        """Tell whether the transaction may be divided into parts."""
+        """Return whether the transaction may be divided into parts."""
         known = self._streamed.get(xid)
         return len(self._streamed) < self._most if known is None else known.in_vain is None
 
@@ -123,16 +123,16 @@ class Ahead:
         streamed = self._streamed.get(xid)
         return streamed.parts if streamed is not None else ()
 
-    def abort(self, xid: int, subxid: int, *, told: bool) -> None:
-        """Note that a subtransaction was rolled back; `told`: it had sent a Relation message."""
+    def abort(self, xid: int, subxid: int, *, announced: bool) -> None:
+        """Note that a subtransaction was rolled back; `announced`: it had sent a Relation message."""
         streamed = self._streamed.get(xid)
         if streamed is None:
             return
         for part in streamed.parts:
             if part.size_of(subxid)[0]:
-                told = True
+                announced = True
             part.abort(subxid)
-        if told:
+        if announced:
             self._give_up(streamed, "a subtransaction was rolled back")
 
     def forget(self, xid: int) -> None:
@@ -145,7 +145,7 @@ class Ahead:
 
     def _give_up(self, streamed: _Streamed, reason: str) -> None:
         if streamed.in_vain is None:
-            log.debug("transaction will be prepared at its commit", xid=streamed.xid, reason=reason)
+            log.debug("transaction will be staged at its commit", xid=streamed.xid, reason=reason)
             streamed.in_vain = reason
         streamed.waiting.clear()
         self._changed.set()
@@ -166,7 +166,7 @@ class Ahead:
             streamed = next((one for one in self._streamed.values() if one.waiting), None)
             if streamed is None:
                 return False
-            await self._prepare_next(streamed)
+            await self._stage_next(streamed)
             return True
 
     async def finish(self, batch: Batch) -> list[StagedTable] | None:
@@ -180,7 +180,7 @@ class Ahead:
         async with self._working:
             try:
                 while streamed.waiting:
-                    await self._prepare_next(streamed)
+                    await self._stage_next(streamed)
                 if streamed.in_vain is None:
                     return await self._take(streamed, batch)
                 return None
@@ -206,7 +206,7 @@ class Ahead:
                 for part in streamed.parts:
                     part.release()
 
-    async def _prepare_next(self, streamed: _Streamed) -> None:
+    async def _stage_next(self, streamed: _Streamed) -> None:
         if not streamed.waiting:
             return
         part, known = streamed.waiting.popleft()
@@ -217,14 +217,14 @@ class Ahead:
             if batch.truncations:
                 self._give_up(streamed, "it truncates")
                 return
-            destinations = await self._tables.destinations(batch, None)
+            destinations = await self._tables.adapt_tables(batch, None)
             streamed.relations.update((oid, messages[-1][1]) for oid, messages in batch.relations.items())
             reason = await in_thread(partial(self._stage_part, streamed, batch, destinations))
         except (PubsubError, OSError) as error:
             # The transaction may never commit; if it does, the failure recurs.
             reason = str(error)
         except BaseException:
-            self._give_up(streamed, "preparing a part was interrupted")
+            self._give_up(streamed, "staging a part was interrupted")
             raise
         if reason is not None:
             self._give_up(streamed, reason)
@@ -263,7 +263,7 @@ class Ahead:
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[StagedTable] | None:
         """Return the staged tables, if they are still those that the parts were staged for."""
         try:
-            destinations = await self._tables.destinations(Batch(streamed.relations), None)
+            destinations = await self._tables.adapt_tables(Batch(streamed.relations), None)
         except PubsubError as error:
             if error.relid is None:
                 raise
@@ -281,7 +281,9 @@ class Ahead:
                 return None
             wanted[name] = now
         ours = {destination.relid for destination in wanted.values()}
-        if not await self._tables.unchanged({oid: told for oid, told in streamed.relations.items() if oid in ours}):
+        if not await self._tables.unchanged(
+            {oid: announced for oid, announced in streamed.relations.items() if oid in ours}
+        ):
             return None
         try:
             return await in_thread(partial(_finish, streamed, wanted, batch, self._stage))
@@ -290,7 +292,7 @@ class Ahead:
 
 
 def _same(before: Destination, now: Destination) -> bool:
-    """Tell whether the table still gets the whole transaction."""
+    """Return whether the table still gets the whole transaction."""
     if now.contested or now.before is not None:
         return False
     return (before.relid, before.app_id, before.table) == (now.relid, now.app_id, now.table)
@@ -311,7 +313,7 @@ def _note_keys(work: _Work, changes: rows.Changes) -> bool:
 
 
 def _keys_differ(work: _Work) -> bool:
-    """Tell whether no two parts share a key.  Releases the hashes."""
+    """Return whether no two parts share a key.  Releases the hashes."""
     if work.inserts_only:
         return True
     if work.keys is None:
@@ -327,16 +329,16 @@ def _finish(
 ) -> list[StagedTable]:
     for destination in wanted.values():
         look_for_others(stage, destination)
-    prepared: list[StagedTable] = []
+    staged: list[StagedTable] = []
     try:
         for name, destination in wanted.items():
             # It stays in `works`: _throw_away aborts a sink that could not finish, and does nothing to one that has.
-            prepared.append(streamed.works[name].parts.finish(destination, batch))
+            staged.append(streamed.works[name].parts.finish(destination, batch))
     except BaseException:
-        for one in prepared:
+        for one in staged:
             discard(one.staged)
         raise
-    return prepared
+    return staged
 
 
 def _throw_away(streamed: _Streamed) -> None:

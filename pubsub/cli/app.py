@@ -159,17 +159,32 @@ def check(
 @app.command()
 def snapshot(
     context: typer.Context,
-    subscription: Annotated[str, typer.Argument(help="Its name.")],
+    subscription: Annotated[str | None, typer.Argument(help="Its name.")] = None,
     at: Annotated[
         str | None,
         typer.Option(metavar="LSN", help="Rounded down to an LSN that all tables show.  [default: the latest]"),
     ] = None,
+    pin: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Keep these versions readable, until --drop NAME.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the pinned snapshots instead.")] = False,
+    drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="Drop a pinned snapshot instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Print the version of each table that together show one LSN."""
-    from pubsub.cli.snapshot import show
+    """Print the version of each table that together show one LSN; keep them readable."""
+    from pubsub.cli import snapshot as command
 
-    carry_out(context.obj, show(context.obj, subscription, at, as_json=as_json))
+    given = (subscription is not None, listed, drop is not None)
+    if sum(given) != 1 or ((at is not None or pin is not None) and subscription is None):
+        raise typer.BadParameter(
+            "give a subscription, with --at and --pin as wanted; or --list; or --drop NAME", param_hint="SUBSCRIPTION"
+        )
+    if subscription is not None:
+        carry_out(context.obj, command.show(context.obj, subscription, at, pin, as_json=as_json))
+    elif drop is not None:
+        carry_out(context.obj, command.drop(context.obj, drop))
+    else:
+        carry_out(context.obj, command.show_pinned(context.obj, as_json=as_json))
 
 
 def _read(file: str, common: Common) -> str:

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 async def serve(common: Common) -> int:
-    """Run until told to stop, and return the exit code.
+    """Run until asked to stop, and return the exit code.
 
     Raises PubsubError, for example if another daemon runs, the settings cannot be read or Java is missing.
     """
@@ -60,7 +60,7 @@ async def _serve(common: Common) -> int:
             service = await Service.start(settings, catalog)
             log.info("daemon has started", home=str(common.home), pid=os.getpid())
             try:
-                settings, again = await _until_told(service, wanted, settings)
+                settings, again = await _until_signalled(service, wanted, settings)
             finally:
                 await service.stop()
         if not again:
@@ -68,7 +68,7 @@ async def _serve(common: Common) -> int:
             return 0
 
 
-async def _until_told(service: Service, wanted: _Signals, settings: Settings) -> tuple[Settings, bool]:
+async def _until_signalled(service: Service, wanted: _Signals, settings: Settings) -> tuple[Settings, bool]:
     """Wait for a signal; return the settings, and True if the workers must restart with them, False if the daemon ends.
 
     Raises the error of a launcher that fails meanwhile.
@@ -76,9 +76,9 @@ async def _until_told(service: Service, wanted: _Signals, settings: Settings) ->
     failing = asyncio.create_task(service.failed())
     try:
         while True:
-            told = asyncio.create_task(wanted.event.wait())
-            done, _ = await asyncio.wait({failing, told}, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
+            signalled = asyncio.create_task(wanted.event.wait())
+            done, _ = await asyncio.wait({failing, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            signalled.cancel()
             if failing in done:
                 failing.result()
             wanted.event.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ class Answer:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    rows: Sequence[tuple[object, ...]]
     footer: tuple[str, ...] = ()
 
 
@@ -141,11 +141,11 @@ def _subscriptions(state: State, pattern: str, plus: bool) -> Answer:
         )  # fmt: skip
     from pubsub.sql.conninfo import mask_conninfo
 
-    rows: list[tuple[Any, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for one in sorted(state.subscriptions, key=lambda one: one.name):
         if pattern and not _like(pattern, one.name):
             continue
-        row: tuple[Any, ...] = (one.name, one.owner, one.enabled, one.publications)
+        row: tuple[object, ...] = (one.name, one.owner, one.enabled, one.publications)
         if plus:
             o = one.options
             row += (

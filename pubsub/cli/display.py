@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pubsub.cli.output import Format, render, render_expanded, width_of
 
@@ -22,7 +21,7 @@ class Display:
     expanded: str = "auto"
 
     def text(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], columns_of_terminal: int | None = None
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], columns_of_terminal: int | None = None
     ) -> str:
         """Format the rows, with a newline at the end; `columns_of_terminal` None: the width of the terminal, if any."""
         if self.output is not Format.TABLE or self.expanded == "off":

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
 
 from pubsub.texts import plain, text
 
@@ -23,7 +22,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def render(columns: Sequence[str], rows: Sequence[Sequence[Any]], output: Format) -> str:
+def render(columns: Sequence[str], rows: Sequence[Sequence[object]], output: Format) -> str:
     """Format a query's answer, with a newline at its end."""
     match output:
         case Format.TABLE:
@@ -47,7 +46,7 @@ def _csv_field(field: str | None) -> str:
     return field
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
     """Yield the lines of psql's aligned format; a value with a newline continues on the next line, after a plus."""
     right = [
         bool(rows)
@@ -74,7 +73,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
     yield f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
 
 
-def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def render_expanded(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Format rows as psql's expanded format does: a block for each row, a line for each column.
 
     Follows print.c: print_aligned_vertical.
@@ -108,5 +107,5 @@ def width_of(shown: str) -> int:
     return max(map(len, shown.splitlines()), default=0)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from launcher.client_session import SHOWN, Notice
+from launcher.notices import SHOWN, Notice
 from pubsub.cli.display import Display
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
@@ -84,7 +84,7 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
 async def _describe(node: Node, command: str, pattern: str, display: Display) -> None:
     from pubsub.cli.describe import described
 
-    state = await node.catalog.state()
+    state = await node.state()
     try:
         for answer in described(state, command, pattern):
             shown = display.text(answer.columns, answer.rows)

@@ -6,13 +6,16 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from catalog.records import Warned
 from pubsub.node import Node
 from pubsub.status import NodeStatus, SubscriptionStatus, TableStatus
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
     from pubsub.cli.common import Common
 
 _INTERVAL: Final = 1.0
@@ -66,13 +69,13 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
         return  # Ctrl-C is the way to stop watching
 
 
-def picture(found: NodeStatus, home: str) -> Any:
-    """Return the status as an object that rich prints."""
+def picture(found: NodeStatus, home: str) -> RenderableType:
+    """Return the status as rich prints it."""
     from rich.console import Group
     from rich.text import Text
 
     daemon = f"daemon {found.daemon}" if found.daemon else "no daemon runs"
-    parts: list[Any] = [
+    parts: list[RenderableType] = [
         Text(
             f"node {found.node} in {home}, {daemon}, {found.time:%H:%M:%S} UTC", style="" if found.daemon else "yellow"
         )
@@ -85,7 +88,7 @@ def picture(found: NodeStatus, home: str) -> Any:
     return Group(*parts)
 
 
-def _subscription(one: SubscriptionStatus) -> list[Any]:
+def _subscription(one: SubscriptionStatus) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
@@ -102,7 +105,13 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
         f"WAL retained {size(one.retained_wal_bytes)}",
         f"workers {one.workers}",
     ]
-    parts: list[Any] = [heading, Text("  " + "  ".join(facts))]
+    measured = [row for row in one.tables if row.live_bytes is not None]
+    if measured:
+        live, old, logs = (
+            sum(getattr(row, name) for row in measured) for name in ("live_bytes", "retained_bytes", "log_bytes")
+        )
+        facts.append(f"Delta {size(live)}, old files {size(old)}, logs {size(logs)}")
+    parts: list[RenderableType] = [heading, Text("  " + "  ".join(facts))]
     parts += _failure(one.error, one.hint, "  ", one.detail)
     if one.waiting is not None:
         parts += _wait(one.waiting, "  ", "apply worker")
@@ -141,7 +150,7 @@ def _subscription(one: SubscriptionStatus) -> list[Any]:
     return parts
 
 
-def _wait(wait: Warned, indent: str, who: str) -> list[Any]:
+def _wait(wait: Warned, indent: str, who: str) -> list[Text]:
     """Return lines that say who waits for what; they are a warning if a person can end the wait (it has a hint)."""
     from rich.text import Text
 
@@ -156,7 +165,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _warning(warning: Warned, indent: str) -> list[Any]:
+def _warning(warning: Warned, indent: str) -> list[Text]:
     from rich.text import Text
 
     lines = [Text(f"{indent}WARNING:  {warning.message}", style="yellow")]
@@ -164,7 +173,7 @@ def _warning(warning: Warned, indent: str) -> list[Any]:
     return lines + [Text(f"{indent}{label}:  {text}") for label, text in rest if text]
 
 
-def _failure(error: str | None, hint: str | None, indent: str, detail: str | None = None) -> list[Any]:
+def _failure(error: str | None, hint: str | None, indent: str, detail: str | None = None) -> list[Text]:
     from rich.text import Text
 
     lines = []

@@ -12,19 +12,21 @@ that after a crash the alteration is known to be done.  Blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
-from pubsub.delta import data_files, schema
-from pubsub.delta.arrow_writer import living_rows, remove_action, require_version
-from pubsub.delta.data_files import Action
-from pubsub.delta.log import DataFile, TableLog, is_local
+from pubsub.delta import data_files
+from pubsub.delta import schema_json as schema
+from pubsub.delta.arrow_writer import remove_action, require_version
+from pubsub.delta.file_rows import laid_out, live_rows
+from pubsub.delta.log import AddFile, TableLog, asking_for, is_local
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
+from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken
-from pubsub.protocol.types import repeated
+from pubsub.protocol.arrow_arrays import repeated
 
 _ATTEMPTS: Final = 10
 # The properties that `described` returns.
@@ -37,7 +39,7 @@ class Alteration:
     """Changes to a table: drop, rename, retype, add, in this order.  Each step uses the column names that it finds.
 
     `drop`: columns to drop.  `rename`: old to new names.  `retype`: new types, to which each value can be cast.
-    `add`: new columns, each with the value (a pyarrow Scalar) for existing rows.
+    `add`: new columns, each with the value for existing rows.
     `key` and `relation`: the table's key and name afterwards.
     """
 
@@ -45,8 +47,8 @@ class Alteration:
     relation: str
     drop: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
-    retype: Mapping[str, Any] = field(default_factory=dict)
-    add: tuple[tuple[pa.Field, Any], ...] = ()
+    retype: Mapping[str, pa.DataType] = field(default_factory=dict)
+    add: tuple[tuple[pa.Field, pa.Scalar], ...] = ()
 
     @property
     def rewrites(self) -> bool:
@@ -54,13 +56,15 @@ class Alteration:
         return bool(self.retype) or any(value.is_valid for _, value in self.add)
 
 
-def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str], record: Commit) -> TargetTable:
+def alter(
+    transactions: Transactions, table: TargetTable, change: Alteration, properties: Mapping[str, str], record: Commit
+) -> TargetTable:
     """Commit `change` together with `properties`, and return the altered table.
 
-    `record` tells from which LSN on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
+    `record` gives the LSN from which on the table is so.  Raises NotInPrerequisiteState for a table that only Spark can
     write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
     """
-    log = _log_of(table)
+    log = _log_of(table, transactions)
     for _ in range(_ATTEMPTS):
         log.refresh()
         require_version(log, table.relation, record)
@@ -71,18 +75,15 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
             held = log.application_version(record.app_id)
             if held is not None:
                 # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
-                actions.append(
-                    {"txn": {"appId": record.app_id, "version": held, "lastUpdated": int(time.time() * 1000)}}
-                )
+                actions.append(transaction(record.app_id, held))
             log.commit(
                 actions,
-                operation="ALTER TABLE",
-                metrics={"numAddedFiles": len(made)},
+                Operation.ALTER,
                 user_metadata=record.user_metadata,
-                made=[log.table / action["add"]["path"] for action in made],
+                made=data_files.paths(log.table, made),
             )
             return altered
-        except FileExistsError:
+        except Conflict:
             continue
     raise NotInPrerequisiteState(
         f'could not alter the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
@@ -90,11 +91,11 @@ def alter(table: TargetTable, change: Alteration, properties: Mapping[str, str],
     )
 
 
-def rename(table: TargetTable, relation: str) -> TargetTable:
+def rename(transactions: Transactions, table: TargetTable, relation: str) -> TargetTable:
     """Return the table under the publisher's new name; update its property, too, if its log can be written here."""
     renamed = replace(table, relation=relation)
     if is_local(table.path):
-        log = TableLog(table.path)
+        log = TableLog(table.path, transactions)
         for _ in range(_ATTEMPTS):
             log.refresh()
             if log.unsupported() is not None or log.properties.get("pubsub.relation") == relation:
@@ -102,26 +103,29 @@ def rename(table: TargetTable, relation: str) -> TargetTable:
             try:
                 log.commit(
                     _definition(log, renamed, schema.fields(log.metadata), {}),
-                    operation="SET TBLPROPERTIES",
-                    metrics={},
-                    user_metadata=None,
+                    Operation.ALTER,
                 )
                 break
-            except FileExistsError:
+            except Conflict:
                 continue
     return renamed
 
 
-def _log_of(table: TargetTable) -> TableLog:
+def _log_of(table: TargetTable, transactions: Transactions) -> TableLog:
     reason: str | None = "it lies in another file system"
     if is_local(table.path):
-        log = TableLog(table.path)
+        log = TableLog(table.path, transactions)
         log.refresh()
         reason = log.unsupported()
         if reason is None:
             return log
-    raise NotInPrerequisiteState(
-        f'the Delta table of "{table.relation}" can not be altered as the publisher\'s table was: {reason}',
+    assert reason is not None
+    raise _not_alterable(table, reason)
+
+
+def _not_alterable(table: TargetTable, reason: str) -> NotInPrerequisiteState:
+    return NotInPrerequisiteState(
+        f'the Delta table of "{table.relation}" cannot be altered as the publisher\'s table was: {reason}',
         detail=f'The Delta table lies at "{table.path}".',
         hint="Alter it by hand, or set schema_changes = refuse.",
     )
@@ -131,42 +135,65 @@ def _actions(
     log: TableLog, table: TargetTable, change: Alteration, properties: Mapping[str, str]
 ) -> tuple[list[Action], TargetTable, list[Action]]:
     """Return the commit's actions, the table after it, and the `add` actions of new files among the actions."""
+    _require_partitions_kept(log, table, change)
     columns = _columns(log, table, change)
     altered = TargetTable(
         table.path, _arrow(table, change, columns), change.key, change.relation, schema.mapping(columns)
     )
-    actions = _definition(log, altered, columns, properties)
+    partitioned_by = tuple(change.rename.get(name, name) for name in log.partition_columns)
+    actions = _definition(log, altered, columns, properties, partitioned_by)
     made: list[Action] = []
     if change.rewrites:
         now = int(time.time() * 1000)
         try:
             for file in log.files.values():
-                made += data_files.write(altered, _rewritten(log, file, table, altered, change))
+                laid = replace(laid_out(log, altered), partitioned_by=partitioned_by)
+                made += data_files.write(laid, _rewritten(log, file, table, altered, change))
         except BaseException:
-            data_files.remove(log.table / action["add"]["path"] for action in made)
+            data_files.remove(data_files.paths(log.table, made))
             raise
         actions += [remove_action(file, now) for file in log.files.values()]
         actions += made
     return actions, altered, made
 
 
+def _require_partitions_kept(log: TableLog, table: TargetTable, change: Alteration) -> None:
+    """Raise NotInPrerequisiteState for a change that Delta does not make to a table's partitions."""
+    changed = [name for name in log.partition_columns if name in change.drop or name in change.retype]
+    if changed:
+        raise _not_alterable(table, f"it is partitioned by {changed[0]}")
+
+
 def _definition(
-    log: TableLog, table: TargetTable, columns: list[schema.Field], properties: Mapping[str, str]
+    log: TableLog,
+    table: TargetTable,
+    columns: list[schema.Field],
+    properties: Mapping[str, str],
+    partitioned_by: Sequence[str] | None = None,
 ) -> list[Action]:
-    """Return the actions that give the table this definition."""
+    """Return the actions that give the table this definition.  `partitioned_by`: its partition columns (None: as before)."""
+    table = laid_out(log, table)
+    if partitioned_by is not None:
+        table = replace(table, partitioned_by=tuple(partitioned_by))
     configuration = dict(log.properties)
     configuration.pop(STATISTICS, None)
     configuration |= {**described(table), **properties}
     if table.mapped:
         greatest = max(_greatest(log), *(number for _, number in table.mapped.values()))
-        configuration |= {schema.MODE: "name", schema.MAX_ID: str(greatest)}
-    metadata = {**log.metadata, "schemaString": schema.schema_string(columns), "configuration": configuration}
-    actions: list[Action] = [{"metaData": metadata}]
-    features = [*(["columnMapping"] if table.mapped else []), *schema.features(table.schema)]
-    protocol = schema.protocol_with(log.protocol, features)
-    if protocol != log.protocol:
-        actions.append({"protocol": protocol})
-    return actions
+        configuration |= {schema.MODE: _mode(log) or "name", schema.MAX_ID: str(greatest)}
+    configuration |= asking_for(schema.features(table.schema))
+    definition = {
+        "schemaString": schema.schema_string(columns),
+        "partitionColumns": list(table.partitioned_by),
+        "configuration": configuration,
+    }
+    return [{"metaData": {**log.metadata, **definition}}]
+
+
+def _mode(log: TableLog) -> str | None:
+    """Return how columns are mapped, `name` or `id`; None if they are not."""
+    mode = log.properties.get(schema.MODE, "none")
+    return None if mode == "none" else mode
 
 
 def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Action]]:
@@ -179,16 +206,19 @@ def for_copy(log: TableLog, table: TargetTable) -> tuple[TargetTable, list[Actio
     by_name = {column["name"]: column for column in have}
     columns = [schema.field_of(field) for field in table.schema]
     ours = "pubsub.key" in log.properties
+    laid = laid_out(log, replace(table, mapped=schema.mapping(have)))
     if all(_same(column, by_name.get(column["name"]), ours) for column in columns) and (
-        not ours or {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(table)
+        not ours or {name: log.properties.get(name) for name in _DESCRIBED} == _NOTHING | described(laid)
     ):
-        return replace(table, mapped=schema.mapping(have)), []
-    if log.properties.get(schema.MODE) == "name" or any(needs_mapping(field.name) for field in table.schema):
+        return laid, []
+    if _mode(log) is not None or any(needs_mapping(field.name) for field in table.schema):
         greatest = _greatest(log)
         for column in columns:
             greatest = schema.map_new(column, greatest)
-    table = replace(table, mapped=schema.mapping(columns))
-    return table, _definition(log, table, columns, {})
+    table = laid_out(log, replace(table, mapped=schema.mapping(columns)))
+    # A partition column that the publisher lacks goes with the others.
+    table = replace(table, partitioned_by=tuple(name for name in table.partitioned_by if name in table.schema.names))
+    return table, _definition(log, table, columns, {}, table.partitioned_by)
 
 
 def _same(column: schema.Field, other: schema.Field | None, ours: bool) -> bool:
@@ -200,7 +230,7 @@ def _same(column: schema.Field, other: schema.Field | None, ours: bool) -> bool:
 def _columns(log: TableLog, table: TargetTable, change: Alteration) -> list[schema.Field]:
     """Return the columns after the change, as Delta's JSON fields."""
     columns = [column for column in schema.fields(log.metadata) if column["name"] not in change.drop]
-    mapped = log.properties.get(schema.MODE) == "name"
+    mapped = _mode(log) is not None
     renamed = {old: new for old, new in change.rename.items() if old != new}
     greatest = _greatest(log)
     if not mapped and (change.drop or renamed or any(needs_mapping(field.name) for field, _ in change.add)):
@@ -229,7 +259,7 @@ def _greatest(log: TableLog) -> int:
 
 def _arrow(table: TargetTable, change: Alteration, columns: list[schema.Field]) -> pa.Schema:
     """Return the columns after the change as an Arrow schema."""
-    types: dict[str, Any] = {
+    types: dict[str, pa.DataType] = {
         change.rename.get(field.name, field.name): field.type for field in table.schema if field.name not in change.drop
     }
     types |= change.retype
@@ -238,11 +268,11 @@ def _arrow(table: TargetTable, change: Alteration, columns: list[schema.Field]) 
 
 
 def _rewritten(
-    log: TableLog, file: DataFile, table: TargetTable, altered: TargetTable, change: Alteration
-) -> Iterator[Any]:
-    """Yield the file's living rows as the altered table has them."""
-    before = replace(table, mapped=schema.mapping(schema.fields(log.metadata)))
-    for rows in living_rows(log, [file], before):
+    log: TableLog, file: AddFile, table: TargetTable, altered: TargetTable, change: Alteration
+) -> Iterator[pa.Table]:
+    """Yield the file's live rows as the altered table has them."""
+    before = laid_out(log, replace(table, mapped=schema.mapping(schema.fields(log.metadata))))
+    for rows in live_rows(log, [file], before):
         rows = rows.drop_columns(list(change.drop)) if change.drop else rows
         rows = rows.rename_columns([change.rename.get(name, name) for name in rows.column_names])
         for one, value in change.add:

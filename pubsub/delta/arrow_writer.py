@@ -1,4 +1,4 @@
-"""Commit one table's batch without a Spark job: Arrow writes the data files, this process writes the log.
+"""Commit one table's batch without a Spark job: Arrow writes the data files, Delta's own transaction commits them.
 
 A Spark job's fixed cost is most of the time of a small commit, but a batch needs little of Delta.  New rows go into a
 new data file.  Changed and deleted rows are found by reading only the key's columns, and marked in deletion vectors.  A
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,23 +23,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from pubsub.delta import data_files, deletion_vectors, key_set
+from pubsub.delta import data_files, deletion_vectors, file_rows, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.delta.commit_files import UnknownOutcome
-from pubsub.delta.data_files import Action
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import DataFile, OthersWereFirst, TableLog, is_local, local_path
+from pubsub.delta.log import AddFile, ConcurrentCommit, TableLog, is_local
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
-from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken
-from pubsub.protocol.types import nulls
+from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
+from pubsub.errors import NotInPrerequisiteState, Overtaken
 
-_BATCH_ROWS: Final = 1 << 18
-_WIDE_BATCH_ROWS: Final = 1 << 11
-# Rows of more compressed bytes than this are wide.
-_WIDE_BYTES: Final = 256
 _ATTEMPTS: Final = 10
 
 Indices = npt.NDArray[np.int64]
@@ -52,20 +45,20 @@ class DirectStaged:
     table: TargetTable
     log: TableLog
     added: list[Action]
-    deleted_keys: Any
-    masked: Any
+    deleted_keys: pa.Table | None
+    masked: pa.Table | None
     replace_all: bool
     rows: int
-    removed: Any = None
+    removed: pa.Table | None = None
     still_holds: Callable[[], bool] | None = None
-    """For a table that others write, too: tells whether the rows that were looked up are still the same."""
+    """For a table that others write, too: returns whether the rows that were looked up are still the same."""
 
 
 @dataclass(slots=True)
 class _Found:
     """Rows of one file whose keys are in the batch: their positions, and the key's number for each."""
 
-    file: DataFile
+    file: AddFile
     positions: Indices
     key_rows: Indices
     vector: BitMap64 | None
@@ -77,18 +70,17 @@ class _Changes:
 
     actions: list[Action] = field(default_factory=list)
     made: list[Path] = field(default_factory=list)
-    deleted_rows: int = 0
 
 
 def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
-    """Tell whether the table's batch can be committed here.  `log` must be refreshed."""
+    """Return whether the table's batch can be committed here.  `log` must be refreshed."""
     if folded.removed.num_rows and not folded.truncated:
         return log.unsupported() is None and log.vectors_enabled() and key_set.can_match_whole(table.schema)
     return accepts(log, table, rewrites=not (folded.insert_only or folded.truncated))
 
 
 def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
-    """Tell whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
+    """Return whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
     if log.unsupported() is not None:
         return False
     if not rewrites:
@@ -99,7 +91,7 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
 
 
 def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: bool) -> DirectStaged:
-    """Write the batch's complete images to data files.  A failure leaves nothing behind."""
+    """Write the batch's complete images to data files of the table as it is laid out.  A failure leaves nothing behind."""
     return DirectStaged(
         table=table,
         log=log,
@@ -115,9 +107,8 @@ def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: boo
 def discard(staged: DirectStaged) -> None:
     """Remove the data files of an abandoned batch, unless they were committed."""
     committed = staged.log.files
-    for action in staged.added:
-        if action["add"]["path"] not in committed:
-            data_files.remove([staged.log.table / action["add"]["path"]])
+    added = [action for action in staged.added if action["add"]["path"] not in committed]
+    data_files.remove(data_files.paths(staged.log.table, added))
     staged.added = []
 
 
@@ -125,7 +116,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch once; do nothing if the table holds `record.last` already.
 
     Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
-    Overtaken if it holds another version than `record.before`; OthersWereFirst if others have changed rows since
+    Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
     it was last checked, unless `still_holds`; OSError.
     """
     log = staged.log
@@ -138,10 +129,10 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             _require_unchanged(log, staged.table, record)
             others = log.written_by_others(record.app_id)
             if others and (staged.still_holds is None or not staged.still_holds()):
-                raise OthersWereFirst(others)
+                raise ConcurrentCommit(others)
             changes = _changes(staged)
             try:
-                committed = _commit(log, changes, record, sum(row_count(action) for action in staged.added))
+                committed = _commit(log, changes, record)
             except UnknownOutcome:
                 staged.added = []  # the table may have them
                 raise
@@ -152,11 +143,14 @@ def commit(staged: DirectStaged, record: Commit) -> None:
     raise _no_room(staged.table)
 
 
-def log_of(path: str) -> TableLog | None:
-    """Return the log of a table that can be written here; None if Spark must write it.  Raises UndefinedTable."""
+def log_of(path: str, transactions: Transactions | None = None) -> TableLog | None:
+    """Return the log of a table that takes our files, None if a statement of Spark's must write it.
+
+    Without `transactions` it is only read.  Raises UndefinedTable.
+    """
     if not is_local(path):
         return None
-    log = TableLog(path)
+    log = TableLog(path, transactions)
     log.refresh()
     return log if log.unsupported() is None else None
 
@@ -172,10 +166,10 @@ def commit_copy(
     with log.writing:
         for _ in range(_ATTEMPTS):
             log.refresh()
-            _require_unchanged(log, table, record)
+            _require_unchanged(log, table, record, redefined=bool(definition))
             now = int(time.time() * 1000)
             changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
-            if _commit(log, changes, record, sum(row_count(action) for action in added)):
+            if _commit(log, changes, record):
                 return
     raise _no_room(table)
 
@@ -196,33 +190,32 @@ def require_version(log: TableLog, relation: str, record: Commit) -> None:
         raise Overtaken(relation, "It was copied anew, or is being copied.")
 
 
-def _require_unchanged(log: TableLog, table: TargetTable, record: Commit) -> None:
-    """As `require_version`; also raise NotInPrerequisiteState if the table can no longer be written here."""
+def _require_unchanged(log: TableLog, table: TargetTable, record: Commit, *, redefined: bool = False) -> None:
+    """As `require_version`; also raise NotInPrerequisiteState if the table can no longer be written here.
+
+    `redefined`: the commit itself sets the table's columns and partitions.
+    """
     require_version(log, table.relation, record)
     reason = log.unsupported()
+    if reason is None and not redefined and file_rows.laid_out(log, table) != table:
+        reason = "its partition or cluster columns are others"
     if reason is not None:
         raise NotInPrerequisiteState(
             f'the Delta table of "{table.relation}" was altered while it was written to',
-            detail=f"It can not be written as before: {reason}.",
+            detail=f"It cannot be written as before: {reason}.",
         )
 
 
-def _commit(log: TableLog, changes: _Changes, record: Commit, rows: int) -> bool:
-    """Commit; return False if another writer committed this version first."""
-    transaction = {"appId": record.app_id, "version": int(record.last), "lastUpdated": int(time.time() * 1000)}
+def _commit(log: TableLog, changes: _Changes, record: Commit) -> bool:
+    """Commit; return False if another writer was first."""
     try:
         log.commit(
-            [*changes.actions, {"txn": transaction}],
-            operation="WRITE",
-            metrics={
-                "numFiles": sum("add" in action for action in changes.actions),
-                "numOutputRows": rows,
-                "numDeletedRows": changes.deleted_rows,
-            },
+            [*changes.actions, transaction(record.app_id, int(record.last))],
+            Operation.WRITE,
             user_metadata=record.user_metadata,
             made=changes.made,
         )
-    except FileExistsError:
+    except Conflict:
         return False
     return True
 
@@ -234,7 +227,7 @@ def _no_room(table: TargetTable) -> NotInPrerequisiteState:
     )
 
 
-def row_count(action: Mapping[str, Any]) -> int:
+def row_count(action: Action) -> int:
     """Return the number of rows of the data file that an `add` action names."""
     return int(json.loads(action["add"]["stats"])["numRecords"])
 
@@ -255,7 +248,7 @@ def _changes(staged: DirectStaged) -> _Changes:
             found = list(_find(log, wanted, staged.table))
             if staged.masked is not None:
                 completed = data_files.write(staged.table, [_complete(log, staged, wanted, found)])
-                changes.made += [log.table / action["add"]["path"] for action in completed]
+                changes.made += data_files.paths(log.table, completed)
                 changes.actions += completed
             _mark(log, found, now, changes)
     except BaseException:
@@ -265,14 +258,11 @@ def _changes(staged: DirectStaged) -> _Changes:
 
 
 def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
-    """Find the table's living rows that have one of the keys, file by file."""
-    first = table.key[0]
-    for file in log.files.values():
-        if wanted.outside(file.bounds.get(table.stored_name(first))):
-            continue
+    """Find the table's live rows that have one of the keys, file by file."""
+    for file in file_rows.files_with(log, table, table.key, wanted):
         positions: list[Indices] = []
         key_rows: list[Indices] = []
-        for start, batch in _read_columns(log, file, table, table.key, _BATCH_ROWS, wanted):
+        for start, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS, wanted):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
             if len(hits):
@@ -284,51 +274,24 @@ def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]
         vector = None
         if file.vector is not None:
             vector = deletion_vectors.read(log.table, file.vector)
-            living = np.isin(at, deletion_vectors.positions(vector), assume_unique=True, invert=True)
-            at, which = at[living], which[living]
+            live = np.isin(at, deletion_vectors.positions(vector), assume_unique=True, invert=True)
+            at, which = at[live], which[live]
         if len(at):
             yield _Found(file, at, which, vector)
 
 
-def living(
-    log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None
-) -> Iterator[tuple[Any, DataFile]]:
-    """Yield the named columns of the table's living rows, with their file.
-
-    With `wanted`, files and row groups whose bounds exclude all of its keys are left out.
-    """
-    for file in log.files.values():
-        if wanted is not None and wanted.outside(file.bounds.get(table.stored_name(names[0]))):
-            continue
-        gone = (
-            deletion_vectors.positions(deletion_vectors.read(log.table, file.vector))
-            if file.vector is not None
-            else None
-        )
-        size = _WIDE_BATCH_ROWS if wanted is None and _is_wide(log, file) else _BATCH_ROWS
-        for start, batch in _read_columns(log, file, table, names, size, wanted):
-            yield (batch if gone is None else _without(batch, start, gone)), file
-
-
-def _without(batch: Any, start: int, gone: Indices) -> Any:
-    """Drop the rows at the file positions `gone` from a piece of the file that begins at position `start`."""
-    there = np.ones(batch.num_rows, np.bool_)
-    first, last = np.searchsorted(gone, (start, start + batch.num_rows))
-    there[gone[first:last] - start] = False
-    return batch.filter(pa.array(there))
-
-
 def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
     """Find, for each removed row, as many equal rows as were removed, in any files."""
+    assert staged.removed is not None
     names = staged.table.schema.names
     wanted = KeySet(staged.removed.select(names), whole=True)
     left = np.asarray(staged.removed.column(COUNT_COLUMN)).astype(np.int64)
-    for file in list(log.files.values()):
+    for file in file_rows.files_with(log, staged.table, names, wanted):
         gone = deletion_vectors.read(log.table, file.vector) if file.vector is not None else None
         dead = deletion_vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
         positions: list[Indices] = []
-        size = _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS
-        for start, batch in _read_columns(log, file, staged.table, names, size):
+        size = file_rows.batch_rows(log, file)
+        for start, batch in file_rows.read_columns(log, file, staged.table, names, size):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
             hits = hits[np.isin(hits + start, dead, assume_unique=True, invert=True)]
@@ -351,73 +314,12 @@ def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _is_wide(log: TableLog, file: DataFile) -> bool:
-    return file.size > _WIDE_BYTES * rows_in(log, file)
-
-
-def _read_columns(
-    log: TableLog, file: DataFile, table: TargetTable, names: Sequence[str], size: int, wanted: KeySet | None = None
-) -> Iterator[tuple[int, Any]]:
-    """Yield the named columns of a file, a piece at a time in file order, each with its first row's position.
-
-    A column that the file lacks, because it was added later, is NULL.  With `wanted`, row groups whose statistics
-    exclude all of its keys are left out.
-    """
-    stored = [table.stored_name(name) for name in names]
-    with _opened(log, file) as parquet:
-        there = set(parquet.schema_arrow.names)
-        start = 0
-        for group in range(parquet.num_row_groups):
-            count = parquet.metadata.row_group(group).num_rows
-            if wanted is None or not wanted.outside(_group_bounds(parquet, group, stored[0])):
-                at = start
-                columns = [name for name in stored if name in there]
-                for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
-                    yield at, _named(batch, table, names, stored)
-                    at += batch.num_rows
-            start += count
-
-
-def _named(batch: Any, table: TargetTable, names: Sequence[str], stored: Sequence[str]) -> Any:
-    there = {name: place for place, name in enumerate(batch.schema.names)}
-    return pa.RecordBatch.from_arrays(
-        [
-            batch.column(there[inner]) if inner in there else nulls(batch.num_rows, table.schema.field(name).type)
-            for name, inner in zip(names, stored, strict=True)
-        ],
-        names=list(names),
-    )
-
-
-def _opened(log: TableLog, file: DataFile) -> pq.ParquetFile:
-    path = local_path(file, log.table)
-    try:
-        return pq.ParquetFile(path, memory_map=False)
-    except FileNotFoundError as error:
-        raise DataCorrupted(
-            f'data file "{path}" of a Delta table does not exist',
-            detail="Its log names it: VACUUM with a short retention, or a deletion by hand, has removed it.",
-            hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
-        ) from error
-
-
-def _group_bounds(parquet: pq.ParquetFile, group: int, name: str) -> tuple[Any, Any] | None:
-    index = parquet.schema_arrow.get_field_index(name)
-    if index < 0:
-        return None
-    statistics = parquet.metadata.row_group(group).column(index).statistics
-    if statistics is None or not statistics.has_min_max:
-        return None
-    return statistics.min, statistics.max
-
-
 def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -> None:
     """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
-    marked: list[tuple[DataFile, BitMap64]] = []
+    marked: list[tuple[AddFile, BitMap64]] = []
     for one in found:
-        changes.deleted_rows += len(one.positions)
         changes.actions.append(remove_action(one.file, now))
-        if one.file.deleted + len(one.positions) == rows_in(log, one.file):
+        if one.file.deleted + len(one.positions) == file_rows.rows_in(log, one.file):
             continue
         bitmap = BitMap64(one.positions.astype(np.uint64))
         marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
@@ -430,43 +332,38 @@ def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -
             {
                 "add": {
                     "path": file.path,
-                    "partitionValues": {},
+                    "partitionValues": dict(file.partition),
                     "size": file.size,
                     "modificationTime": file.modification_time,
                     "dataChange": True,
                     "stats": _loose(log, file),
                     "deletionVector": descriptor,
                     **_tags(file),
+                    **file.kept,
                 }
             }
         )
 
 
-def rows_in(log: TableLog, file: DataFile) -> int:
-    """Return the number of rows in a data file, including deleted ones."""
-    if file.rows is None:
-        file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
-    return file.rows
-
-
-def _loose(log: TableLog, file: DataFile) -> str:
+def _loose(log: TableLog, file: AddFile) -> str:
     """Return the file's statistics with numRecords, marked as not tight, since a row at a bound may be deleted."""
     known = json.loads(file.stats) if file.stats else {}
-    known["numRecords"] = rows_in(log, file)
+    known["numRecords"] = file_rows.rows_in(log, file)
     known["tightBounds"] = False
     return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
 
 
-def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Action:
+def remove_action(file: AddFile, now: int, *, data_change: bool = True) -> Action:
     """Return the `remove` action of a file."""
     remove: Action = {
         "path": file.path,
         "deletionTimestamp": now,
         "dataChange": data_change,
         "extendedFileMetadata": True,
-        "partitionValues": {},
+        "partitionValues": dict(file.partition),
         "size": file.size,
         **_tags(file),
+        **{name: value for name, value in file.kept.items() if name != "clusteringProvider"},
     }
     if file.stats is not None:
         remove["stats"] = file.stats
@@ -475,28 +372,31 @@ def remove_action(file: DataFile, now: int, *, data_change: bool = True) -> Acti
     return {"remove": remove}
 
 
-def _tags(file: DataFile) -> dict[str, Any]:
+def _tags(file: AddFile) -> dict[str, Any]:
     return {"tags": dict(file.tags)} if file.tags else {}
 
 
-def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> Any:
+def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> pa.Table:
     """Complete the masked images with unchanged values from the rows that they replace.
 
     An image whose row the table lacks is left out, as PostgreSQL skips an update of a missing row (update_missing).
     """
     table, masked = staged.table, staged.masked
+    assert masked is not None
     names = table.schema.names
     of_key = wanted.rows(_bases(staged))
     needed = np.zeros(len(wanted), np.bool_)
     needed[of_key] = True
     flagged = [name for index, name in enumerate(names) if f"{UNCHANGED_PREFIX}{index}" in masked.column_names]
     place_of_key = np.full(len(wanted), -1, np.int64)
-    pieces: list[Any] = []
+    pieces: list[pa.RecordBatch] = []
     gathered = 0
     for one in found:
         chosen = needed[one.key_rows]
         positions, key_rows = one.positions[chosen], one.key_rows[chosen]
-        for start, batch in _read_columns(log, one.file, table, flagged, _WIDE_BATCH_ROWS) if len(positions) else ():
+        for start, batch in (
+            file_rows.read_columns(log, one.file, table, flagged, file_rows.WIDE_BATCH_ROWS) if len(positions) else ()
+        ):
             first, last = np.searchsorted(positions, (start, start + batch.num_rows))
             if first == last:
                 continue
@@ -511,13 +411,14 @@ def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequen
     return _unmasked(table, masked, pa.Table.from_batches(pieces).combine_chunks().take(at))
 
 
-def _bases(staged: DirectStaged) -> Any:
+def _bases(staged: DirectStaged) -> pa.Table:
     """Return the keys under which the table has the rows that the masked images replace."""
+    assert staged.masked is not None
     bases = staged.masked.select([f"{BASE_PREFIX}{index}" for index in range(len(staged.table.key))])
     return bases.rename_columns(list(staged.table.key)).combine_chunks()
 
 
-def _unmasked(table: TargetTable, masked: Any, old: Any) -> Any:
+def _unmasked(table: TargetTable, masked: pa.Table, old: pa.Table) -> pa.Table:
     """Complete the masked images with unchanged values from `old`, which has one row for each."""
     columns = []
     for index, name in enumerate(table.schema.names):
@@ -535,6 +436,8 @@ def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt
     Either the table has no row under the image's base key, or its row may be a different one: the image's row has left
     that key, and the key is in doubt, being in one of `doubtful` (None: all keys are in doubt).
     """
+    assert staged.deleted_keys is not None
+    assert staged.masked is not None
     bases = _bases(staged)
     wanted = KeySet(staged.deleted_keys.select(list(staged.table.key)))
     of_key = wanted.rows(bases)
@@ -553,8 +456,9 @@ def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt
     return without
 
 
-def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: Any) -> None:
+def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: pa.Table) -> None:
     """Complete the `chosen` masked images from `rows`, matched by the images' own keys; drop those without a row."""
+    assert staged.masked is not None
     table = staged.table
     masked = staged.masked.filter(pa.array(chosen))
     rest = staged.masked.filter(pa.array(~chosen))
@@ -567,22 +471,9 @@ def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: Any
         staged.added += data_files.write(table, [_unmasked(table, masked, old)])
 
 
-def _choose(flags: Any, kept: Any, new: Any) -> Any:
+def _choose(flags: pa.ChunkedArray, kept: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
     """Return `kept` where the flag is set, else `new`.  Works by index, so for nested types, too."""
     count = len(flags)
     both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
     own = np.arange(count)
     return both.take(pa.array(np.where(np.asarray(flags), own, own + count)))
-
-
-def living_rows(log: TableLog, files: Sequence[DataFile], table: TargetTable) -> Iterator[Any]:
-    """Yield the rows of these files that are not deleted, with the table's column names, a piece at a time."""
-    for file in files:
-        gone = (
-            deletion_vectors.positions(deletion_vectors.read(log.table, file.vector))
-            if file.vector is not None
-            else None
-        )
-        size = _WIDE_BATCH_ROWS if _is_wide(log, file) else _BATCH_ROWS
-        for start, batch in _read_columns(log, file, table, table.schema.names, size):
-            yield pa.Table.from_batches([batch if gone is None else _without(batch, start, gone)])

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Longer than any column name in PostgreSQL (63 bytes), so no table has a column of these names.
 UNCHANGED_PREFIX: Final = "__unchanged_".ljust(64, "_")
@@ -27,10 +30,10 @@ Indices = npt.NDArray[np.int64]
 class Present(Protocol):
     """Looks up which rows a table holds."""
 
-    def keys(self, keys: Any) -> Indices:
+    def keys(self, keys: pa.Table) -> Indices:
         """Return, for each of these distinct keys (a table of the key's columns), OURS or THEIRS, or 0 if no row has the key."""
 
-    def copies(self, rows: Any) -> Indices:
+    def copies(self, rows: pa.Table) -> Indices:
         """Return, for each of these distinct rows (a table of all columns), how many rows of the table equal it."""
 
 
@@ -44,13 +47,13 @@ class Unmet:
 
     seq: Indices
     op: npt.NDArray[np.uint8]
-    keys: Any
-    rows: Any
+    keys: pa.Table
+    rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folded:
-    """The change set of one table.  Its tables are pyarrow's; columns have the names and order of the changes.
+    """The change set of one table.  Columns have the names and order of the changes.
 
     `images`: complete rows to insert.
     `masked`: rows to insert that take some values from the table as it was before the batch.  The bool column
@@ -71,10 +74,10 @@ class Folded:
     if the table was not looked up.
     """
 
-    images: Any
-    masked: Any
-    deleted_keys: Any
-    removed: Any
+    images: pa.Table
+    masked: pa.Table
+    deleted_keys: pa.Table
+    removed: pa.Table
     insert_only: bool
     truncated: bool
     inserts: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,18 +20,17 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pubsub.delta.transactions import Action
 from pubsub.errors import DataCorrupted
 
 _NAME: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?(?:\.[0-9a-f-]{36})?\.(?:parquet|json)")
-_KINDS: Final = ("protocol", "metaData", "add", "txn", "sidecar")
+_KINDS: Final = ("protocol", "metaData", "add", "txn", "domainMetadata", "sidecar")
 # Suffix of a checkpoint's columns that only repeat, parsed, what other columns hold as JSON.
 _PARSED: Final = "_parsed"
 _HINT: Final = (
-    "Where the log still has all commits up to it, the table is whole without this checkpoint and _last_checkpoint: move both away. "
-    "Otherwise move the table's directory away; ALTER SUBSCRIPTION … RESYNC TABLE copies it anew."
+    "The log does not reach back beyond it: move the table's directory away; "
+    "ALTER SUBSCRIPTION … RESYNC TABLE copies it anew."
 )
-
-Action = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,30 @@ class Checkpoint:
     files: tuple[Path, ...]
 
 
-def newest(log: Path) -> Checkpoint | None:
-    """Return the newest checkpoint in the directory `log` that has all its parts; None if there is none."""
-    found: dict[int, list[tuple[int, Path]]] = {}
+def announced(log: Path) -> int | None:
+    """Return the version of the checkpoint that `_last_checkpoint` names; None if it names none."""
     try:
-        paths = list(log.iterdir())
-    except FileNotFoundError:
+        return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
+
+
+def complete(log: Path) -> list[Checkpoint]:
+    """Return the checkpoints in the directory `log` that have all their parts, the newest first."""
+    found: dict[int, dict[int, list[Path]]] = {}
+    try:
+        paths = sorted(log.iterdir())
+    except FileNotFoundError:
+        return []
     for path in paths:
         if match := _NAME.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append((int(match[3] or 0), path))
-    for version, files in sorted(found.items(), reverse=True):
-        by_parts: dict[int, list[Path]] = {}
-        for parts, path in sorted(files):
-            by_parts.setdefault(parts, []).append(path)
-        for parts, of_one in by_parts.items():
-            if parts == 0:
-                return Checkpoint(version, (of_one[0],))
-            if parts == len(of_one):
-                return Checkpoint(version, tuple(of_one))
-    return None
+            found.setdefault(int(match[1]), {}).setdefault(int(match[3] or 0), []).append(path)
+    return [
+        Checkpoint(version, (of_one[0],) if parts == 0 else tuple(of_one))
+        for version, by_parts in sorted(found.items(), reverse=True)
+        for parts, of_one in sorted(by_parts.items())
+        if parts in (0, len(of_one))
+    ]
 
 
 def actions(checkpoint: Checkpoint) -> Iterator[list[Action]]:
@@ -104,7 +107,7 @@ def _read_parquet(path: Path) -> Iterator[list[Action]]:
                 yield [{name: _as_json(action, there.type)} for action in there.to_pylist()]
 
 
-def _as_json(value: Any, kind: Any) -> Any:
+def _as_json(value: Any, kind: pa.DataType) -> Any:
     """Convert a column's value to JSON's form: maps become objects, and NULLs are left out except in maps."""
     if value is None:
         return None
@@ -117,7 +120,7 @@ def _as_json(value: Any, kind: Any) -> Any:
     return value
 
 
-def _object(value: Mapping[str, Any], kind: Sequence[pa.Field]) -> dict[str, Any]:
+def _object(value: Mapping[str, Any], kind: pa.StructType) -> dict[str, Any]:
     return {
         field.name: _as_json(value[field.name], field.type)
         for field in kind

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections import Counter
 from pathlib import Path
 
-from pubsub.delta import arrow_writer, key_set, spark_writer
+from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
 from pubsub.delta.log import OtherCommit, TableLog, is_local
@@ -14,6 +15,7 @@ from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import DirectParts, SparkParts, StagedParts
 from pubsub.delta.table import TargetTable
+from pubsub.delta.transactions import Transactions
 
 AnyStaged = Staged | DirectStaged
 
@@ -21,31 +23,53 @@ AnyStaged = Staged | DirectStaged
 class Stage:
     """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
 
-    With `direct` false Spark commits every batch.  A table has one writer at a time; tables are staged concurrently.
+    With `direct` false Spark commits every batch.  With `statement_rows`, not 0, it commits a batch of so many changes to
+    a table.  A table has one writer at a time; tables are staged concurrently.
     """
 
-    def __init__(self, directory: Path, *, direct: bool = True) -> None:
+    def __init__(
+        self, directory: Path, transactions: Transactions, *, direct: bool = True, statement_rows: int = 0
+    ) -> None:
         self._directory = directory
+        self._transactions = transactions
         self._direct = direct
+        self._statement_rows = statement_rows
         self._logs: dict[str, TableLog] = {}
+        #: How many batches, or parts of them, were staged for the table at a path: a hint that it is being written.
+        self.staged: Counter[str] = Counter()
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o700)
 
-    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> StagedParts:
-        """Begin to stage a batch a part at a time; `rewrites`: the batch deletes or changes rows of the table."""
-        if self._direct and is_local(table.path):
-            log = self._log(table)
-            if arrow_writer.accepts(log, table, rewrites=rewrites and not replace_all):
-                return DirectParts(log, table, replace_all=replace_all)
+    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool, rows: int = 0) -> StagedParts:
+        """Begin to stage a batch a part at a time; `rewrites`: the batch deletes or changes rows of the table.
+
+        `rows`: the number of changes; 0 if it is not known, or if a window completes the batch, which takes our files.
+        """
+        self.staged[table.path] += 1
+        log, table = self._laid_out(table)
+        rewrites = rewrites and not replace_all
+        if log is not None and self._takes_files(rows) and arrow_writer.accepts(log, table, rewrites=rewrites):
+            return DirectParts(log, table, replace_all=replace_all)
         return SparkParts(self._directory / uuid.uuid4().hex, table, replace_all=replace_all)
 
-    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> AnyStaged:
-        """Stage one table's folded batch.  A failure leaves nothing behind."""
-        if self._direct and is_local(table.path):
-            log = self._log(table)
-            if arrow_writer.suits(log, table, folded):
-                return arrow_writer.stage(log, table, folded, replace_all=replace_all)
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool, rows: int = 0) -> AnyStaged:
+        """Stage one table's folded batch; `rows` as in `parts`.  A failure leaves nothing behind."""
+        self.staged[table.path] += 1
+        log, table = self._laid_out(table)
+        if log is not None and self._takes_files(rows) and arrow_writer.suits(log, table, folded):
+            return arrow_writer.stage(log, table, folded, replace_all=replace_all)
         return spark_writer.stage(self._directory / uuid.uuid4().hex, table, folded, replace_all=replace_all)
+
+    def _takes_files(self, rows: int) -> bool:
+        """Return whether our files may take a batch of so many changes."""
+        return self._direct and not 0 < self._statement_rows <= rows
+
+    def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
+        """Return the table's log, refreshed, and the table as it is laid out; without a log if it is not local."""
+        if not is_local(table.path):
+            return None, table
+        log = self._log(table)
+        return log, file_rows.laid_out(log, table)
 
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
         """Return TableLog.written_by_others; [] for a table that is not in a local directory.
@@ -79,10 +103,14 @@ class Stage:
         """Drop the table's log: the table is being created anew."""
         self._logs.pop(path, None)
 
+    def log_of(self, path: str) -> TableLog:
+        """Return the log of the table at `path`, a local directory, not refreshed; batches are committed to it, too."""
+        return self._logs.setdefault(path, TableLog(path, self._transactions))
+
     def _log(self, table: TargetTable) -> TableLog:
-        """Return the table's log, refreshed unless the previous batch is being committed, which refreshes it itself."""
-        log = self._logs.setdefault(table.path, TableLog(table.path))
-        if log.writing.acquire(blocking=False):
+        """Return the table's log, refreshed unless another thread is working on it, which refreshes it itself."""
+        log = self.log_of(table.path)
+        if log.writing.acquire(blocking=log.version < 0):
             try:
                 log.refresh()
             finally:

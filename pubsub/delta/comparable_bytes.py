@@ -6,20 +6,20 @@ Floats are their bits, with a single NaN.  Works on whole columns; the encoding 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.protocol.arrays import bitmap, contents, validity
+from pubsub.protocol.arrow_arrays import bitmap, contents, validity
 
 _NULL: Final = np.frombuffer(np.array(-1, "<i4").tobytes(), np.uint8)
 
 
-def canonical(column: Any) -> Any:
-    """Encode the nested `column` (a pyarrow Array) as a binary array, NULL where the column is."""
+def canonical(column: pa.Array) -> pa.BinaryArray:
+    """Encode the nested `column` as a binary array, NULL where the column is."""
     valid = validity(column)
     inside = _inside(column)
     if valid is None:
@@ -27,7 +27,7 @@ def canonical(column: Any) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(column), [bitmap(valid), *inside.buffers()[1:]], offset=inside.offset)
 
 
-def _inside(column: Any) -> Any:
+def _inside(column: pa.Array) -> pa.BinaryArray:
     """Return the bytes of each value; those of a NULL are arbitrary."""
     kind = column.type
     if pa.types.is_list(kind):
@@ -52,13 +52,13 @@ def _inside(column: Any) -> Any:
     )
 
 
-def _offsets(column: Any) -> npt.NDArray[np.int32]:
+def _offsets(column: pa.ListArray) -> npt.NDArray[np.int32]:
     """Return where each array's elements begin among all elements: one offset more than arrays; a NULL has no elements."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int32)
     return np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
 
 
-def _written(column: Any) -> Any:
+def _written(column: pa.Array) -> pa.BinaryArray:
     """Prefix each value with its length: a binary array without NULLs."""
     inside, valid = _inside(column), validity(column)
     if valid is not None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pubsub.delta.data_files import Action
+from pubsub.delta import data_files
 from pubsub.delta.log import TableLog
+from pubsub.delta.transactions import Action, Conflict, Operation
 from pubsub.protocol.lsn import Lsn
 
 
@@ -28,13 +29,12 @@ def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[A
             try:
                 log.commit(
                     [{"txn": {"appId": application_id(copy, chunk), "version": int(lsn)}}],
-                    operation="COPY CHUNK",
-                    metrics={"numFiles": len(added)},
+                    Operation.WRITE,
                     user_metadata=json.dumps(
                         {"chunk": application_id(copy, chunk), "attempt": attempt, "files": list(added)}
                     ),
                 )
-            except FileExistsError:
+            except Conflict:
                 continue  # another writer's commit, which does not matter here
             return
 
@@ -68,6 +68,7 @@ def _kept(action: Action, prefix: str) -> tuple[int, str, list[Action]] | None:
 
 def _is_whole(log: TableLog, action: Action) -> bool:
     try:
-        return bool((log.table / action["add"]["path"]).stat().st_size == action["add"]["size"])
+        (path,) = data_files.paths(log.table, [action])
+        return bool(path.stat().st_size == action["add"]["size"])
     except FileNotFoundError:
         return False

@@ -1,5 +1,7 @@
 """Write a Delta table's data files: Parquet by Arrow, with statistics for the log's `add` actions.
 
+The rows of each partition go to files of their own (partitions.py).
+
 A file is durable before its action is returned, and in no log until the caller commits the action.  Blocks.
 """
 
@@ -8,37 +10,45 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pubsub.delta.commit_files import sync_directory
+from pubsub.delta import constraints, partitions
+from pubsub.delta.durable_files import sync_directory
+from pubsub.delta.log import directory
 from pubsub.delta.table import TargetTable
+from pubsub.delta.transactions import Action
 
 # The most rows of one data file, and the number of rows from which two files are written in parallel.
 _FILE_ROWS: Final = 1 << 20
 _SPLIT_ROWS: Final = 1 << 18
 _ROW_GROUP_ROWS: Final = 1 << 18
 _ROW_GROUP_BYTES: Final = 32 << 20
+# The most files, of as many partitions, that one call of `write` keeps open.
+_OPEN_FILES: Final = 64
 # Strings longer than this make poor bounds.
 _BOUND_CHARS: Final = 64
 
-Action = dict[str, Any]
 _writers = ThreadPoolExecutor(2, thread_name_prefix="parquet")
 
 
-def write_table(table: TargetTable, rows: Any) -> list[Action]:
+def write_table(table: TargetTable, rows: pa.Table) -> list[Action]:
     """Write `rows` to durable data files of the table; return their `add` actions."""
     count = rows.num_rows
     if count == 0:
         return []
     parts = max(-(-count // _FILE_ROWS), 2 if count >= _SPLIT_ROWS else 1)
     size = -(-count // parts)
+    if parts > 1:
+        rows = partitions.grouped(table, rows)
     slices = [rows.slice(start, size) for start in range(0, count, size)]
     if len(slices) == 1:
         return write(table, slices)
@@ -51,19 +61,19 @@ def write_table(table: TargetTable, rows: Any) -> list[Action]:
         except BaseException as error:
             failure = error
     if failure is not None:
-        remove(directory(table.path) / action["add"]["path"] for action in added)
+        remove(paths(table.path, added))
         raise failure
     return added
 
 
-def write_later(table: TargetTable, parts: Sequence[Any]) -> Future[list[Action]]:
+def write_later(table: TargetTable, parts: Sequence[pa.Table]) -> Future[list[Action]]:
     """Start `write` in one of two writer threads."""
     return _writers.submit(write, table, parts)
 
 
-def directory(path: str) -> Path:
-    """Return the local directory of the table at `path`."""
-    return Path(path.removeprefix("file://"))
+def paths(path: str | Path, added: Iterable[Action]) -> list[Path]:
+    """Return the data files that `add` actions of the table at `path` name; in the log they are URL-encoded."""
+    return [directory(str(path)) / unquote(action["add"]["path"]) for action in added]
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -72,71 +82,138 @@ def remove(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_copy(path: str, name: str, but: Container[str] = ()) -> None:
-    """Remove the files that `write` made under `name`, in any process, except the files named in `but`."""
-    remove(file for file in directory(path).glob(f"part-*-{name}-c000.zstd.parquet") if file.name not in but)
+def remove_copy(path: str, name: str, but: Iterable[str] = ()) -> None:
+    """Remove the files that `write` made under `name`, in any process, except those that `add` paths in `but` name."""
+    kept = {Path(unquote(one)).name for one in but}
+    remove(file for file in directory(path).rglob(f"part-*-{name}-c*.zstd.parquet") if file.name not in kept)
 
 
-def write(table: TargetTable, parts: Iterable[Any], *, number: int = 0, name: str | None = None) -> list[Action]:
-    """Write tables one after the other into one durable data file; return its `add` action, or [] if they have no rows.
+def write(table: TargetTable, parts: Iterable[pa.Table], *, number: int = 0, name: str | None = None) -> list[Action]:
+    """Write tables one after the other into durable data files; return their `add` actions, none if they have no rows.
 
+    There is one file, or for a partitioned table one of each partition.  Of a partition whose rows are far apart there
+    may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.
     `number` and `name` name the files of one job, which `remove_copy` removes together.
     """
-    name = f"part-{number:05}-{name or uuid.uuid4()}-c000.zstd.parquet"
-    path = directory(table.path) / name
-    bounds = _Bounds(table)
-    stored = table.stored_schema
-    writer: pq.ParquetWriter | None = None
+    name = f"part-{number:05}-{name or uuid.uuid4()}"
+    made: list[_DataFile] = []
+    opened: dict[str, _DataFile] = {}
     try:
-        with open(path, "xb") as file:
-            for part in _row_groups(part.select(table.schema.names).cast(table.schema) for part in parts):
-                if writer is None:
-                    writer = pq.ParquetWriter(
-                        file,
-                        stored,
-                        compression="zstd",
-                        compression_level=1,
-                        use_dictionary=False,
-                        write_statistics=[table.stored_name(column) for column in table.key],
-                        store_decimal_as_integer=True,
-                        store_schema=False,
-                    )
-                writer.write_table(_as_stored(part, stored), row_group_size=_ROW_GROUP_ROWS)
-                bounds.add(part)
-            if writer is not None:
-                writer.close()
-                file.flush()
-                os.fsync(file.fileno())
-        if writer is None:
-            path.unlink()
-            return []
-        sync_directory(path.parent)
+        for part in _row_groups(_as_table(table, part) for part in parts):
+            for values, rows in partitions.divide(table, part):
+                place = partitions.directory(list(values), values)
+                file = opened.pop(place, None)
+                if file is None:
+                    if len(opened) >= _OPEN_FILES:
+                        opened.pop(next(iter(opened))).finish()
+                    file = _DataFile(table, place, values, f"{name}-c{len(made):03}.zstd.parquet")
+                    made.append(file)
+                opened[place] = file  # the one written last is closed last
+                file.write(rows)
+        for file in opened.values():
+            file.finish()
+        for place in _directories(made):
+            sync_directory(directory(table.path) / place)
     except BaseException:
-        path.unlink(missing_ok=True)
+        for file in made:
+            file.abort()
         raise
-    stat = path.stat()
-    return [
-        {
+    return [file.action() for file in made]
+
+
+def _as_table(table: TargetTable, rows: pa.Table) -> pa.Table:
+    """Return the rows with the table's columns.  Raises InvalidValue for NULL in a column that may not have it."""
+    rows = rows.select(table.schema.names)
+    constraints.require_not_null(table, rows)
+    return rows.cast(table.schema)
+
+
+def _directories(made: Iterable[_DataFile]) -> set[str]:
+    """Return the directories whose names must become durable, relative to the table's: all from the files up to it."""
+    return {str(above) for file in made for above in Path(file.name).parents}
+
+
+class _DataFile:
+    """One data file while it is written.  `values`: its partition's."""
+
+    def __init__(self, table: TargetTable, place: str, values: partitions.Values, name: str) -> None:
+        self.name = f"{place}/{name}" if place else name
+        self._values = values
+        self._path = directory(table.path) / self.name
+        self._columns = [column for column in table.schema.names if column not in table.partitioned_by]
+        self._stored = table.stored_schema
+        self._bounds = _Bounds(table)
+        self._writer: pq.ParquetWriter | None = None
+        self._file = self._open()
+        try:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                self._stored,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_statistics=[table.stored_name(column) for column in self._bounds.columns],
+                store_decimal_as_integer=True,
+                store_schema=False,
+            )
+        except BaseException:
+            self.abort()
+            raise
+
+    def _open(self) -> IO[bytes]:
+        try:
+            return open(self._path, "xb")
+        except FileNotFoundError:
+            # The partition's first file, or VACUUM has just removed the empty directory.
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return open(self._path, "xb")
+
+    def write(self, rows: pa.Table) -> None:
+        assert self._writer is not None
+        self._writer.write_table(_as_stored(rows.select(self._columns), self._stored), row_group_size=_ROW_GROUP_ROWS)
+        self._bounds.add(rows)
+
+    def finish(self) -> None:
+        """Make the contents durable, though not yet the name."""
+        assert self._writer is not None
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abort(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+        # Both write what they still hold, which is not wanted.
+        if self._writer is not None:
+            with suppress(OSError, ValueError, pa.ArrowException):
+                self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+    def action(self) -> Action:
+        """Return the `add` action of the finished file."""
+        stat = self._path.stat()
+        return {
             "add": {
-                "path": name,
-                "partitionValues": {},
+                "path": quote(self.name, safe="/="),
+                "partitionValues": dict(self._values),
                 "size": stat.st_size,
                 "modificationTime": int(stat.st_mtime * 1000),
                 "dataChange": True,
-                "stats": bounds.as_json(),
+                "stats": self._bounds.as_json(),
             }
         }
-    ]
 
 
-def _as_stored(rows: Any, stored: pa.Schema) -> Any:
+def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:
     """Return the rows with the columns' physical names."""
     return rows if rows.schema is stored else pa.table(rows.columns, schema=stored)
 
 
-def _row_groups(parts: Iterable[Any]) -> Iterator[Any]:
+def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Join the parts to pieces of about one row group each."""
-    held: list[Any] = []
+    held: list[pa.Table] = []
     rows = size = 0
     for part in parts:
         if part.num_rows == 0:
@@ -152,36 +229,46 @@ def _row_groups(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Bounds:
-    """A data file's statistics: the number of rows, and the least and greatest values of the key's columns."""
+    """A data file's statistics: the number of rows, and the least and greatest values of the key and the cluster columns.
+
+    `columns`: those columns, whether they have bounds or not.
+    """
 
     def __init__(self, table: TargetTable) -> None:
+        self.columns = [
+            name for name in dict.fromkeys((*table.key, *table.clustered_by)) if name not in table.partitioned_by
+        ]
         self._names = {
-            name: table.stored_name(name) for name in table.key if _has_bounds(table.schema.field(name).type)
+            name: table.stored_name(name) for name in self.columns if has_bounds(table.schema.field(name).type)
         }
         self._low: dict[str, Any] = {}
         self._high: dict[str, Any] = {}
+        self._nulls = dict.fromkeys(self._names, 0)
         self._rows = 0
 
-    def add(self, rows: Any) -> None:
+    def add(self, rows: pa.Table) -> None:
         self._rows += rows.num_rows
         for name in self._names:
-            least_greatest = pc.min_max(rows.column(name)).as_py()
+            column = rows.column(name)
+            self._nulls[name] += column.null_count
+            least_greatest = pc.min_max(column).as_py()
             low, high = least_greatest["min"], least_greatest["max"]
-            self._low[name] = min(self._low.get(name, low), low)
-            self._high[name] = max(self._high.get(name, high), high)
+            if low is not None:
+                self._low[name] = min(self._low.get(name, low), low)
+                self._high[name] = max(self._high.get(name, high), high)
 
     def as_json(self) -> str:
         names = {
             name: stored
             for name, stored in self._names.items()
-            if all(_short(bound[name]) for bound in (self._low, self._high))
+            if name in self._low and all(_short(bound[name]) for bound in (self._low, self._high))
         }
         return json.dumps(
             {
                 "numRecords": self._rows,
                 "minValues": {stored: _as_stat(self._low[name]) for name, stored in names.items()},
                 "maxValues": {stored: _as_stat(self._high[name]) for name, stored in names.items()},
-                "nullCount": dict.fromkeys(names.values(), 0),
+                "nullCount": {stored: self._nulls[name] for name, stored in self._names.items()},
                 "tightBounds": True,
             },
             ensure_ascii=False,
@@ -189,7 +276,8 @@ class _Bounds:
         )
 
 
-def _has_bounds(kind: Any) -> bool:
+def has_bounds(kind: pa.DataType) -> bool:
+    """Return whether files have statistics of a column of this type."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind))
 
 

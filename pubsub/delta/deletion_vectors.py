@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from pubsub.delta.commit_files import sync_directory
+from pubsub.delta.durable_files import sync_directory
 from pubsub.errors import DataCorrupted, FeatureNotSupported
 
 _MAGIC: Final = struct.pack("<i", 1681511377)
@@ -46,21 +46,24 @@ def unique_id(descriptor: Mapping[str, Any] | None) -> str | None:
     return f"{descriptor['storageType']}{descriptor['pathOrInlineDv']}" + (f"@{offset}" if offset is not None else "")
 
 
+def relative_path(descriptor: Mapping[str, Any] | None) -> str | None:
+    """Return the path of a vector's file in the table's directory; None if there is none, or it lies elsewhere."""
+    if descriptor is None or descriptor["storageType"] != "u":
+        return None
+    place = descriptor["pathOrInlineDv"]
+    prefix, number = place[:-_UUID_CHARS], uuid.UUID(bytes=_decode_z85(place[-_UUID_CHARS:]))
+    return f"{prefix}/deletion_vector_{number}.bin" if prefix else f"deletion_vector_{number}.bin"
+
+
 def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
     """Return the deleted positions that `descriptor` in the log of `table` names.
 
     Raises DataCorrupted for a missing or damaged vector, FeatureNotSupported for an unknown kind of storage, OSError.
     """
-    kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
-    if kind == "i":
+    place = descriptor["pathOrInlineDv"]
+    path = file_of(table, descriptor)
+    if path is None:
         return _decode(base64.b85decode(place.encode("ascii").translate(_FROM_Z85))[: descriptor["sizeInBytes"]], place)
-    if kind == "u":
-        prefix, number = place[:-_UUID_CHARS], uuid.UUID(bytes=_decode_z85(place[-_UUID_CHARS:]))
-        path = table / prefix / f"deletion_vector_{number}.bin"
-    elif kind == "p" and place.startswith("file:"):
-        path = Path(unquote(place.removeprefix("file://").removeprefix("file:")))
-    else:
-        raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" can not be read')
     try:
         with open(path, "rb") as file:
             file.seek(descriptor.get("offset") or 0)
@@ -75,6 +78,22 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
     if size != descriptor["sizeInBytes"] or crc != zlib.crc32(data):
         raise DataCorrupted(f'deletion vector in "{path}" at {descriptor.get("offset")} is damaged')
     return _decode(data, str(path))
+
+
+def file_of(table: Path, descriptor: Mapping[str, Any]) -> Path | None:
+    """Return the file of a vector that the log of `table` names; None for one that the log itself holds.
+
+    Raises FeatureNotSupported for an unknown kind of storage, DataCorrupted.
+    """
+    kind: str = descriptor["storageType"]
+    place: str = descriptor["pathOrInlineDv"]
+    if kind == "i":
+        return None
+    if (inside := relative_path(descriptor)) is not None:
+        return table / inside
+    if kind == "p" and place.startswith("file:"):
+        return Path(unquote(place.removeprefix("file://").removeprefix("file:")))
+    raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" cannot be read')
 
 
 def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
 from pubsub import concurrency
+from pubsub.delta.delta_transactions import SparkTransactions
 from pubsub.delta.lanes import Lane, Places
 from pubsub.delta.spark_session import Spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Concurrent commits beyond the one that each worker may always run.
 _SHARED_PLACES: Final = 3
@@ -49,6 +52,7 @@ class Engine:
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
+        self.transactions = SparkTransactions(spark)
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="spark")
         self._local = threading.local()
         self._starting = asyncio.Lock()
@@ -64,14 +68,16 @@ class Engine:
         """Return a new worker's lane for its commits."""
         return Lane(self, self._places)
 
-    async def start(self) -> None:
-        """Start the JVM if it is not running, or replace one that died.  Raises as Spark.start does."""
+    async def start(self) -> bool:
+        """Start the JVM if it is not running, or replace one that died; return whether this call did.
+
+        Raises as Spark.running does.
+        """
         async with self._starting:
-            if not self._spark.alive():
-                log.info("Spark is starting")
-                began = time.monotonic()
-                await asyncio.to_thread(self._restart)
-                log.info("Spark has started", seconds=round(time.monotonic() - began, 1))
+            if self._spark.alive():
+                return False
+            await asyncio.to_thread(self._spark.running)
+            return True
 
     async def fence(self) -> None:
         """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse.
@@ -81,7 +87,7 @@ class Engine:
         async with self._fencing:
             await asyncio.to_thread(self._spark.fence)
 
-    async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[Concatenate[SparkSession, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work(session, …)` in a thread, starting Spark if necessary.
 
         Returns or raises only when the work has ended, even if the caller is cancelled (then its Spark jobs are
@@ -99,9 +105,9 @@ class Engine:
 
     async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work(…)` in such a thread without Spark.  Returns only when it has ended, even if cancelled."""
-        return await self.run_until_told(lambda: None, work, *args, **kwargs)
+        return await self.run_until_stopped(lambda: None, work, *args, **kwargs)
 
-    async def run_until_told(
+    async def run_until_stopped(
         self, stop: Callable[[], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run as `run_without_spark` does, for work that may take long: on cancellation `stop()` makes it fail soon."""
@@ -115,15 +121,11 @@ class Engine:
         """Wait for running work to end, then end the JVM."""
         await asyncio.to_thread(self._stop)
 
-    def _restart(self) -> None:
-        self._spark.stop()
-        self._spark.start()
-
     def _stop(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._spark.stop()
 
-    def _session(self) -> Any:
+    def _session(self) -> SparkSession:
         session = self._spark.session
         if getattr(self._local, "session", None) is not session:
             session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{next(_pools)}")

@@ -12,9 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import DataCorrupted, UndefinedTable
+
+if TYPE_CHECKING:
+    from pubsub.delta.transactions import Action
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(
@@ -142,7 +145,7 @@ def _user_metadata(commit: bytes) -> str | None:
     for line in commit.splitlines():
         if b'"commitInfo"' not in line:
             continue
-        action: dict[str, Any] = json.loads(line)
+        action: Action = json.loads(line)
         if (info := action.get("commitInfo")) is not None:
             metadata: str | None = info.get("userMetadata")
             return metadata

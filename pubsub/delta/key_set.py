@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.delta.comparable_bytes import canonical
-from pubsub.protocol.types import is_nested
+from pubsub.protocol.column_types import is_nested
 
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 Indices = npt.NDArray[np.int64]
 _NOT_FOUND: Final = -1
 # A lookup table of integer keys has at most _SPARSEST slots per key, or _SMALL_SPAN in all.
@@ -29,7 +30,7 @@ def can_match_whole(schema: pa.Schema) -> bool:
     return all(_can_match_whole(field.type) for field in schema)
 
 
-def _can_match_whole(kind: Any) -> bool:
+def _can_match_whole(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return _can_match_whole(kind.value_type)
     if pa.types.is_struct(kind):
@@ -43,7 +44,8 @@ class KeySet:
     With `whole` they are whole rows of a table without a key, where NULL equals NULL.
     """
 
-    def __init__(self, keys: Any, *, whole: bool = False) -> None:
+    def __init__(self, keys: pa.Table, *, whole: bool = False) -> None:
+        self.keys = keys
         self._schema: pa.Schema = keys.schema
         self._rows: int = keys.num_rows
         columns = [_comparable(column.combine_chunks()) for column in keys.columns]
@@ -72,8 +74,8 @@ class KeySet:
             return False
         return self._integers.outside(*bounds)
 
-    def rows(self, columns: Any) -> Indices:
-        """Return each row's number among the keys, or -1; `columns` is a table or record batch of the key's columns."""
+    def rows(self, columns: pa.Table | pa.RecordBatch) -> Indices:
+        """Return the number among the keys, or -1, of each row of `columns`, which are the key's."""
         if self._integers is not None:
             return self._integers.rows(columns.column(0))
         found = pc.index_in(_comparable(columns.column(0).cast(self._schema.field(0).type)), self._values[0])
@@ -90,7 +92,7 @@ class KeySet:
 class _Integers:
     """Keys of one integer column, found by a lookup table if they are dense, else by binary search."""
 
-    def __init__(self, column: Any) -> None:
+    def __init__(self, column: pa.Array) -> None:
         values = column.to_numpy(zero_copy_only=False)
         self._order = np.argsort(values, kind="stable")
         self._ordered = values[self._order]
@@ -108,7 +110,7 @@ class _Integers:
         first = int(np.searchsorted(self._ordered, low, side="left"))
         return first == len(self._ordered) or int(self._ordered[first]) > high
 
-    def rows(self, column: Any) -> Indices:
+    def rows(self, column: Column) -> Indices:
         """See KeySet.rows."""
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
@@ -132,12 +134,12 @@ class _Integers:
         return found
 
 
-def _pair(left: Any, right: Any, count: int) -> Any:
+def _pair(left: Column, right: Column, count: int) -> Column:
     """Combine two codes into one; NULL where either is NULL."""
     return pc.add(pc.multiply(left.cast(pa.int64()), count), right.cast(pa.int64()))
 
 
-def _comparable(column: Any) -> Any:
+def _comparable(column: Column) -> Column:
     """Convert floats to their bits, so that the zeros differ and NaN equals NaN; arrays and composites to bytes."""
     if is_nested(column.type):
         return canonical(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
@@ -148,11 +150,11 @@ def _comparable(column: Any) -> Any:
     return column.view(pa.int64() if pa.types.is_float64(column.type) else pa.int32())
 
 
-def _is_float(kind: Any) -> bool:
+def _is_float(kind: pa.DataType) -> bool:
     return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
 
 
-def _exact(kind: Any) -> bool:
+def _exact(kind: pa.DataType) -> bool:
     kinds = pa.types
     return bool(
         kinds.is_integer(kind)

@@ -14,9 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from pubsub.delta.engine import Engine
 
 P = ParamSpec("P")
@@ -78,7 +80,7 @@ class Lane:
         self._engine = engine
         self._places = places
 
-    async def run(self, work: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[Concatenate[SparkSession, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See Engine.run."""
         async with self._places.held(self):
             return await self._engine.run(work, *args, **kwargs)

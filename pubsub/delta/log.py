@@ -1,11 +1,10 @@
-"""Read a Delta table's log and append to it, without a JVM (Delta's PROTOCOL.md).
+"""A Delta table's state, by replaying its log without a JVM, and commits worked out for it (Delta's PROTOCOL.md).
 
 A table's state is the replay of its log: a checkpoint (checkpoints.py), then the commits after it.  The state is kept
-from commit to commit; commits by other writers, such as Spark, are replayed before each new one.  A commit is
-exclusive: its file is written under another name, fsynced, and linked to the name of the next version, which fails if
-that name is taken.
+from commit to commit; commits by other writers are replayed before each new one.  Delta's own transaction commits
+(transactions.py): to the version for which the commit was worked out, or not at all.
 
-Spark must write tables whose features demand more of a writer than this; `unsupported` tells why.  Blocks.
+Spark's statements must write tables whose features demand more of a writer than this; `unsupported` tells why.  Blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,31 +23,29 @@ from urllib.parse import unquote
 
 import structlog
 
-from pubsub.delta import checkpoints, commit_files, deletion_vectors, schema
-from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError, UndefinedTable
-
-# The features that this writer implements; a table with any other is left to Spark.
-_KNOWN_FEATURES: Final = frozenset(
-    {"deletionVectors", "appendOnly", "invariants", "timestampNtz", "columnMapping", "variantType"}
+from pubsub.delta import checkpoints, deletion_vectors, demands, durable_files, earlier_releases
+from pubsub.delta.transactions import (
+    Action,
+    CommitFailed,
+    Conflict,
+    Operation,
+    Request,
+    Transactions,
+    UnknownOutcome,
+    applications_of,
 )
-# Table properties that demand something of each writer.
-_DEMANDING: Final = {
-    "delta.appendOnly": "true",
-    "delta.enableChangeDataFeed": "true",
-    "delta.enableRowTracking": "true",
-    "delta.enableInCommitTimestamps": "true",
-}
-_MAPPING: Final = frozenset({schema.ID, schema.PHYSICAL})
-_CHECKPOINT_INTERVAL: Final = 20
+from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
+
+_CLUSTERING: Final = "delta.clustering"
+# Fields of an `add` that a new deletion vector leaves as they are.
+_KEPT: Final = ("baseRowId", "defaultRowCommitVersion", "clusteringProvider")
 _RESYNC: Final = "ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew."
-# The errors of link(2) on a file system without hard links.
-_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class DataFile:
+class AddFile:
     """One AddFile of the log.  `bounds`: each column's least and greatest value, where its statistics have them."""
 
     path: str
@@ -58,12 +55,21 @@ class DataFile:
     bounds: Mapping[str, tuple[Any, Any]]
     stats: str | None
     vector: Mapping[str, Any] | None
-    plain: bool
-    """Whether it has a relative path and no partition, as the files written here have."""
+    inside: bool
+    """Whether it has a relative path, as the files written here have."""
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    """Its partition's values as text, by the columns' physical names."""
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of its `add` that are passed on unchanged."""
     tags: Mapping[str, Any] | None = None
     """The `tags` that other writers store with the file; passed on unchanged."""
     writers: frozenset[str] | None = None
     """The applications that wrote its rows (empty: another engine); None: unknown, or it has others' rows, too."""
+
+    @property
+    def partition_key(self) -> Hashable:
+        """What is equal for files of one partition."""
+        return tuple(sorted((name, value or "") for name, value in self.partition.items()))
 
     @property
     def deleted(self) -> int:
@@ -85,7 +91,7 @@ class OtherCommit:
     restored: int | None
 
 
-class OthersWereFirst(Exception):
+class ConcurrentCommit(Exception):
     """Others have written the table since the batch was staged for it."""
 
     def __init__(self, commits: Sequence[OtherCommit]) -> None:
@@ -98,34 +104,34 @@ class _State:
     version: int = -1
     protocol: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    files: dict[str, DataFile] = field(default_factory=dict)
+    files: dict[str, AddFile] = field(default_factory=dict)
     versions_of_applications: dict[str, int] = field(default_factory=dict)
+    domains: dict[str, str] = field(default_factory=dict)
 
 
-def create(path: str, columns: str, features: Sequence[str], properties: Mapping[str, str]) -> None:
-    """Create an empty table.  `columns`: Delta's JSON of its schema; `features`: the reader features.
+def create(
+    transactions: Transactions, path: str, columns: str, features: Sequence[str], properties: Mapping[str, str]
+) -> None:
+    """Create an empty table.  `columns`: Delta's JSON of its schema; `features`: those that its columns need.
 
-    Raises FeatureNotSupported without hard links, FileExistsError if a table exists already, OSError.
+    Raises Conflict if a table exists already, and the errors of TableLog.commit.
     """
-    table = TableLog(path)
-    table.make_directory()
-    protocol = {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": list(features),
-        "writerFeatures": [*features, "invariants", "appendOnly"],
-    }
+    table = TableLog(path, transactions)
+    table.table.mkdir(parents=True, exist_ok=True)
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": columns,
         "partitionColumns": [],
-        "configuration": dict(properties),
+        "configuration": {**properties, **asking_for(features)},
         "createdTime": int(time.time() * 1000),
     }
-    table.commit(
-        [{"metaData": metadata}, {"protocol": protocol}], operation="CREATE TABLE", metrics={}, user_metadata=None
-    )
+    table.commit([{"metaData": metadata}], Operation.CREATE)
+
+
+def asking_for(features: Iterable[str]) -> dict[str, str]:
+    """Return the table properties that make Delta support table features; it does not keep the properties."""
+    return {f"delta.feature.{name}": "supported" for name in features}
 
 
 class TableLog:
@@ -135,14 +141,14 @@ class TableLog:
     Meanwhile other threads may call `unsupported` and `vectors_enabled`, which describe the last refresh.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, transactions: Transactions | None = None) -> None:
         self.writing = threading.Lock()
-        self.table = Path(path.removeprefix("file://"))
+        self._transactions = transactions
+        self.table = directory(path)
         self._log = self.table / "_delta_log"
         self._state = _State()
-        # A checkpoint is due _CHECKPOINT_INTERVAL versions after this one.
-        self._checkpoint = 0
-        self._has_links: bool | None = None
+        # Whether what Delta keeps of this table is of another log.
+        self._replaced = False
         self._unsupported: str | None = None
         # The last metaData found to be a plain table's, so that each is parsed only once.
         self._plain_metadata: Mapping[str, Any] | None = None
@@ -157,7 +163,7 @@ class TableLog:
         return self._state.version
 
     @property
-    def files(self) -> Mapping[str, DataFile]:
+    def files(self) -> Mapping[str, AddFile]:
         """The table's data files by path."""
         return self._state.files
 
@@ -176,6 +182,22 @@ class TableLog:
         """The table's properties."""
         return self._state.metadata.get("configuration") or {}
 
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns by whose values the table is partitioned."""
+        return tuple(self._state.metadata.get("partitionColumns") or ())
+
+    @property
+    def cluster_columns(self) -> tuple[str, ...]:
+        """The physical names of the columns by which the table is clustered; of a nested field, those around it with dots."""
+        domain = json.loads(self._state.domains.get(_CLUSTERING, "{}"))
+        return tuple(".".join(path) for path in domain.get("clusteringColumns") or ())
+
+    @property
+    def tracks_rows(self) -> bool:
+        """Whether rows have ids that must outlive the files that hold them (row tracking)."""
+        return self.properties.get("delta.enableRowTracking", "").lower() == "true"
+
     def application_version(self, app_id: str) -> int | None:
         """Return the version of the application's last transaction in the table (None: it has none)."""
         return self._state.versions_of_applications.get(app_id)
@@ -184,12 +206,6 @@ class TableLog:
     def applications(self) -> Collection[str]:
         """The applications that have transactions in the table."""
         return self._state.versions_of_applications.keys()
-
-    def make_directory(self) -> None:
-        """Create the directories of a new table.  Raises FeatureNotSupported without hard links."""
-        self._log.mkdir(parents=True, exist_ok=True)
-        if not self._links():
-            raise FeatureNotSupported(f'the file system of "{self.table}" has no hard links')
 
     def refresh(self) -> None:
         """Replay the commits made since the last refresh.
@@ -233,104 +249,92 @@ class TableLog:
         return self._unsupported
 
     def _reason_against(self) -> str | None:
-        protocol, metadata = self._state.protocol, self._state.metadata
-        if not self._links():
-            return "its file system has no hard links"
-        features = {*(protocol.get("writerFeatures") or ()), *(protocol.get("readerFeatures") or ())}
-        if protocol.get("minReaderVersion", 0) > 3 or protocol.get("minWriterVersion", 0) > 7:
-            return "its protocol is newer"
-        if protocol.get("minWriterVersion", 0) < 7:
-            # Old writer versions demand constraints, generated columns and the change feed of all writers.
-            return "its protocol is older"
-        if features - _KNOWN_FEATURES:
-            return f"it has the features {', '.join(sorted(features - _KNOWN_FEATURES))}"
-        if metadata.get("partitionColumns"):
-            return "it is partitioned"
-        for name, value in _DEMANDING.items():
-            if self.properties.get(name, "").lower() == value:
-                return f"{name} is set"
-        if metadata is not self._plain_metadata:
-            columns = schema.fields(metadata)
-            if self.properties.get(schema.MODE, "none") not in ("none", "name") or schema.maps_nested(columns):
-                return "its columns are mapped in another way"
-            for column in columns:
-                if any(name.startswith("delta.") for name in (column.get("metadata") or {}).keys() - _MAPPING):
-                    return f"column {column['name']} has constraints"
-            self._plain_metadata = metadata
-        if not all(file.plain for file in self._state.files.values()):
-            return "some of its files lie elsewhere"
-        return None
+        metadata = self._state.metadata
+        reason = demands.of_properties(self._state.protocol, self.properties)
+        if reason is None and metadata is not self._plain_metadata:
+            reason = demands.of_columns(metadata, self.partition_columns, self.cluster_columns)
+            if reason is None:
+                self._plain_metadata = metadata
+        if reason is None and not all(file.inside for file in self._state.files.values()):
+            reason = "some of its files lie elsewhere"
+        return reason
 
     def vectors_enabled(self) -> bool:
-        """Tell whether rows may be deleted by deletion vectors."""
+        """Return whether rows may be deleted by deletion vectors."""
         enabled = self.properties.get("delta.enableDeletionVectors", "").lower() == "true"
         return enabled and "deletionVectors" in (self.protocol.get("readerFeatures") or ())
 
     def commit(
         self,
-        actions: Sequence[Mapping[str, Any]],
+        actions: Sequence[Action],
+        operation: Operation,
         *,
-        operation: str,
-        metrics: Mapping[str, int],
-        user_metadata: str | None,
+        user_metadata: str | None = None,
         made: Iterable[Path] = (),
     ) -> None:
-        """Append `actions` as the next version; the files that they name must be durable.
+        """Commit `actions`, worked out for the present version; return when the commit is durable.
 
-        `made`: files of this commit alone, which are removed if it is not made.  Raises FileExistsError if another
-        writer has committed that version, OSError, UnknownOutcome (and keeps `made`), and PubsubError if the commit was
-        made but the directory could not be fsynced.
+        The files that they name must be durable.  `made`: files of this commit alone, which are removed if it is not
+        made.  Raises Conflict if another writer was first, CommitFailed, OSError, UnknownOutcome (and keeps `made`);
+        DataCorrupted if the commit before was replaced meanwhile, and PubsubError if the commit was made but could not
+        be fsynced.
         """
-        version = self._state.version + 1
-        info = {
-            "timestamp": int(time.time() * 1000),
-            "operation": operation,
-            "operationParameters": {},
-            "isolationLevel": "Serializable",
-            "isBlindAppend": not any("remove" in action for action in actions),
-            "operationMetrics": {name: str(value) for name, value in metrics.items()},
-            "engineInfo": "pubsub",
-            "txnId": str(uuid.uuid4()),
-        }
-        if version > 0:
-            info["readVersion"] = self._state.version
-        if operation == "WRITE":
-            info["operationParameters"] = {"mode": "Append" if info["isBlindAppend"] else "Overwrite"}
-        if user_metadata is not None:
-            info["userMetadata"] = user_metadata
+        if self._transactions is None:
+            raise ValueError("this log was opened for reading")
+        if self._replaced:
+            self._transactions.forget(str(self.table))
+            self._replaced = False
+        before, stamp = self._state.version, self._stamp
+        table_id = self._state.metadata.get("id")
+        request = Request(str(self.table), self._state.version, table_id, actions, operation, user_metadata)
         try:
-            self._put(version, commit_files.lines([{"commitInfo": info}, *actions]))
-        except commit_files.UnknownOutcome:
+            if before >= 0 and self._look(before) != stamp:
+                raise Conflict("another program has replaced the last commit's file")
+            try:
+                txn_id = self._transactions.commit(request)
+            except CommitFailed as error:
+                txn_id = error.txn_id
+                if not txn_id or not self._follow_to(txn_id):
+                    raise
+                log.warning("a commit was made, but Delta failed after it", table=str(self.table), reason=error.message)
+            else:
+                if not self._follow_to(txn_id):
+                    self._replaced = True
+                    self._remove_checkpoints(after=before)
+                    raise Conflict("another program has replaced the commit's file")
+        except UnknownOutcome:
             raise
         except BaseException:
             for path in made:
                 path.unlink(missing_ok=True)
             raise
-        self._replay(actions, _applications(actions))
-        self._state.version = version
-        self._stamp = self._look(version)
-        self._committed.update(dict.fromkeys(_applications(actions), version))
+        if before >= 0 and self._look(before) not in (stamp, None):  # None: it has expired
+            raise went_back(str(self.table), f"Version {before} was replaced.")
         try:
-            commit_files.sync_directory(self._log)
+            durable_files.sync_file(self._name(self._state.version))
+            durable_files.sync_directory(self._log)
         except OSError as error:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
             raise PubsubError(f'could not fsync "{self._log}": {error}', sqlstate="58030") from error
 
-    def checkpoint_when_due(self) -> None:
-        """Write a checkpoint every 20 commits, so that readers need not replay the log from its beginning.
-
-        Raises deltalake's errors and OSError; the next attempt is another 20 commits later.
-        """
-        if self._state.version - self._checkpoint < _CHECKPOINT_INTERVAL:
-            return
-        self._checkpoint = self._state.version
-        from deltalake import DeltaTable
-
-        DeltaTable(str(self.table)).create_checkpoint()
-
-    def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """Return the actions of one commit; None if it does not exist, or no longer.  Raises DataCorrupted."""
-        return self._read(version)
+    def _follow_to(self, txn_id: str) -> bool:
+        """Replay the log up to our commit; return False if the log lacks it."""
+        before = self._state.version
+        while (actions := self.actions(self._state.version + 1)) is not None:
+            version = self._state.version + 1
+            own = any(action.get("commitInfo", {}).get("txnId") == txn_id for action in actions)
+            if own:
+                self._committed.update(dict.fromkeys(applications_of(actions), version))
+            else:
+                self._note(version, actions)
+            self._replay(actions, _writers(actions))
+            self._state.version = version
+            self._stamp = self._look(version)
+            if own:
+                return True
+        if self._state.version == before:
+            self._stamp = self._look(before)
+        return False
 
     def _look(self, version: int) -> tuple[int, int] | None:
         """Return what distinguishes a version's file from another of the same name; None if there is no file."""
@@ -341,7 +345,7 @@ class TableLog:
         return found.st_ino, found.st_mtime_ns
 
     def _follow(self) -> None:
-        while (actions := self._read(self._state.version + 1)) is not None:
+        while (actions := self.actions(self._state.version + 1)) is not None:
             self._note(self._state.version + 1, actions)
             self._replay(actions, _writers(actions))
             self._state.version += 1
@@ -357,20 +361,16 @@ class TableLog:
             if state.version < before.version or any(
                 state.versions_of_applications.get(app_id, -1) < version for app_id, version in applications
             ):
-                raise DataCorrupted(
-                    f'the log of the Delta table "{self.table}" is not the one that was written to',
-                    sqlstate="55000",
-                    detail=f"It was at version {before.version}, and is at {state.version}.",
-                    hint=_RESYNC,
-                )
+                raise went_back(str(self.table), f"It was at version {before.version}, and is at {state.version}.")
         except PubsubError:
             self._state = before
             raise
         self._others = None
+        self._replaced = True
 
-    def _note(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    def _note(self, version: int, actions: Sequence[Action]) -> None:
         """Remember a commit that this log did not make, unless it does not change rows."""
-        applications = _applications(actions)
+        applications = applications_of(actions)
         if self._others is not None:
             if any(app_id not in self._state.versions_of_applications for app_id in applications):
                 # An application's first commit is a copy, which replaces all rows.
@@ -386,10 +386,10 @@ class TableLog:
             return []
         found: list[OtherCommit] = []
         for version in range(self._state.version, -1, -1):
-            actions = self._read(version)
+            actions = self.actions(version)
             if actions is None:
                 break
-            if app_id in _applications(actions):
+            if app_id in applications_of(actions):
                 self._committed[app_id] = version
                 break
             if (other := _other_commit(version, actions)) is not None:
@@ -399,32 +399,8 @@ class TableLog:
     def _name(self, version: int) -> Path:
         return self._log / f"{version:020}.json"
 
-    def _links(self) -> bool:
-        """Tell whether the file system has hard links; tried only once."""
-        if self._has_links is None:
-            aside, linked = (self._log / f".{uuid.uuid4()}.{end}" for end in ("tmp", "link"))
-            try:
-                aside.touch()
-                commit_files.link(aside, linked)
-                self._has_links = True
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                self._has_links = False
-            finally:
-                linked.unlink(missing_ok=True)
-                aside.unlink(missing_ok=True)
-        return self._has_links
-
-    def _put(self, version: int, data: bytes) -> None:
-        aside = self._log / f".{uuid.uuid4()}.tmp"
-        try:
-            commit_files.write_durably(aside, data)
-            commit_files.link(aside, self._name(version))
-        finally:
-            aside.unlink(missing_ok=True)
-
-    def _read(self, version: int) -> list[dict[str, Any]] | None:
+    def actions(self, version: int) -> list[Action] | None:
+        """Return the actions of one commit; None if it does not exist, or no longer.  Raises DataCorrupted."""
         try:
             text = self._name(version).read_text("utf-8")
         except FileNotFoundError:
@@ -433,11 +409,11 @@ class TableLog:
             actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise DataCorrupted(f'"{self._name(version)}" is not a Delta commit: {error}') from error
-        if commit_files.mend(actions):
+        if earlier_releases.mend(actions):
             self._put_mended(version, actions)
         return actions
 
-    def _put_mended(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    def _put_mended(self, version: int, actions: Sequence[Action]) -> None:
         """Replace the file of a commit that no reader can parse by a corrected one.
 
         A later commit would not help: replaying the log, its history and reading an earlier version all meet the broken
@@ -446,33 +422,72 @@ class TableLog:
         path, aside = self._name(version), self._log / f".{uuid.uuid4()}.tmp"
         try:
             found = path.stat()
-            commit_files.write_durably(aside, commit_files.lines(actions))
+            durable_files.write(aside, earlier_releases.lines(actions))
             os.utime(aside, ns=(found.st_atime_ns, found.st_mtime_ns))
             os.replace(aside, path)
-            commit_files.sync_directory(self._log)
+            durable_files.sync_directory(self._log)
         finally:
             aside.unlink(missing_ok=True)
         log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
 
     def _load(self) -> None:
-        """Load the newest checkpoint; without one, require the first commit."""
-        state = self._state = _State()
-        found = checkpoints.newest(self._log)
-        if found is None:
-            if not self._name(0).exists():
+        """Load the newest checkpoint; without one, require the first commit.
+
+        A power cut may leave a checkpoint damaged: not all writers fsync it.  An earlier one, or none, will do if the
+        log has all commits since.  Then the damaged one is removed, for the sake of readers that would not do without, and
+        likewise a _last_checkpoint whose checkpoint did not survive.
+        """
+        hint = checkpoints.announced(self._log)
+        found = checkpoints.complete(self._log)
+        if hint is not None and hint not in [each.version for each in found]:
+            (self._log / "_last_checkpoint").unlink(missing_ok=True)
+        damaged: list[tuple[checkpoints.Checkpoint, DataCorrupted]] = []
+        for each in found:
+            try:
+                self._load_checkpoint(each)
+                break
+            except DataCorrupted as error:
+                damaged.append((each, error))
+        else:
+            self._state = _State()
+            if not self._name(0).exists() and not damaged:
                 if any(self._log.glob("*.json")):
                     raise DataCorrupted(
                         f'the log of the Delta table "{self.table}" has lost its beginning', hint=_RESYNC
                     )
                 raise UndefinedTable(f'Delta table "{self.table}" does not exist', hint=_RESYNC)
-            return
+        if damaged:
+            self._do_without(damaged)
+
+    def _load_checkpoint(self, found: checkpoints.Checkpoint) -> None:
+        state = self._state = _State()
         for actions in checkpoints.actions(found):
             self._replay(actions)
         if not state.protocol or not state.metadata:
             raise DataCorrupted(f'the checkpoint "{found.files[0]}" of a Delta table is not whole', hint=_RESYNC)
-        state.version = self._checkpoint = found.version
+        state.version = found.version
 
-    def _replay(self, actions: Iterable[Mapping[str, Any]], writers: frozenset[str] | None = None) -> None:
+    def _remove_checkpoints(self, *, after: int) -> None:
+        """Remove what Delta has made of a commit that was lost: it would take the place of the log."""
+        for each in checkpoints.complete(self._log):
+            if each.version > after:
+                (self._log / "_last_checkpoint").unlink(missing_ok=True)
+                for path in each.files:
+                    path.unlink(missing_ok=True)
+
+    def _do_without(self, damaged: Sequence[tuple[checkpoints.Checkpoint, DataCorrupted]]) -> None:
+        """Remove checkpoints that are damaged; raise what was said of the newest if commits since the loaded state lack."""
+        newest, error = damaged[0]
+        if not all(self._name(version).exists() for version in range(self._state.version + 1, newest.version + 1)):
+            raise error
+        # It is only a hint, to a checkpoint that is about to go.
+        (self._log / "_last_checkpoint").unlink(missing_ok=True)
+        for each, reason in damaged:
+            for path in each.files:
+                path.unlink(missing_ok=True)
+            log.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
+
+    def _replay(self, actions: Iterable[Action], writers: frozenset[str] | None = None) -> None:
         """Apply a commit's or checkpoint's actions to the state.  `writers`: the applications of the rows it adds."""
         state = self._state
         actions = list(actions)
@@ -493,6 +508,10 @@ class TableLog:
                         del state.files[what["path"]]
                 elif kind == "txn":
                     state.versions_of_applications[what["appId"]] = int(what["version"])
+                elif kind == "domainMetadata":
+                    state.domains[what["domain"]] = "{}" if what.get("removed") else what["configuration"]
+                    if what["domain"] == _CLUSTERING:
+                        self._plain_metadata = None
                 elif kind == "protocol":
                     state.protocol = what
                 elif kind == "metaData":
@@ -500,16 +519,48 @@ class TableLog:
 
 
 def is_local(path: str) -> bool:
-    """Tell whether the table lies in a file system that this process sees."""
+    """Return whether the table lies in a file system that this process sees."""
     return path.startswith("file://") or "://" not in path
 
 
-def _data_file(add: Mapping[str, Any]) -> DataFile:
+def directory(path: str) -> Path:
+    """Return the directory of the table at `path`, for which `is_local` holds."""
+    return Path(path.removeprefix("file://"))
+
+
+def files_at(path: str, version: int) -> Mapping[str, AddFile]:
+    """Return the data files of one version of the local table at `path`, by their paths in the log.
+
+    Raises FileNotFoundError if the log no longer has the version, and DataCorrupted.
+    """
+    log = TableLog(path)
+    base = next((one for one in checkpoints.complete(log._log) if one.version <= version), None)
+    if base is not None:
+        log._load_checkpoint(base)
+    for number in range(log.version + 1, version + 1):
+        actions = log.actions(number)
+        if actions is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log._name(number)))
+        log._replay(actions)
+    return log.files
+
+
+def went_back(path: str, detail: str) -> DataCorrupted:
+    """Return the error for a table that lacks commits which were made to it."""
+    return DataCorrupted(
+        f'the log of the Delta table "{path}" is not the one that was written to',
+        sqlstate="55000",
+        detail=detail,
+        hint=_RESYNC,
+    )
+
+
+def _data_file(add: Mapping[str, Any]) -> AddFile:
     stats = add.get("stats")
     known = json.loads(stats) if stats else {}
     least, greatest = known.get("minValues") or {}, known.get("maxValues") or {}
     path = add["path"]
-    return DataFile(
+    return AddFile(
         path=path,
         size=int(add["size"]),
         modification_time=int(add["modificationTime"]),
@@ -518,24 +569,22 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         stats=stats,
         vector=add.get("deletionVector"),
         tags=add.get("tags"),
-        plain=not add.get("partitionValues") and "://" not in path and not path.startswith(("/", "file:")),
+        inside="://" not in path and not path.startswith(("/", "file:")),
+        partition=add.get("partitionValues") or {},
+        kept={name: add[name] for name in _KEPT if add.get(name) is not None},
     )
 
 
-def _applications(actions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset(action["txn"]["appId"] for action in actions if "txn" in action)
-
-
-def _writers(actions: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
+def _writers(actions: Sequence[Action]) -> frozenset[str] | None:
     """Return a commit's applications; None if the commit also copied rows without changing them."""
     info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     metrics = info.get("operationMetrics") or {}
     if any("copied" in name.lower() and "file" not in name.lower() and str(n) != "0" for name, n in metrics.items()):
         return None
-    return _applications(actions)
+    return applications_of(actions)
 
 
-def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCommit | None:
+def _other_commit(version: int, actions: Sequence[Action]) -> OtherCommit | None:
     """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file."""
     files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
     if not any(what.get("dataChange", True) for what in files):
@@ -547,10 +596,10 @@ def _other_commit(version: int, actions: Sequence[Mapping[str, Any]]) -> OtherCo
         asked = str((info.get("operationParameters") or {}).get("version"))
         restored = int(asked) if asked.isdecimal() else -1
     return OtherCommit(
-        version, operation, str(info.get("engineInfo", "an unnamed engine")), _applications(actions), restored
+        version, operation, str(info.get("engineInfo", "an unnamed engine")), applications_of(actions), restored
     )
 
 
-def local_path(file: DataFile, table: Path) -> Path:
+def local_path(file: AddFile, table: Path) -> Path:
     """Return a data file's path; in the log it is URL-encoded."""
     return table / unquote(file.path)

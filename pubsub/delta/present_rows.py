@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta import arrow_writer
+from pubsub.delta import file_rows
 from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import TableLog
@@ -30,26 +30,26 @@ class TablePresent:
         self._table = table
         self._app_id = app_id
         self._log = log
-        self._asked: list[tuple[Any, Any, bool]] = []
+        self._asked: list[tuple[pa.Table, Indices, bool]] = []
 
     def still_holds(self) -> bool:
-        """Tell whether all earlier look-ups would have the same answers now.  The log must be refreshed."""
+        """Return whether all earlier look-ups would have the same answers now.  The log must be refreshed."""
         return all(np.array_equal(self._look(asked, whole=whole), answer) for asked, answer, whole in self._asked)
 
-    def keys(self, keys: Any) -> Indices:
+    def keys(self, keys: pa.Table) -> Indices:
         """See changeset.Present."""
         return self._ask(keys, whole=False)
 
-    def copies(self, rows: Any) -> Indices:
+    def copies(self, rows: pa.Table) -> Indices:
         """See changeset.Present."""
         return self._ask(rows, whole=True)
 
-    def _ask(self, asked: Any, *, whole: bool) -> Indices:
+    def _ask(self, asked: pa.Table, *, whole: bool) -> Indices:
         answer = self._look(asked, whole=whole)
         self._asked.append((asked, answer, whole))
         return answer
 
-    def _look(self, asked: Any, *, whole: bool) -> Indices:
+    def _look(self, asked: pa.Table, *, whole: bool) -> Indices:
         wanted = KeySet(asked if whole else _zeros_alike(asked), whole=whole)
         found = np.zeros(len(wanted), np.int64)
         for batch, theirs in self._read(asked.column_names, None if whole else wanted):
@@ -61,10 +61,10 @@ class TablePresent:
                 found[rows] = THEIRS if theirs else OURS
         return found
 
-    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[Any, bool]]:
-        """Yield the named columns of the living rows, and whether others are known to have written them."""
+    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[pa.Table | pa.RecordBatch, bool]]:
+        """Yield the named columns of the live rows, and whether others are known to have written them."""
         if self._log is not None:
-            for batch, file in arrow_writer.living(self._log, self._table, names, wanted):
+            for batch, file in file_rows.live_columns(self._log, self._table, names, wanted):
                 yield batch, file.writers is not None and self._app_id not in file.writers
             return
         from deltalake import QueryBuilder
@@ -77,7 +77,7 @@ class TablePresent:
             yield pa.table(columns, names=list(names)), False
 
 
-def _zeros_alike(columns: Any) -> Any:
+def _zeros_alike(columns: pa.Table | pa.RecordBatch) -> pa.Table:
     """Return a table in which floats -0 are 0: they are one key, as in PostgreSQL."""
     table = columns if isinstance(columns, pa.Table) else pa.Table.from_batches([columns])
     for index, field in enumerate(table.schema):

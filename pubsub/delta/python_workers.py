@@ -14,7 +14,7 @@ import pyarrow.parquet
 from pyspark.daemon import manager
 
 import pubsub.delta.arrow_writer
-import pubsub.protocol.copytext
+import pubsub.protocol.text.copy_csv
 import pubsub.publisher.connection
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 A killed daemon's JVM may still finish a commit that it was given.  So the JVM holds a lock on the node's file
 `jvm.lock`, which is opened and locked here; the JVM inherits the descriptor and releases the lock only by ending.
-Starting the next JVM, and reading table versions, first wait for that lock.
+`running` waits for that lock before it starts the next JVM; callers call `fence` before they read table versions.
 
-`start` and `stop` block for seconds: call them in a thread.
+`running` and `stop` block for seconds: call them in a thread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from py4j.protocol import Py4JError
 
-from pubsub import jars
+from pubsub import jars, log_store
 from pubsub.errors import ObjectInUse, PubsubError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _DELTA: Final = "spark.databricks.delta."
 
@@ -47,6 +50,9 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.delta.logStore.file.impl": log_store.CLASS,
+    # Without the checksum file of each version a commit takes half the time, and a log half the files.
+    _DELTA + "writeChecksumFile.enabled": "false",
     _DELTA + "snapshotPartitions": "2",
     _DELTA + "properties.defaults.enableDeletionVectors": "true",
     _DELTA + "insertReplaceOnOrUsing.materializeSource": "none",
@@ -58,6 +64,8 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
 }
+
+_STOP_SECONDS: Final = 20.0
 
 _JAVA_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseParallelGC -Xshare:auto"
 
@@ -85,16 +93,18 @@ class Spark:
         self._master = master
         self._memory = memory
         self._conf = dict(conf or {})
-        self._session: Any = None
+        self._session: SparkSession | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # The fence has its own lock, so that callers of `fence` do not wait while a JVM is starting.
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._stopped = False
         self._fencing = threading.Lock()
         self._fence: int | None = None
 
     @property
-    def session(self) -> Any:
-        """The SparkSession.  Raises PubsubError (57P03) if Spark is not running."""
+    def session(self) -> SparkSession:
+        """The session.  Raises PubsubError (57P03) if Spark is not running."""
         if self._session is None:
             raise PubsubError("Spark is not running", sqlstate="57P03")
         return self._session
@@ -105,7 +115,7 @@ class Spark:
         return self._process.pid if self._process is not None else None
 
     def alive(self) -> bool:
-        """Tell whether the JVM is running."""
+        """Return whether the JVM is running."""
         return self._process is not None and self._process.poll() is None
 
     def cancel(self, group: str) -> None:
@@ -123,26 +133,46 @@ class Spark:
             if self._fence is None and not self.alive():
                 self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
 
-    def start(self) -> None:
-        """Wait for the fence and start the JVM, if it is not running.
+    def running(self) -> SparkSession:
+        """Return the session of a running JVM: start it if it is not running, and replace one that died.
 
-        Raises as `fence` does, and PubsubError if Java is missing or Spark does not start.
+        Callers wait while another thread starts it.  Raises as `fence` does, and PubsubError if Java is missing, Spark
+        does not start, or (57P03) it was stopped.
         """
-        jars.require_java()
-        self.fence()
+        with self._starting:
+            if self._stopped:
+                raise PubsubError("Spark was stopped", sqlstate="57P03")
+            if not self.alive():
+                jars.require_java()
+                log.info("Spark is starting")
+                began = time.monotonic()
+                self._end(_STOP_SECONDS)
+                self.fence()
+                self._start()
+                log.info("Spark has started", seconds=round(time.monotonic() - began, 1))
+            return self.session
+
+    def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
+        """End the session and the JVM for good; kill it if that takes longer than `timeout` seconds.
+
+        A JVM that is just starting is waited for.  Otherwise it would outlive this call.
+        """
+        with self._starting:
+            self._stopped = True
+            self._end(timeout)
+
+    def _start(self) -> None:
         with self._lock:
-            if self._fence is None:
-                return
             # The JVM has its own copy of the descriptor; with ours closed, the lock lasts exactly as long as the JVM.
             descriptor = self._fence
+            assert descriptor is not None
             try:
                 self._launch(descriptor)
             finally:
                 self._fence = None
                 os.close(descriptor)
 
-    def stop(self, *, timeout: float = 20.0) -> None:
-        """End the session and the JVM; kill it if that takes longer than `timeout` seconds."""
+    def _end(self, timeout: float) -> None:
         with self._lock:
             session, process = self._session, self._process
             self._session = self._process = None
@@ -154,6 +184,7 @@ class Spark:
             try:
                 if session is not None and process.poll() is None:
                     gateway = session._sc._gateway
+                    assert gateway is not None
                     session.stop()
                     gateway.shutdown()
             except (OSError, Py4JError) as error:

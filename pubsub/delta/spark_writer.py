@@ -13,17 +13,26 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pubsub.delta import partitions
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.delta.table import Commit, TargetTable, committed_lsn, moved_on, quote, spark_ddl
-from pubsub.errors import Overtaken
-from pubsub.protocol.contract import VARIANT
+from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
+from pubsub.delta.table import Commit, TargetTable, committed_lsn, filled_columns, not_at_version, quote, spark_ddl
+from pubsub.protocol.type_contract import VARIANT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    # Makes a temporary view of a DataFrame and returns its name.
+    _View = Callable[[DataFrame], str]
 
 ROW_GROUP: Final = 128 * 1024
 # Longer than PostgreSQL's names can be, so no user's column has them: with a column t, `t.x` would be its field x.
@@ -33,6 +42,10 @@ _ROW: Final = "__row".ljust(64, "_")
 _IMAGE: Final = "__image".ljust(64, "_")
 _HAVE: Final = "__have".ljust(64, "_")
 _view_numbers = itertools.count(1)
+
+
+class Replaced(Exception):
+    """The commit was made, and another program has replaced its file: nothing of it is in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,7 @@ class Staged:
 
 def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
     """Write one table's folded batch as Parquet in a new `directory`.  A failure leaves nothing behind."""
+    require_storable(table, folded)
     directory.mkdir(mode=0o700)
     try:
         images = _write(directory / "images.parquet", folded.images)
@@ -78,27 +92,49 @@ def stage_beside(
     )
 
 
+def require_storable(table: TargetTable, folded: Folded) -> None:
+    """Raise InvalidValue for a value that Spark would silently store as another."""
+    partitions.require_storable(table, folded.images)
+    partitions.require_storable(table, folded.masked)
+
+
 def discard(staged: Staged) -> None:
     """Remove the staged files, after the commit or when the batch is abandoned."""
     shutil.rmtree(staged.directory, ignore_errors=True)
 
 
-def commit(spark: Any, staged: Staged, record: Commit) -> None:
+def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     """Commit one staged table; do nothing if it holds `record.last` already.
 
-    Raises Overtaken if the table holds another version than `record.before`, and Spark's errors, whose outcome the
-    caller tells from the table's version (apply.pipeline.commit).  After this check, Delta notices another worker's
-    commit only once its own transaction has begun, but not while Spark is planning.
+    Raises Overtaken if the table holds another version than `record.before`, also when the statement's transaction
+    begins, or if a later copy of it has begun; DataCorrupted if the version is an earlier one; Replaced if another
+    program's commit took this one's place; and Spark's errors, whose outcome the caller reads from the table's version
+    (apply.pipeline.commit).
     """
     table = staged.table
     held = committed_lsn(table.path, record.app_id)
     if held == record.last:
         return
     if (held or 0) != (record.before or 0):
-        raise Overtaken(table.relation, moved_on(held, record))
+        raise not_at_version(table, held, record)
+    try:
+        with at_version(spark, record.app_id, int(record.before or 0)):
+            _commit(spark, staged, record)
+    except Exception as error:
+        if is_refusal(error):
+            raise not_at_version(table, committed_lsn(table.path, record.app_id), record) from error
+        raise
+    if committed_lsn(table.path, record.app_id) != record.last:
+        # Another program's store renamed its commit to the name that this one had just got.
+        DeltaTransactions(spark).forget(table.path)
+        raise Replaced(f'the commit to the Delta table "{table.path}" was replaced by another program\'s')
+
+
+def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
+    table = staged.table
     views: list[str] = []
 
-    def view(frame: Any) -> str:
+    def view(frame: DataFrame) -> str:
         name = f"pubsub_{next(_view_numbers)}"
         frame.createOrReplaceTempView(name)
         views.append(name)
@@ -106,25 +142,50 @@ def commit(spark: Any, staged: Staged, record: Commit) -> None:
 
     try:
         images = _read(spark, staged.images, table.schema)
+        made = _made_by_delta(staged)
         if staged.replace_all:
-            _save(images, "overwrite", table, record)
+            _save(images.drop(*made), "overwrite", table, record)
         elif staged.removed is not None:
-            _commit_without_key(spark, staged, images, record, view)
+            _commit_without_key(spark, staged, images, record, view, made)
         elif staged.deleted_keys is None:
-            _save(images, "append", table, record)
+            _save(images.drop(*made), "append", table, record)
         elif staged.images is None and staged.masked is None:
             _delete_keys(spark, staged, record)
         else:
             if staged.masked is not None:
                 images = images.unionByName(_complete(spark, staged, view))
             keys = view(_read(spark, staged.deleted_keys, _key_schema(table)))
+            images = images.drop(*made)
             _save(images, "overwrite", table, record, replace_on=_matches(table.key, keys, staged.key_range))
     finally:
         for name in views:
             spark.catalog.dropTempView(name)
 
 
-def _save(frame: Any, mode: str, table: TargetTable, record: Commit, *, replace_on: str | None = None) -> None:
+def _made_by_delta(staged: Staged) -> list[str]:
+    """Return the generated and identity columns for which the batch has no value: the publisher lacks them, Delta makes them.
+
+    A NULL would be a value that contradicts their definition.  A row that changes gets another identity.
+    """
+    made = []
+    for name in filled_columns(staged.table.path):
+        flag = f"{UNCHANGED_PREFIX}{staged.table.schema.get_field_index(name)}"
+        values = 0
+        for path in (staged.images, staged.masked):
+            if path is None:
+                continue
+            flagged = flag in pq.read_schema(path).names
+            rows = pq.read_table(path, columns=[name, flag] if flagged else [name])
+            given = pc.is_valid(rows.column(name))
+            if flagged:
+                given = pc.and_(given, pc.invert(rows.column(flag)))
+            values += pc.sum(given).as_py() or 0
+        if not values:
+            made.append(name)
+    return made
+
+
+def _save(frame: DataFrame, mode: str, table: TargetTable, record: Commit, *, replace_on: str | None = None) -> None:
     options = {
         "txnAppId": record.app_id,
         "txnVersion": str(int(record.last)),
@@ -147,7 +208,7 @@ def _matches(key: tuple[str, ...], keys: str, key_range: tuple[str, str, str] | 
     return condition
 
 
-def _complete(spark: Any, staged: Staged, view: Any) -> Any:
+def _complete(spark: SparkSession, staged: Staged, view: _View) -> DataFrame:
     """Return the masked images, with unchanged TOAST values taken from the target's rows before the batch."""
     table = staged.table
     names = [field.name for field in table.schema]
@@ -169,7 +230,7 @@ def _complete(spark: Any, staged: Staged, view: Any) -> Any:
     return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
 
 
-def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
+def _delete_keys(spark: SparkSession, staged: Staged, record: Commit) -> None:
     """Commit a batch that only deletes."""
     own = spark.newSession()
     table = staged.table
@@ -181,8 +242,8 @@ def _delete_keys(spark: Any, staged: Staged, record: Commit) -> None:
     _delete(own, table, record, keys, on)
 
 
-def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) -> None:
-    """Delete the rows that match a row of `source`, a DataFrame of session `own`.
+def _delete(own: SparkSession, table: TargetTable, record: Commit, source: DataFrame, on: str) -> None:
+    """Delete the rows that match a row of `source`, of session `own`.
 
     A MERGE records its transaction even if it matches nothing.  DELETE would not, and an overwrite with no rows would
     delete nothing.  MERGE takes the transaction's id from session settings; a separate session keeps them from other
@@ -200,32 +261,35 @@ def _delete(own: Any, table: TargetTable, record: Commit, source: Any, on: str) 
     ).collect()
 
 
-def _commit_without_key(spark: Any, staged: Staged, images: Any, record: Commit, view: Any) -> None:
+def _commit_without_key(
+    spark: SparkSession, staged: Staged, images: DataFrame, record: Commit, view: _View, made: Sequence[str]
+) -> None:
     """Commit changes to a table without a key (REPLICA IDENTITY FULL): of equal rows delete as many as were deleted.
 
     All rows equal to a changed one are replaced by the copies that remain, because no condition can match just some of
     several equal rows.  Rows are compared by one text that tells every value and NULL apart; to_json alone would
-    truncate timestamps to milliseconds.
+    truncate timestamps to milliseconds.  The columns `made` by Delta are not compared.
     """
     table = staged.table
     names = [field.name for field in table.schema]
+    sent = pa.schema([field for field in table.schema if field.name not in made])
     assert staged.removed is not None
     removed_schema = pq.read_schema(staged.removed)
     removed = _read(spark, staged.removed, removed_schema)
-    changed = view(removed.selectExpr(f"{_row_text('', table.schema)} AS {_ROW}", COUNT_COLUMN))
+    changed = view(removed.selectExpr(f"{_row_text('', sent)} AS {_ROW}", COUNT_COLUMN))
     values = ", ".join(quote(name) for name in names)
     remaining = spark.sql(
         f"SELECT inline(array_repeat(h.{_IMAGE}, CAST(greatest(h.{_HAVE} - c.{COUNT_COLUMN}, 0) AS INT))) FROM "
-        f"(SELECT {_row_text('', table.schema)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
+        f"(SELECT {_row_text('', sent)} AS {_ROW}, first(struct({values})) AS {_IMAGE}, count(*) AS {_HAVE} "
         f"FROM delta.{quote(table.path)} GROUP BY 1) h JOIN {changed} c ON h.{_ROW} = c.{_ROW}"
     )
     if staged.images is None and remaining.isEmpty():
         own = spark.newSession()
-        gone = _read(own, staged.removed, removed_schema).selectExpr(f"{_row_text('', table.schema)} AS {_ROW}")
-        _delete(own, table, record, gone, f"{_row_text(_TARGET + '.', table.schema)} = {_SOURCE}.{_ROW}")
+        gone = _read(own, staged.removed, removed_schema).selectExpr(f"{_row_text('', sent)} AS {_ROW}")
+        _delete(own, table, record, gone, f"{_row_text(_TARGET + '.', sent)} = {_SOURCE}.{_ROW}")
         return
-    condition = f"{_row_text(_TARGET + '.', table.schema)} IN (SELECT {_ROW} FROM {changed})"
-    _save(images.unionByName(remaining), "overwrite", table, record, replace_on=condition)
+    condition = f"{_row_text(_TARGET + '.', sent)} IN (SELECT {_ROW} FROM {changed})"
+    _save(images.unionByName(remaining).drop(*made), "overwrite", table, record, replace_on=condition)
 
 
 def _row_text(prefix: str, schema: pa.Schema) -> str:
@@ -236,7 +300,7 @@ def _row_text(prefix: str, schema: pa.Schema) -> str:
     return f"to_json(struct({', '.join(parts)}))"
 
 
-def _value_text(value: str, kind: Any, depth: int = 0) -> str:
+def _value_text(value: str, kind: pa.DataType, depth: int = 0) -> str:
     """Return a Spark expression for the value as a text, or as an array or struct of such texts."""
     if kind == VARIANT:
         return f"to_json({value})"
@@ -252,7 +316,7 @@ def _value_text(value: str, kind: Any, depth: int = 0) -> str:
     return f"hex({value})" if pa.types.is_binary(kind) else f"CAST({value} AS STRING)"
 
 
-def _read(spark: Any, path: Path | None, schema: pa.Schema) -> Any:
+def _read(spark: SparkSession, path: Path | None, schema: pa.Schema) -> DataFrame:
     """Read the staged file as a DataFrame with exactly `schema`; without a file it has no rows."""
     if path is None:
         columns = ", ".join(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
@@ -291,7 +355,5 @@ def _key_range(keys: pa.Table | None) -> tuple[str, str, str] | None:
     """Return (column, least, greatest) of the key's first column if it is an integer, as literals, to skip files."""
     if keys is None or keys.num_rows == 0 or not pa.types.is_integer(keys.schema.field(0).type):
         return None
-    import pyarrow.compute as pc
-
     bounds = pc.min_max(keys.column(0)).as_py()
     return keys.schema.field(0).name, str(bounds["min"]), str(bounds["max"])

@@ -11,7 +11,7 @@ import shutil
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from pubsub.delta import data_files, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
-from pubsub.delta.data_files import Action
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.table import TargetTable
+from pubsub.delta.transactions import Action
 
 # A data file is closed at this many rows or bytes: large enough not to be merged with others later.
 _FILE_ROWS: Final = 1 << 19
@@ -52,7 +52,7 @@ class DirectParts:
         self._log = log
         self._table = table
         self._replace_all = replace_all
-        self._images: list[Any] = []
+        self._images: list[pa.Table] = []
         self._image_rows = self._image_bytes = 0
         self._writing: deque[Future[list[Action]]] = deque()
         self._added: list[Action] = []
@@ -89,7 +89,7 @@ class DirectParts:
             written = self._writing.popleft()
             if written.exception() is None:
                 self._added += written.result()
-        data_files.remove(data_files.directory(self._table.path) / action["add"]["path"] for action in self._added)
+        data_files.remove(data_files.paths(self._table.path, self._added))
         self._added = []
 
     def _write(self) -> None:
@@ -119,6 +119,7 @@ class SparkParts:
         directory.mkdir(mode=0o700)
 
     def add(self, folded: Folded) -> None:
+        spark_writer.require_storable(self._table, folded)
         self._rest.add(folded)
         if not folded.images.num_rows:
             return
@@ -153,9 +154,9 @@ class Rest:
     """Everything of the parts except their images."""
 
     def __init__(self) -> None:
-        self._masked: list[Any] = []
-        self._deleted: list[Any] = []
-        self._removed: list[Any] = []
+        self._masked: list[pa.Table] = []
+        self._deleted: list[pa.Table] = []
+        self._removed: list[pa.Table] = []
         self._counts = [0, 0, 0]
         self._insert_only = True
         self._truncated = False
@@ -192,7 +193,7 @@ class Rest:
         )
 
 
-def _joined_masked(parts: list[Any], table: TargetTable) -> Any:
+def _joined_masked(parts: list[pa.Table], table: TargetTable) -> pa.Table:
     """Join masked images; an UNCHANGED_PREFIX column that a part lacks is filled with false: no unchanged values."""
     joined = pa.concat_tables(parts, promote_options="default")
     for index, name in enumerate(joined.column_names):

@@ -10,19 +10,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as of_dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from pubsub.delta import log
-from pubsub.delta import schema as delta_schema
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
-from pubsub.protocol import types
-from pubsub.protocol.contract import VARIANT
+from pubsub.delta import schema_json as delta_schema
+from pubsub.delta.transactions import Conflict, Transactions
+from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
+from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.type_contract import VARIANT
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
+# Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
+_CHECKPOINT_INTERVAL: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,12 @@ class TargetTable:
     """The qualified name at the publisher, for messages and the table's properties."""
     mapped: delta_schema.Mapped = of_dataclass(default_factory=dict)
     """The columns that have other names in data files."""
+    partitioned_by: tuple[str, ...] = ()
+    """The partition columns, which data files lack; known only where our files are read or written (file_rows.laid_out)."""
+    clustered_by: tuple[str, ...] = ()
+    """The cluster columns (CLUSTER BY), whose statistics data files need; known as the partition columns are."""
+    by_id: bool = False
+    """Whether the mapped columns are known in data files by their ids instead of their names."""
 
     def stored_name(self, name: str) -> str:
         """Return a column's name in data files."""
@@ -44,9 +56,10 @@ class TargetTable:
     @property
     def stored_schema(self) -> pa.Schema:
         """The schema of the data files."""
-        if not self.mapped:
+        if not self.mapped and not self.partitioned_by:
             return self.schema
-        return pa.schema([self._stored(field) for field in self.schema])
+        inside = [field for field in self.schema if field.name not in self.partitioned_by]
+        return pa.schema([self._stored(field) if self.mapped else field for field in inside])
 
     def _stored(self, field: pa.Field) -> pa.Field:
         name, number = self.mapped[field.name]
@@ -85,8 +98,18 @@ def moved_on(held: int | None, record: Commit) -> str:
     return f"It holds everything up to {Lsn(held or 0)}; the commit was worked out for {Lsn(record.before or 0)}."
 
 
+def not_at_version(table: TargetTable, held: int | None, record: Commit) -> PubsubError:
+    """Return the error for a table that holds another version than `record.before`: Overtaken if it is a later one.
+
+    Otherwise the table has lost commits, which its subscription would not make again: DataCorrupted.
+    """
+    if (held or 0) < (record.before or 0):
+        return log.went_back(table.path, moved_on(held, record))
+    return Overtaken(table.relation, moved_on(held, record))
+
+
 def is_of_later_copy(other: str, app_id: str) -> bool:
-    """Tell whether the application id `other`, a copy's or a chunk's, is of a later copy of `app_id`'s table."""
+    """Return whether the application id `other`, a copy's or a chunk's, is of a later copy of `app_id`'s table."""
     table, _, generation = app_id.rpartition("/")
     if not generation.isdecimal() or not other.startswith(f"{table}/"):
         return False
@@ -94,14 +117,14 @@ def is_of_later_copy(other: str, app_id: str) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Tell whether there is a Delta table at `path`."""
+    """Return whether there is a Delta table at `path`."""
     from deltalake import DeltaTable
 
     return bool(DeltaTable.is_deltatable(path))
 
 
-def opened(path: str) -> Any:
-    """Open the newest version of the table at `path` as a deltalake.DeltaTable.
+def opened(path: str) -> DeltaTable:
+    """Open the newest version of the table at `path` with the deltalake package.
 
     If deltalake cannot read it, TableLog does: that corrects a commit of an earlier release, or raises DataCorrupted
     with a hint.  Raises UndefinedTable if there is no table, and deltalake's errors.
@@ -134,8 +157,19 @@ def properties(path: str) -> Mapping[str, str]:
 
 
 def has_files(path: str) -> bool:
-    """Tell whether the table's newest version has data files, and so may hold rows."""
+    """Return whether the table's newest version has data files, and so may hold rows."""
     return bool(opened(path).file_uris())
+
+
+def filled_columns(path: str) -> list[str]:
+    """Return the table's generated and identity columns, whose values Delta makes."""
+    return delta_schema.filled(json.loads(opened(path).schema().to_json())["fields"])
+
+
+def partition_fields(path: str) -> list[pa.Field]:
+    """Return the table's partition columns."""
+    schema = read_schema(path)
+    return [schema.field(name) for name in opened(path).metadata().partition_columns]
 
 
 def row_count(path: str) -> int:
@@ -147,30 +181,28 @@ def row_count(path: str) -> int:
     return int(pa.table(result).column("n")[0].as_py())
 
 
-def create_directly(table: TargetTable, identity: Mapping[str, str]) -> bool:
-    """Create the Delta table of `table` without a JVM if there is none; return False if only Spark can create it.
+def create_empty(transactions: Transactions, table: TargetTable, identity: Mapping[str, str]) -> bool:
+    """Create the Delta table of `table` without a Spark job if there is none; return False if that takes a statement.
 
-    `identity`: the properties pubsub.node, pubsub.subscription and pubsub.publisher.  Raises NotInPrerequisiteState if
-    an existing table lacks a column or has another type for it.
+    `identity`: the properties pubsub.node, pubsub.subscription and pubsub.publisher, and others that it shall have.
+    Raises NotInPrerequisiteState if an existing table lacks a column or has another type for it.
     """
     if not log.is_local(table.path) or _needs_mapping(table):
         return False
     if not exists(table.path):
-        features = ["deletionVectors", *delta_schema.features(table.schema)]
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
         try:
-            log.create(table.path, columns, features, _settings(table, identity))
+            features = delta_schema.features(table.schema)
+            log.create(transactions, table.path, columns, features, _settings(table, identity))
             return True
-        except FileExistsError:
+        except Conflict:
             pass
-        except FeatureNotSupported:
-            return False
     check_columns(table)
     return True
 
 
-def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
-    """Create the table as `create_directly` does, but by Spark."""
+def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str]) -> None:
+    """Create the table as `create_empty` does, but by Spark's statement."""
     if exists(table.path):
         check_columns(table)
         return
@@ -178,7 +210,7 @@ def create(spark: Any, table: TargetTable, identity: Mapping[str, str]) -> None:
 
     builder = DeltaTable.createIfNotExists(spark).location(table.path)
     for field in table.schema:
-        builder = builder.addColumn(field.name, types.spark_ddl(field.type), nullable=field.nullable)
+        builder = builder.addColumn(field.name, column_types.spark_ddl(field.type), nullable=field.nullable)
     for name, value in _settings(table, identity).items():
         builder = builder.property(name, value)
     builder.execute()
@@ -188,6 +220,7 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
     """Return the properties of a new table."""
     settings = dict(identity) | described(table)
     settings["delta.enableDeletionVectors"] = "true"
+    settings["delta.checkpointInterval"] = str(_CHECKPOINT_INTERVAL)
     if _needs_mapping(table):
         settings[delta_schema.MODE] = "name"
     return settings
@@ -199,7 +232,9 @@ def described(table: TargetTable) -> dict[str, str]:
         "pubsub.relation": table.relation,
         "pubsub.key": json.dumps(list(table.key), ensure_ascii=False),
     }
-    ordered = [name for name in table.key if _has_statistics(table.schema.field(name).type)]
+    # Delta keeps none of partition columns, and demands them of cluster columns.
+    names = (name for name in dict.fromkeys((*table.key, *table.clustered_by)) if name not in table.partitioned_by)
+    ordered = [name for name in names if _has_statistics(table.schema.field(name).type)]
     if ordered:
         settings[STATISTICS] = ",".join(map(quote, ordered))
     return settings
@@ -210,17 +245,17 @@ def _needs_mapping(table: TargetTable) -> bool:
 
 
 def needs_mapping(name: str) -> bool:
-    """Tell whether the name is not allowed for a column in data files, so that the column must be mapped."""
-    return bool(types.UNSAFE_NAME & set(name))
+    """Return whether the name is not allowed for a column in data files, so that the column must be mapped."""
+    return bool(column_types.UNSAFE_NAME & set(name))
 
 
-def _has_statistics(data_type: Any) -> bool:
-    """Tell whether Delta accepts such a column for statistics (SkippingEligibleDataType)."""
+def _has_statistics(data_type: pa.DataType) -> bool:
+    """Return whether Delta accepts such a column for statistics (SkippingEligibleDataType)."""
     return not (pa.types.is_boolean(data_type) or pa.types.is_binary(data_type))
 
 
 def read_schema(path: str) -> pa.Schema:
-    """Return the schema of the Delta table at `path` in Arrow's types, the same as `types.delta_type` returns."""
+    """Return the schema of the Delta table at `path` in Arrow's types, the same as column_types.delta_type returns."""
     return _read_columns(path)[0]
 
 
@@ -231,7 +266,7 @@ def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
     return schema, delta_schema.mapping(json.loads(found.to_json())["fields"])
 
 
-def spark_ddl(data_type: Any) -> str:
+def spark_ddl(data_type: pa.DataType) -> str:
     """Return a type in Spark's DDL, for a replicated column or one that only the target has.
 
     Raises FeatureNotSupported for a type that is not possible for either.
@@ -246,9 +281,9 @@ def spark_ddl(data_type: Any) -> str:
     if kinds.is_int8(data_type):
         return "TINYINT"
     try:
-        return types.spark_ddl(data_type)
+        return column_types.spark_ddl(data_type)
     except KeyError:
-        raise FeatureNotSupported(f"a Delta table with a column of type {data_type} can not be replicated to") from None
+        raise FeatureNotSupported(f"a Delta table with a column of type {data_type} cannot be replicated to") from None
 
 
 def quote(name: str) -> str:
@@ -273,7 +308,7 @@ def load(path: str, relation: str, definition: str | None) -> TargetTable:
 
 
 def fits(table: TargetTable) -> bool:
-    """Tell whether the existing Delta table has all the columns, with their types."""
+    """Return whether the existing Delta table has all the columns, with their types."""
     have = {field.name: field.type for field in read_schema(table.path)}
     return all(have.get(field.name) == field.type for field in table.schema)
 
@@ -299,8 +334,3 @@ def check_columns(table: TargetTable) -> None:
                 f"the publisher's values need {field.type}",
                 detail=f'The Delta table lies at "{table.path}".',
             )
-
-
-def file_path(uri: str) -> Path:
-    """Return the local path of a file: URI or a plain path."""
-    return Path(uri.removeprefix("file://"))

@@ -74,7 +74,7 @@ def compare(
     return Compared(len(source.tables), rows, values, tuple(differences))
 
 
-def told_equal(found: Sequence[Compared], screen: Screen) -> bool:
+def show_comparison(found: Sequence[Compared], screen: Screen) -> bool:
     """Print the outcome; return whether everything is equal."""
     differences = [text for one in found for text in one.differences]
     if not differences:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pubsub.demo import falsify, figures, reading
-from pubsub.demo.comparison import Source, compare, told_equal
+from pubsub.demo.comparison import Source, compare, show_comparison
 from pubsub.demo.databases import PUBLICATION, PgbenchTables, Sizes, make_orders
 from pubsub.demo.interruption import Interruption
 from pubsub.demo.load import Load, Rates
@@ -179,7 +179,7 @@ class EmbeddedDemo:
             tables = server.query("SELECT schemaname, tablename FROM pg_publication_tables ORDER BY 1, 2", name)
             source = Source(name, server.conninfo(name), tuple((str(schema), str(table)) for schema, table in tables))
             found.append(compare(self._node, source, at, self._interruption, lambda text: screen.say(f"  {text}")))
-        return told_equal(found, screen)
+        return show_comparison(found, screen)
 
     def _path(self, database: str, table: str) -> Path:
         return Path(table_path(str(self._options.home.absolute() / "warehouse"), database, "public", table))

@@ -11,13 +11,16 @@ import json
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub.errors import UndefinedObject
+
+if TYPE_CHECKING:
+    from pubsub.delta.transactions import Action
 
 
 def falsify(path: Path, key: str, column: str) -> str:
@@ -33,7 +36,7 @@ def falsify(path: Path, key: str, column: str) -> str:
     if not rows.num_rows:
         raise UndefinedObject(f'the Delta table at "{path}" has no row to falsify')
     value = rows["k"][0].as_py()
-    actions: list[dict[str, Any]] = [
+    actions: list[Action] = [
         {"commitInfo": {"timestamp": int(time.time() * 1000), "operation": "WRITE", "operationParameters": {}}}
     ]
     # Another file may have an earlier version of the row, marked as deleted; changing that too has no effect.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from catalog.daemon import running_daemon
+from catalog.home_lock import running_daemon
 from catalog.store import Catalog
 from pubsub.demo.interruption import Interrupted, Interruption
 from pubsub.demo.processes import kill_tree

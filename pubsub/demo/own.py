@@ -28,7 +28,7 @@ from psycopg import conninfo as libpq_conninfo
 from psycopg import sql
 
 from pubsub.demo import figures, reading
-from pubsub.demo.comparison import Source, compare, told_equal
+from pubsub.demo.comparison import Source, compare, show_comparison
 from pubsub.demo.interruption import Interruption
 from pubsub.demo.node import DemoFailed, DemoNode
 from pubsub.demo.progress import Waiter
@@ -149,7 +149,7 @@ class OwnDemo:
 
     # tables to follow
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> psycopg.Connection:
         connection = psycopg.connect(self._conninfo(), autocommit=True)
         connection.execute(_NO_TIMEOUTS)
         return connection
@@ -312,7 +312,7 @@ class OwnDemo:
             found = compare(
                 node, source, at, self._interruption, lambda text: screen.say(f"  {text}"), snapshot=snapshot
             )
-        equal = told_equal([found], screen)
+        equal = show_comparison([found], screen)
         screen.say(report(self._measured(followed, ended)))
         return equal
 
@@ -353,7 +353,7 @@ class OwnDemo:
             raise
         return task.result()
 
-    def _take_snapshot(self, walsender: psycopg.Connection[Any], holder: psycopg.Connection[Any]) -> tuple[Lsn, str]:
+    def _take_snapshot(self, walsender: psycopg.Connection, holder: psycopg.Connection) -> tuple[Lsn, str]:
         """Create the slot, adopt its snapshot in a plain transaction, export it from there, and drop the slot."""
         with walsender:
             slot = f"{self._name}_compare"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -163,7 +163,7 @@ def summaries(lines: Sequence[SubscriptionLine]) -> list[str]:
     return found
 
 
-def picture(lines: Sequence[SubscriptionLine], heading: str) -> Any:
+def picture(lines: Sequence[SubscriptionLine], heading: str) -> Group:
     """Return the live view."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("subscription", "table", "state"):

@@ -174,7 +174,7 @@ def streams_in_parallel(options: Mapping[str, str]) -> bool:
 
 def _quote(text: str, mark: str) -> str:
     if "\0" in text:
-        raise InvalidValue("a replication command can not hold a null character", sqlstate="22021")
+        raise InvalidValue("a replication command cannot hold a null character", sqlstate="22021")
     return f"{mark}{text.replace(mark, mark * 2)}{mark}"
 
 

@@ -22,7 +22,6 @@ MAX_GID_BYTES: Final = 199
 """The most bytes of a prepared transaction's name (xact.h: GIDSIZE, less its NUL)."""
 
 COLUMN_IN_REPLICA_IDENTITY: Final = 1
-REPLICA_IDENTITIES: Final = frozenset("dnfi")
 
 
 class Unchanged(Enum):

@@ -206,13 +206,13 @@ def _write_namespace(name: str) -> bytes:
 def _read_tuple(reader: Reader) -> TupleData:
     count = reader.u16()
     if count > MAX_COLUMNS or count > reader.remaining:
-        raise reader.fail(f"a tuple can not have {count} columns here")
+        raise reader.fail(f"a tuple cannot have {count} columns here")
     return tuple([_read_value(reader) for _ in range(count)])
 
 
 def _write_tuple(values: TupleData) -> bytes:
     if len(values) > MAX_COLUMNS:
-        raise ValueError(f"a tuple can not have {len(values)} columns")
+        raise ValueError(f"a tuple cannot have {len(values)} columns")
     parts = [U16.pack(len(values))]
     for value in values:
         if value is None:
@@ -352,14 +352,14 @@ def _read_relation(reader: Reader, xid: Xid | None) -> Relation:
     replica_identity = _read_replica_identity(reader)
     count = reader.u16()
     if count > MAX_COLUMNS or count * _MIN_COLUMN_BYTES > reader.remaining:
-        raise reader.fail(f"a relation can not have {count} columns here")
+        raise reader.fail(f"a relation cannot have {count} columns here")
     columns = tuple([_read_column(reader) for _ in range(count)])
     return Relation(oid, namespace, name, replica_identity, columns, xid)
 
 
 def _write_relation(message: Relation) -> bytes:
     if len(message.columns) > MAX_COLUMNS:
-        raise ValueError(f"a relation can not have {len(message.columns)} columns")
+        raise ValueError(f"a relation cannot have {len(message.columns)} columns")
     parts = [
         b"R",
         _write_xid(message.xid),

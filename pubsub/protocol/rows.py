@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.errors import InvalidValue, ProgramLimitExceeded, ProtocolViolation
-from pubsub.protocol.arrays import Bytes, Mask, contents, slices
+from pubsub.protocol.arrow_arrays import Bytes, Mask, contents, nulls, slices
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.binary.values import BinaryTypes
+from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.pgoutput import Relation
-from pubsub.protocol.types import InvalidText, from_text, nulls, printable
+from pubsub.protocol.refused_values import InvalidText, printable
+from pubsub.protocol.text.columns import from_text
 
 INSERT: Final = ord("I")
 UPDATE: Final = ord("U")
@@ -84,15 +85,15 @@ class Changes:
     `op` is I, U or D.  `new` has the new rows' columns, by target column name; NULL for D.  `unchanged` marks the new
     values that were sent neither in the new nor in the old tuple, and are NULL in `new`; it has only columns with such
     values.  `old_kind` is 'K' or 'O', or 0 without an old tuple.  `old` has the old tuples' columns, or only the
-    requested ones; NULL without an old tuple.  The arrays of `new` and `old` are pyarrow's.
+    requested ones; NULL without an old tuple.
     """
 
     seq: Offsets
     op: Bytes
-    new: dict[str, Any]
+    new: dict[str, pa.Array]
     unchanged: dict[str, Mask]
     old_kind: Bytes
-    old: dict[str, Any]
+    old: dict[str, pa.Array]
 
     @property
     def count(self) -> int:
@@ -149,7 +150,7 @@ def split_by_relation(blocks: Iterable[Block], first_seq: int = 0) -> dict[int, 
     return relations
 
 
-def _groups(oids: Offsets) -> Iterator[tuple[int, Any]]:
+def _groups(oids: Offsets) -> Iterator[tuple[int, Offsets | slice]]:
     """Yield each oid with the indices of its elements, in order."""
     if not len(oids):
         return
@@ -165,14 +166,14 @@ def _groups(oids: Offsets) -> Iterator[tuple[int, Any]]:
 def decode_changes(
     frames: Sequence[RowFrames],
     relation: Relation,
-    targets: Sequence[Any],
+    targets: Sequence[pa.Field | None],
     *,
     key: Collection[str] | None = None,
     types: BinaryTypes = _BUILT_IN,
 ) -> Changes:
     """Decode the changes in `frames`, which are in order of arrival, into arrays of the targets' types.
 
-    `targets` has a pyarrow.Field for each column of the relation, or None for a column that is not replicated.  `key`,
+    `targets` has a field for each column of the relation, or None for a column that is not replicated.  `key`,
     if given, names the targets whose old values are returned; otherwise all are.  `types` reads values in binary
     transfer.  Raises ProtocolViolation for malformed bytes; UnknownBinary; InvalidField for a value that its target
     cannot hold.
@@ -287,7 +288,11 @@ class _Tuples:
 
 
 def _decode_piece(
-    frames: RowFrames, relation: Relation, targets: Sequence[Any], key: Collection[str] | None, types: BinaryTypes
+    frames: RowFrames,
+    relation: Relation,
+    targets: Sequence[pa.Field | None],
+    key: Collection[str] | None,
+    types: BinaryTypes,
 ) -> Changes:
     data, width, count = frames.data, len(targets), len(frames.seq)
     op = data[frames.starts]
@@ -300,7 +305,7 @@ def _decode_piece(
     old_rows, new_rows = np.flatnonzero(has_old), np.flatnonzero(has_new)
     old_positions = positions[old_rows]
 
-    def read_old(wanted: Collection[str] | None) -> dict[str, Any]:
+    def read_old(wanted: Collection[str] | None) -> dict[str, pa.Array]:
         """Read the old tuples' columns and move the positions past them."""
         columns = {}
         tuples = _Tuples(data, old_positions, frames.ends[old_rows], width)
@@ -315,7 +320,7 @@ def _decode_piece(
         return columns
 
     old = read_old(key) if len(old_rows) else {}
-    new: dict[str, Any] = {}
+    new: dict[str, pa.Array] = {}
     unchanged: dict[str, Mask] = {}
     if len(new_rows):
         if (data.take(positions[new_rows], mode="clip") != _NEW).any():
@@ -361,7 +366,7 @@ class _Values:
     types: BinaryTypes
 
 
-def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values) -> Any:
+def _column(frames: RowFrames, relation: Relation, target: pa.Field, values: _Values) -> pa.Array:
     """Return a column as an array with an element per change: the values of `rows`, NULL for the others."""
     kinds = values.kinds
     if kinds is None:
@@ -378,8 +383,8 @@ def _column(frames: RowFrames, relation: Relation, target: Any, values: _Values)
 
 
 def _converted(
-    frames: RowFrames, relation: Relation, target: Any, values: _Values, valid: Mask | None, *, binary: bool
-) -> Any:
+    frames: RowFrames, relation: Relation, target: pa.Field, values: _Values, valid: Mask | None, *, binary: bool
+) -> pa.Array:
     """Like _column, for the values that are `valid` (None: all); these are all text, or all binary."""
     count, rows = len(frames.seq), values.rows
     starts, ends = values.starts, values.ends

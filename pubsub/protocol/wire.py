@@ -105,7 +105,7 @@ def write_string(text: str, limit: int | None = None) -> bytes:
     """Return `text` in UTF-8, NUL-terminated.  Raises ValueError if it has a NUL or more than `limit` bytes."""
     encoded = text.encode("utf-8")
     if b"\0" in encoded:
-        raise ValueError("a string of the protocol can not hold a NUL")
+        raise ValueError("a string of the protocol cannot hold a NUL")
     if limit is not None and len(encoded) > limit:
         raise ValueError(f"a string of {len(encoded)} bytes where {limit} are allowed")
     return encoded + b"\0"

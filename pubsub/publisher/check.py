@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError
-from pubsub.protocol.types import delta_type
+from pubsub.protocol.column_types import delta_type
 from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
@@ -107,7 +107,7 @@ def check_server(info: ServerInfo) -> list[Finding]:
             Finding(
                 "warning",
                 "the database's encoding is SQL_ASCII",
-                detail="Text that is not UTF-8 can not be replicated: the table that holds it stops.",
+                detail="Text that is not UTF-8 cannot be replicated: the table that holds it stops.",
             )
         )
     return findings

@@ -148,7 +148,7 @@ def _quote(value: str) -> str:
 
 
 def _without_secrets(text: str, conninfo: str) -> str:
-    """Mask in `text`, an error about `conninfo`, each quoted piece that extends past the start of the first secret."""
+    """Mask the quoted pieces of an error that may hold a secret: those that end, in `conninfo`, after the first one begins."""
     starts = [conninfo.find(keyword) for keyword in secret_keywords()]
     if user_info := _USER_INFO.search(conninfo):
         starts.append(user_info.start())

@@ -20,7 +20,7 @@ from pubsub.publisher.connection import Connection, Row
 from pubsub.publisher.fields import array, as_oid, number, text, truth
 
 if TYPE_CHECKING:
-    from pubsub.protocol.binary.values import BinaryTypes
+    from pubsub.protocol.binary.single_values import BinaryTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ async def table_definitions(
 
 
 async def partition_roots(connection: Connection, oids: Iterable[int]) -> dict[Oid, str]:
-    """Of those of `oids` that are partitions, the name of the partitioned table above them all, as messages have it."""
+    """Return, for those of `oids` that are partitions, the name of the topmost partitioned table, as messages spell it."""
     rows = await connection.query(_PARTITION_ROOTS, [list(oids)])
     return {as_oid(oid): text(root) for oid, root in rows}
 
@@ -197,7 +197,7 @@ async def partition_roots(connection: Connection, oids: Iterable[int]) -> dict[O
 async def binary_types(connection: Connection) -> BinaryTypes:
     """Return how to read each type's values from binary transfer, by the publisher's types as they are now."""
     # Imported here because it loads Arrow, which most commands do not need.
-    from pubsub.protocol.binary.values import FIRST_LISTED_OID, BinaryTypes, TypeRow
+    from pubsub.protocol.binary.single_values import FIRST_LISTED_OID, BinaryTypes, TypeRow
 
     rows = await connection.query(_TYPES, [FIRST_LISTED_OID])
     return BinaryTypes(

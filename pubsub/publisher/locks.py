@@ -17,8 +17,8 @@ class LockWait:
     """A session that waits for a lock, and one that it waits for.
 
     `relation` is as SQL names it; None: the lock is on no table.  `seconds`: how long it waits.  `holder` None: a prepared
-    transaction, or a session that ended a moment ago.  `age` of the holder's transaction, in seconds; what the role may not see
-    of another's session is None.  `modes` that the holder has or wants.
+    transaction, or a session that ended a moment ago.  `age` of the holder's transaction, in seconds; fields of
+    other sessions that the role may not see are None.  `modes` that the holder has or wants.
     """
 
     application: str

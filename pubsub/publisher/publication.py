@@ -22,7 +22,6 @@ class Publication:
     """A publication and the operations it publishes."""
 
     name: str
-    all_tables: bool
     insert: bool
     update: bool
     delete: bool
@@ -124,7 +123,7 @@ async def published_columns(
 
 
 _PUBLICATIONS: Final = """
-SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
+SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   FROM pg_publication
  ORDER BY pubname COLLATE "C"
 """

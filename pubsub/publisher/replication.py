@@ -134,7 +134,7 @@ async def alter_slot(
     for option, value, version in (("failover", failover, 17), ("two_phase", two_phase, 18)):
         if value is not None and connection.server_version < version * 10000:
             raise FeatureNotSupported(
-                f'the publisher can not alter option "{option}" of replication slots before version {version}',
+                f'the publisher cannot alter option "{option}" of replication slots before version {version}',
                 hint="Drop the subscription, and create it with the option." if option == "two_phase" else None,
             )
     try:

@@ -23,8 +23,6 @@ class SlotInfo:
     database: str | None
     temporary: bool
     active: bool
-    active_pid: int | None
-    restart_lsn: Lsn | None
     confirmed_flush_lsn: Lsn | None
     wal_status: str | None
     """reserved, extended, unreserved or lost."""
@@ -42,7 +40,7 @@ class SlotInfo:
 class SlotWait:
     """A slot under creation and the transaction that it waits for; `xid` None: on a standby, it waits for the primary.
 
-    `age` is in seconds.  `pid` is None for a prepared transaction; what the role may not see of others is None, too.
+    `age` is in seconds.  `pid` is None for a prepared transaction; so are fields of other sessions that the role may not see.
     """
 
     slot: str
@@ -67,15 +65,13 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
         database=row[2],
         temporary=truth(row[3]),
         active=truth(row[4]),
-        active_pid=None if row[5] is None else int(row[5]),
-        restart_lsn=None if row[6] is None else Lsn.parse(row[6]),
-        confirmed_flush_lsn=None if row[7] is None else Lsn.parse(row[7]),
-        wal_status=row[8],
-        safe_wal_size=None if row[9] is None else int(row[9]),
-        two_phase=truth(row[10]),
-        failover=truth(row[11]),
-        invalidation_reason=row[12],
-        retained_bytes=None if row[13] is None else int(row[13]),
+        confirmed_flush_lsn=None if row[5] is None else Lsn.parse(row[5]),
+        wal_status=row[6],
+        safe_wal_size=None if row[7] is None else int(row[7]),
+        two_phase=truth(row[8]),
+        failover=truth(row[9]),
+        invalidation_reason=row[10],
+        retained_bytes=None if row[11] is None else int(row[11]),
     )
 
 
@@ -128,7 +124,7 @@ _END_OF_WAL: Final = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn(
 
 # to_jsonb, since some columns came with later versions.
 _SLOT: Final = f"""
-SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.active_pid, s.restart_lsn, s.confirmed_flush_lsn,
+SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.confirmed_flush_lsn,
        s.wal_status, s.safe_wal_size, s.two_phase, coalesce((to_jsonb(s) ->> 'failover')::bool, false),
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
                 CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflicting' END),

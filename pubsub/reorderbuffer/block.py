@@ -16,14 +16,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pubsub.errors import ProgramLimitExceeded, ProtocolViolation
-from pubsub.protocol.arrays import MAX_BYTES, Bytes, bitmap, contents
+from pubsub.protocol.arrow_arrays import MAX_BYTES, Bytes, bitmap, contents
 from pubsub.protocol.copyboth import XLOG_HEADER
 from pubsub.reorderbuffer.log import BLOCK_BYTES
 
@@ -152,8 +152,8 @@ class ChangeBlock:
         bounds = [*self.run_starts.tolist(), self.count]
         yield from zip(self.run_arrivals.tolist(), self.cut(bounds), strict=True)
 
-    def to_arrow(self) -> Any:
-        """Return a RecordBatch with the columns of `schema`, without copying the frames.
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a batch with the columns of `schema`, without copying the frames.
 
         Raises ProgramLimitExceeded for more than MAX_BYTES of frames.
         """
@@ -165,7 +165,7 @@ class ChangeBlock:
         return pa.record_batch([xids, arrivals, self._frames()], schema=schema(self.header))
 
     @classmethod
-    def from_arrow(cls, batch: Any, header: int) -> Self:
+    def from_arrow(cls, batch: pa.RecordBatch, header: int) -> Self:
         """Return the block that `to_arrow` turned into `batch`, as a view of `batch`."""
         xids = np.frombuffer(batch.column(0).buffers()[1], np.uint32, batch.num_rows)
         arrivals = np.frombuffer(batch.column(1).buffers()[1], np.int64, batch.num_rows)
@@ -174,15 +174,15 @@ class ChangeBlock:
         starts = np.concatenate([np.zeros(min(1, len(xids)), np.int64), np.flatnonzero(changes) + 1])
         return cls(data, np.diff(offsets).astype(np.uint32), starts, xids[starts], arrivals[starts], header)
 
-    def _frames(self) -> Any:
-        """Return the frames as an Arrow binary array over `data`."""
+    def _frames(self) -> pa.BinaryArray:
+        """Return the frames as an array over `data`."""
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(self.lengths, out=offsets[1:])
         return pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(offsets), pa.py_buffer(self.data)])
 
 
-def schema(header: int) -> Any:
-    """Return the Arrow schema of changes on disk; its metadata holds the header's length."""
+def schema(header: int) -> pa.Schema:
+    """Return the schema of changes on disk; its metadata holds the header's length."""
     return pa.schema(
         [
             pa.field("xid", pa.uint32(), nullable=False),

@@ -128,7 +128,7 @@ class ReorderBuffer:
             for sub in (xid, *known.parents):
                 self._by_xid[sub] = transaction
         else:
-            raise ValueError(f"{xid} is of {known!r} and can not be a subtransaction of {parent}")
+            raise ValueError(f"{xid} is of {known!r} and cannot be a subtransaction of {parent}")
         self._by_xid[xid] = transaction
 
     def abort(self, xid: int, *, top: int | None = None) -> None:

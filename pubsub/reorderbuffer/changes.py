@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pubsub.errors import ProgramLimitExceeded
-from pubsub.protocol.arrays import MAX_BYTES
+from pubsub.protocol.arrow_arrays import MAX_BYTES
 from pubsub.reorderbuffer.block import STREAM_HEADER, ChangeBlock, OpenBlock, Xids
 from pubsub.reorderbuffer.log import BLOCK_BYTES
 from pubsub.reorderbuffer.segments import SegmentFile

@@ -116,10 +116,6 @@ class Transaction:
         return sum(log.memory for log in self._logs)
 
     @property
-    def being_read(self) -> bool:
-        return self._readers > 0
-
-    @property
     def count(self) -> int:
         """The number of changes, without those of aborted subtransactions."""
         return sum(self._counts[xid] for xid in self.xids)
@@ -176,7 +172,7 @@ class Transaction:
         """
         with self._lock:
             if self._released is None or self.state not in (State.COMMITTED, State.PREPARED):
-                raise ValueError(f"{self!r} can not be read")
+                raise ValueError(f"{self!r} cannot be read")
             self._readers += 1
         try:
             yield from reblocked(self._kept(), bound)
@@ -227,7 +223,7 @@ class Transaction:
     def enter(self, state: State) -> None:
         """Change to `state`.  Raises ValueError for a step that STEPS lacks."""
         if state not in STEPS[self.state]:
-            raise ValueError(f"{self!r} can not become {state.value}")
+            raise ValueError(f"{self!r} cannot become {state.value}")
         self.state = state
 
     def own_log(self) -> ChangeLog:
@@ -245,7 +241,7 @@ class Transaction:
         ValueError for a cycle.
         """
         if xid == self.xid or xid in self._above(parent):
-            raise ValueError(f"{xid} can not be a subtransaction of {parent}")
+            raise ValueError(f"{xid} cannot be a subtransaction of {parent}")
         if xid in self.parents and parent in self._above(self.parents[xid]):
             return
         self.parents[xid] = parent
@@ -271,7 +267,7 @@ class Transaction:
         other.seal()
         theirs, own = other.own_log(), self.own_log()
         if theirs.tagged or (own.tagged and not theirs.empty):
-            raise ValueError(f"{other!r} has tagged changes, or {self!r}: they can not be merged")
+            raise ValueError(f"{other!r} has tagged changes, or {self!r}: they cannot be merged")
         self.assign(other.xid, parent)
         self.parents |= other.parents
         self._logs += other._logs

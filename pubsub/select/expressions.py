@@ -11,41 +11,28 @@ from sqlglot import exp
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.select import documents, functions, operators
 from pubsub.select.casts import cast, coerced, kept_hint
+from pubsub.select.known_parts import check_parts
 from pubsub.select.literals import interval, number
+from pubsub.select.names import called
 from pubsub.select.scope import Scope, folded, value_of
+from pubsub.select.type_names import type_of
 from pubsub.select.types import (
     BOOL,
     BPCHAR,
-    BYTEA,
     DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
     INT4,
     INT8,
-    INTERVAL,
-    OID,
-    TEXT,
     TIMESTAMP,
     TIMESTAMPTZ,
     UNKNOWN,
-    VARCHAR,
     Type,
     array_of,
-    numeric,
 )
 from pubsub.select.values import NULL, Value, quoted
 
 if TYPE_CHECKING:
     from pubsub.select.translated import Translated
 
-_TYPES: Final = {
-    "BOOLEAN": BOOL, "SMALLINT": INT2, "INT": INT4, "BIGINT": INT8, "FLOAT": FLOAT4, "DOUBLE": FLOAT8, "TEXT": TEXT,
-    "VARCHAR": VARCHAR, "CHAR": BPCHAR, "BPCHAR": BPCHAR, "NAME": TEXT, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
-    "TIMESTAMPTZ": TIMESTAMPTZ, "VARBINARY": BYTEA, "INTERVAL": INTERVAL, "UUID": Type("uuid", kept=True),
-    "JSON": Type("json", kept=True), "JSONB": Type("jsonb", kept=True), "OID": OID, "BIGSERIAL": INT8, "SERIAL": INT4,
-    "TIME": Type("time without time zone", kept=True), "INET": Type("inet", kept=True), "TIMESTAMPNTZ": TIMESTAMP,
-}  # fmt: skip
 _COMPARISONS: Final[dict[type[Any], str]] = {
     exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
     exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM",
@@ -80,7 +67,7 @@ class Expressions:
                 return self.value(node)
             finally:
                 self.grouped = grouped
-        _check_parts(node)
+        check_parts(node)
         match node:
             case exp.Paren():
                 return self.value(node.this)
@@ -192,38 +179,13 @@ class Expressions:
 
     def _cast(self, node: Any) -> Value:
         value = self.value(node.this)
-        wanted, length = self.type_of(node.to)
+        wanted, length = type_of(node.to)
         found = cast(value, wanted)
         if length is not None:
             found = Value(wanted, f"left({found.engine}, {length})")
             if wanted == BPCHAR:
                 found = Value(wanted, f"rpad({found.engine}, {length}, ' ')")
         return found
-
-    def type_of(self, node: Any) -> tuple[Type, int | None]:
-        """Return the type that a cast names, and the length of a character type (None: unlimited)."""
-        kind = node.this.name if hasattr(node.this, "name") else str(node.this)
-        sizes = [one.this.this for one in node.expressions if isinstance(one, exp.DataTypeParam)]
-        shown = node.sql("postgres").lower()
-        if kind in ("DECIMAL", "BIGDECIMAL"):
-            if not sizes:
-                return numeric(0), None
-            precision, scale = int(sizes[0]), int(sizes[1]) if len(sizes) > 1 else 0
-            if not 0 <= scale <= precision <= 38:
-                raise FeatureNotSupported(f"type {shown} is not supported")
-            return numeric(scale), None
-        if kind == "USERDEFINED" or kind not in _TYPES:
-            if kind in ("UNKNOWN", "USERDEFINED"):
-                raise PubsubError(f'type "{shown}" does not exist', sqlstate="42704")
-            raise FeatureNotSupported(f"a cast to type {shown} is not supported")
-        found = _TYPES[kind]
-        if found in (VARCHAR, BPCHAR):
-            return found, int(sizes[0]) if sizes else 1 if kind == "CHAR" else None
-        if sizes and not found.is_time:
-            raise FeatureNotSupported(f"type {shown} is not supported")
-        if sizes and sizes[0] != "6":
-            raise FeatureNotSupported(f"type {shown} is not supported")
-        return found, None
 
     def _is(self, node: Any) -> Value:
         value = self.value(node.this)
@@ -389,7 +351,7 @@ class Expressions:
     # Functions
 
     def _call(self, node: Any) -> Value:
-        name, arguments = _named(node)
+        name, arguments = called(node)
         if name in ("->", "->>"):
             return documents.extracted(name, self.value(arguments[0]), self.value(arguments[1]))
         if name == "extract":
@@ -446,7 +408,7 @@ class Expressions:
         condition = None
         if isinstance(inner, exp.Filter):
             condition, inner = inner.expression.this, inner.this
-        name, arguments = _named(inner)
+        name, arguments = called(inner)
         if name not in functions.AGGREGATES and not (window is not None and name in functions.WINDOWS):
             functions.call(name, [self.value(one) for one in arguments])  # an undefined function is reported first
             raise PubsubError(
@@ -459,7 +421,7 @@ class Expressions:
         if name in functions.AGGREGATES:
             value = self._aggregate(name, arguments, window=window is not None)
         else:
-            value = self._window_call(name, [self.value(one) for one in arguments])
+            value = functions.window(name, [self.value(one) for one in arguments])
         if condition is not None:
             within, self._within = self._within, window is None
             test = self.truth(condition, "FILTER").engine
@@ -479,19 +441,6 @@ class Expressions:
 
     def _typed_window(self, sql: str, type_: Type) -> str:
         return f"CAST({sql} AS BIGINT)" if type_ in (INT8, INT4) else sql
-
-    def _window_call(self, name: str, given: list[Value]) -> Value:
-        type_ = functions.WINDOWS[name]
-        if type_ is not None:
-            if len(given) != (1 if name == "ntile" else 0):
-                raise functions.undefined(name, given)
-            return Value(type_, f"{name}({', '.join(value.engine for value in given)})")
-        if not 1 <= len(given) <= 3 or (len(given) > 1 and not given[1].type.is_integer):
-            raise functions.undefined(name, given)
-        given = [coerced(given[0], TEXT) if given[0].type == UNKNOWN else given[0], *given[1:]]
-        if len(given) == 3:
-            given[2] = coerced(given[2], given[0].type)
-        return Value(given[0].type, f"{name}({', '.join(value.engine for value in given)})")
 
     def _over(self, window: Any) -> str:
         alias = window.args.get("alias")
@@ -524,27 +473,6 @@ class Expressions:
         return f"{text} {str(side).upper()}" if side else text
 
 
-#: The parts of each node that are read here, besides `this`, `expression` and `expressions`.
-_KNOWN_PARTS: Final[dict[type[Any], tuple[str, ...]]] = {
-    exp.Column: ("table", "db"), exp.Literal: ("is_string",), exp.Cast: ("to", "_type"), exp.Is: ("negate",),
-    exp.Between: ("low", "high", "symmetric"), exp.In: ("query",), exp.Case: ("ifs", "default"), exp.DPipe: ("safe",),
-    exp.Like: ("negate",), exp.ILike: ("negate",), exp.AtTimeZone: ("zone",), exp.Array: ("value_constructor",),
-    exp.Bracket: ("offset",), exp.Window: ("partition_by", "order", "spec", "over", "alias"),
-    exp.Substring: ("start", "length"), exp.StrPosition: ("substr",), exp.Trim: ("position",),
-    exp.Div: ("typed", "safe"), exp.Subquery: ("with_", "order", "limit", "offset"),
-}  # fmt: skip
-
-
-def _check_parts(node: Any) -> None:
-    """Raise FeatureNotSupported for a node with parts that are not read here, so that none is silently ignored."""
-    if isinstance(node, exp.Query):
-        return
-    known = ("this", "expression", "expressions", *_KNOWN_PARTS.get(type(node), ()))
-    for part, value in node.args.items():
-        if value and part not in known:
-            raise FeatureNotSupported(f"{part.strip('_').upper()} is not supported: {node.sql('postgres')}")
-
-
 def _chained(node: Any) -> list[Any]:
     """Return the operands of a chain of ANDs or of ORs, in order.  A loop, so that long chains need no recursion."""
     found = [node.expression]
@@ -560,88 +488,3 @@ def direction(node: Any, sql: str) -> str:
     descending = bool(node.args.get("desc"))
     nulls = "FIRST" if node.args.get("nulls_first") else "LAST"
     return f"{sql} {'DESC' if descending else 'ASC'} NULLS {nulls}"
-
-
-#: Returns a call's function name and arguments; special syntax becomes the function that PostgreSQL translates it to.
-def _named(node: Any) -> tuple[str, list[Any]]:
-    match node:
-        case exp.Anonymous():
-            name = node.this if isinstance(node.this, str) else folded(node.this)
-            return name.lower(), list(node.expressions)
-        case exp.Dot() if isinstance(node.expression, exp.Anonymous):
-            if folded(node.this) != "pg_catalog":
-                raise PubsubError(f'schema "{folded(node.this)}" does not exist', sqlstate="3F000")
-            return _named(node.expression)
-        case exp.Substring():
-            return "substring", [
-                one for one in (node.this, node.args.get("start"), node.args.get("length")) if one is not None
-            ]
-        case exp.StrPosition():
-            return "position", [node.this, node.args["substr"]]
-        case exp.Trim():
-            name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or "").upper(), "btrim")
-            return name, [one for one in (node.this, node.expression) if one]
-        case exp.Extract():
-            return "extract", [node.expression]
-        case exp.CurrentTimestamp():
-            return "current_timestamp", []
-        case exp.CurrentDate():
-            return "current_date", []
-        case exp.JSONExtract() | exp.JSONExtractScalar():
-            raise FeatureNotSupported("paths into json are supported with -> and ->> only")
-        case _:
-            raise FeatureNotSupported(f"{node.sql('postgres')} is not supported")
-
-
-def figure_name(node: Any) -> str:
-    """Return the name for a column without an alias (parse_target.c: FigureColname)."""
-    return _figured(node)[0]
-
-
-def _figured(node: Any) -> tuple[str, int]:
-    match node:
-        case exp.Column():
-            return folded(node.this), 2
-        case exp.Alias():
-            return folded(node.args["alias"]), 2
-        case exp.Paren() | exp.Window() | exp.Filter() | exp.Bracket() | exp.Distinct():
-            return _figured(node.this)
-        case exp.Cast():
-            inner, strength = _figured(node.this)
-            return (inner, strength) if strength > 1 else (_cast_name(node.to), 1)
-        case exp.Interval():
-            return "interval", 1
-        case exp.Case():
-            inner, strength = _figured(node.args["default"]) if node.args.get("default") is not None else ("", 0)
-            return (inner, strength) if strength > 1 else ("case", 1)
-        case exp.Exists():
-            return "exists", 2
-        case exp.Array():
-            return "array", 2
-        case exp.Subquery() | exp.Select():
-            query = node
-            while isinstance(query, exp.Subquery | exp.SetOperation):
-                query = query.this
-            return _figured(query.expressions[0]) if query.expressions else ("?column?", 0)
-        case exp.AtTimeZone():
-            return "timezone", 2
-        case exp.Anonymous() if node.this in ("->", "->>"):
-            return "?column?", 0
-        case exp.Anonymous() | exp.Dot() | exp.Substring() | exp.StrPosition() | exp.Trim() | exp.Extract():
-            return _named(node)[0], 2
-        case exp.CurrentTimestamp() | exp.CurrentDate():
-            return _named(node)[0], 2
-        case _:
-            return "?column?", 0
-
-
-def _cast_name(node: Any) -> str:
-    from pubsub.select.types import internal_name
-
-    kind = node.this.name if hasattr(node.this, "name") else str(node.this)
-    if kind in ("DECIMAL", "BIGDECIMAL"):
-        return "numeric"
-    found = _TYPES.get(kind)
-    if kind == "TEXT" or found is None:
-        return node.sql("postgres").lower() if found is None else "text"
-    return internal_name(found)

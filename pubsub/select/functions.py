@@ -416,3 +416,18 @@ def aggregate(name: str, given: Sequence[Value], *, distinct: bool, order: str, 
 
 def _distinct(distinct: bool) -> str:
     return "DISTINCT " if distinct else ""
+
+
+def window(name: str, given: list[Value]) -> Value:
+    """Translate a call of a window function, without its OVER.  Raises PubsubError if there is none for the arguments."""
+    type_ = WINDOWS[name]
+    if type_ is not None:
+        if len(given) != (1 if name == "ntile" else 0):
+            raise undefined(name, given)
+        return Value(type_, f"{name}({', '.join(value.engine for value in given)})")
+    if not 1 <= len(given) <= 3 or (len(given) > 1 and not given[1].type.is_integer):
+        raise undefined(name, given)
+    given = [coerced(given[0], TEXT) if given[0].type == UNKNOWN else given[0], *given[1:]]
+    if len(given) == 3:
+        given[2] = coerced(given[2], given[0].type)
+    return Value(given[0].type, f"{name}({', '.join(value.engine for value in given)})")

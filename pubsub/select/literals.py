@@ -9,7 +9,7 @@ import re
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
@@ -223,7 +223,7 @@ def _invalid(text: str, type_: Type, sqlstate: str = "22P02") -> PubsubError:
     return PubsubError(f'invalid input syntax for type {type_.name}: "{text}"', sqlstate=sqlstate)
 
 
-def shown(value: Any, type_: Type) -> str:
+def shown(value: object, type_: Type) -> str:
     """Return a value's text as a cast to text gives it."""
     from pubsub.texts import text
 

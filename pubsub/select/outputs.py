@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.select.translated import Output, Translated
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: DataFusion's errors at run time, with PostgreSQL's messages and SQLSTATEs.
 _COMPLAINTS: Final = (
@@ -45,14 +48,14 @@ _NAMES: Final = (
 )
 
 
-def rows(table: Any, translated: Translated) -> list[tuple[Any, ...]]:
-    """Return the rows of an Arrow table, as Python values."""
+def rows(table: pa.Table, translated: Translated) -> list[tuple[Any, ...]]:
+    """Return the rows of a table, as Python values."""
     held = dict(zip(table.column_names, table.columns, strict=True))
     columns = [_column(held, column) for column in translated.columns]
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
 
 
-def _column(held: dict[str, Any], column: Output) -> Sequence[Any]:
+def _column(held: dict[str, pa.ChunkedArray], column: Output) -> Sequence[Any]:
     if column.exact is not None:
         leaves = [held[leaf].to_pylist() for leaf in column.leaves]
         return [column.exact.apply(row) for row in zip(*leaves, strict=True)]

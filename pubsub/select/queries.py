@@ -14,15 +14,16 @@ from typing import Any, Final
 from sqlglot import exp
 
 from pubsub.errors import FeatureNotSupported, PubsubError
-from pubsub.select import functions, operators
+from pubsub.select import functions
 from pubsub.select.casts import coerced, interval_shown
-from pubsub.select.expressions import Expressions, direction, figure_name
-from pubsub.select.scope import Column, Scope, folded, value_of
+from pubsub.select.expressions import Expressions, direction
+from pubsub.select.names import figure_name
+from pubsub.select.relations import Relations, kept_whole, renamed
+from pubsub.select.scope import Scope, folded, value_of
 from pubsub.select.translated import Finder, Output, Relation, Translated
 from pubsub.select.types import INTERVAL, TEXT, UNKNOWN, Type, common
-from pubsub.select.values import Value, composed, name
+from pubsub.select.values import Value
 
-_NULL: Final = re.compile(r"(?<!IS )(?<!IS NOT )\bNULL\b")
 _SETS: Final = {"Union": "UNION", "Intersect": "INTERSECT", "Except": "EXCEPT"}
 #: The parts of a SELECT that are translated or refused by `_select`; any other part is refused by name.
 _PARTS: Final = frozenset(
@@ -83,6 +84,9 @@ class Queries:
             del self.common_tables[opened:]
         return replace(found, sql=text + found.sql)
 
+    def _relations(self) -> Relations:
+        return Relations(self.find, self.query, self._new, self.common_tables)
+
     def _new(self, letter: str) -> str:
         self.names += 1
         return f"{letter}{self.names}"
@@ -97,7 +101,7 @@ class Queries:
                 raise PubsubError(f'WITH query name "{title}" specified more than once', sqlstate="42712")
             found = self.query(one.this, parent)
             engine = self._new("q")
-            titles = _renamed(one.args["alias"], [column.name for column in found.columns], title)
+            titles = renamed(one.args["alias"], [column.name for column in found.columns], title)
             known[title] = Relation(
                 engine, tuple((title, c.engine, c.type) for title, c in zip(titles, found.columns, strict=True))
             )
@@ -116,7 +120,9 @@ class Queries:
             raise FeatureNotSupported("this form of SELECT is not supported")
         source = node.args.get("from_")
         scope = Scope(parent)
-        from_ = self._from(source.this, node.args.get("joins") or [], scope) if source is not None else None
+        from_ = (
+            self._relations().clause(source.this, node.args.get("joins") or [], scope) if source is not None else None
+        )
         if source is not None and not node.expressions:
             raise FeatureNotSupported("a SELECT without columns is not supported")
         read = Expressions(scope, self.query)
@@ -143,7 +149,7 @@ class Queries:
         if from_ is not None:
             sql += f" FROM {from_}"
         if condition is not None:
-            sql += f" WHERE {_kept_whole(condition, from_ or '')}"
+            sql += f" WHERE {kept_whole(condition, from_ or '')}"
         if groups:
             sql += f" GROUP BY {', '.join(dict.fromkeys(value.engine for _, value in groups))}"
         if test is not None:
@@ -345,138 +351,6 @@ class Queries:
         sql = f"SELECT * FROM (VALUES {text}) AS {self._new('f')}({titles})"
         return self._modified(sql, tuple(columns), node)
 
-    # FROM
-
-    def _from(self, first: Any, joins: list[Any], scope: Scope) -> str:
-        """Translate FROM; `scope` receives the relations' names and columns."""
-        inner = first.args.get("joins") or []
-        sql = self._relation(first, scope)
-        for join in [*inner, *joins]:
-            side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
-            method = str(join.args.get("method") or "").upper()
-            if (
-                method not in ("", "NATURAL")
-                or kind not in ("", "INNER", "OUTER", "CROSS")
-                or side not in ("", "LEFT", "RIGHT", "FULL")
-            ):
-                raise FeatureNotSupported(
-                    f"{' '.join(one for one in (method, side, kind) if one)} JOIN is not supported"
-                )
-            right = Scope(scope.parent)
-            other = self._relation(join.this, right)
-            for one in join.this.args.get("joins") or []:
-                raise FeatureNotSupported(f"joins within parentheses are not supported: {one.sql('postgres')}")
-            for title in right.schemas:
-                if title in scope.schemas:
-                    raise PubsubError(f'table name "{title}" specified more than once', sqlstate="42712")
-            using = [folded(one.this if isinstance(one, exp.Column) else one) for one in join.args.get("using") or []]
-            if method == "NATURAL":
-                left_names = [one.name for one in scope.columns]
-                using = [one.name for one in right.columns if one.name in left_names]
-                using.sort(key=left_names.index)
-            merged = [self._merged(title, side, scope, right) for title in using]
-            scope.schemas |= right.schemas
-            scope.aliases |= right.aliases
-            scope.hidden += right.hidden + [one for one in (*scope.columns, *right.columns) if one.name in using]
-            rest = [one for one in (*scope.columns, *right.columns) if one.name not in using]
-            scope.columns = [one for one, _ in merged] + rest
-            word = f"{side} JOIN" if side else "JOIN"
-            on = join.args.get("on")
-            if on is not None:
-                read = Expressions(scope, self.query, clause="JOIN conditions")
-                condition = _kept_whole(read.truth(on, "JOIN/ON").engine)
-                sql = f"{sql} {word} {other} ON {condition}"
-            elif merged:
-                sql = f"{sql} {word} {other} ON {' AND '.join(condition for _, condition in merged)}"
-            elif side:
-                raise PubsubError("syntax error at end of input", sqlstate="42601")
-            else:
-                sql = f"{sql} CROSS JOIN {other}"
-        return sql
-
-    def _merged(self, title: str, side: str, left: Scope, right: Scope) -> tuple[Column, str]:
-        """Return the merged column of USING, and the join condition."""
-        found = []
-        for scope, where in ((left, "left"), (right, "right")):
-            same = [one for one in scope.columns if one.name == title]
-            if not same:
-                message = f'column "{title}" specified in USING clause does not exist in {where} table'
-                raise PubsubError(message, sqlstate="42703")
-            if len(same) > 1:
-                message = f'common column name "{title}" appears more than once in {where} table'
-                raise PubsubError(message, sqlstate="42702")
-            found.append(value_of(same[0]))
-        condition = operators.comparison("=", *found).engine
-        if side == "FULL":
-            type_, values = functions.unified("JOIN/USING", found)
-            merged = Value(type_, f"coalesce({', '.join(value.engine for value in values)})")
-        else:
-            merged = found[side == "RIGHT"]
-        return Column(title, merged.engine, merged.type, None), condition
-
-    def _relation(self, node: Any, scope: Scope) -> str:
-        """Translate one relation of FROM, under a generated name; `scope` receives its columns."""
-        alias = node.args.get("alias")
-        title = folded(alias.this) if alias is not None and alias.this is not None else None
-        schema: str | None = None
-        match node:
-            case exp.Table() if isinstance(node.this, exp.Identifier):
-                parts = [
-                    folded(one) if one else None for one in (node.args.get("catalog"), node.args.get("db"), node.this)
-                ]
-                for part in ("sample", "pivots", "hints", "version", "ordinality", "partition", "rows_from"):
-                    if node.args.get(part):
-                        raise FeatureNotSupported(f"{part.upper()} in FROM is not supported")
-                target, schema, table = parts
-                assert table is not None
-                known = self._common_table(table) if schema is None else None
-                found = known or self.find(target, schema, table)
-                if title is not None and title != table:
-                    scope.aliases[table] = title
-                schema = None if title is not None or known else schema
-                title = title or table
-            case exp.Subquery() | exp.Values():
-                query = self.query(node.this if isinstance(node, exp.Subquery) else node, scope.parent)
-                found = Relation(f"({query.sql})", tuple((c.name, c.engine, c.type) for c in query.columns))
-            case exp.Table():
-                call = node.this
-                shown = call.this if isinstance(call, exp.Anonymous) else call.sql("postgres")
-                raise FeatureNotSupported(f"the function {str(shown).lower()} in FROM is not supported")
-            case exp.Lateral():
-                raise FeatureNotSupported("LATERAL is not supported")
-            case _:
-                raise FeatureNotSupported(f"{node.sql('postgres')} in FROM is not supported")
-        engine = self._new("f")
-        titles = _renamed(alias, [one[0] for one in found.columns], title or "")
-        hidden = title or f"*{engine}*"
-        scope.schemas[hidden] = schema
-        scope.columns += [
-            Column(shown, f"{engine}.{name(column)}", type_, hidden)
-            for shown, (_, column, type_) in zip(titles, found.columns, strict=True)
-        ]
-        return f"{found.sql} AS {engine}"
-
-    def _common_table(self, title: str) -> Relation | None:
-        return next((one[title] for one in reversed(self.common_tables) if title in one), None)
-
-
-def _kept_whole(condition: str, from_: str = "") -> str:
-    """Return the condition, put under IS TRUE if it or `from_` contains a NULL literal.
-
-    The reader of Delta tables splits a condition at its ANDs and drops a NULL operand as if it were true.  It does not
-    split a condition under IS TRUE.
-    """
-    return f"({condition}) IS TRUE" if _NULL.search(condition) or _NULL.search(from_) else condition
-
-
-def _renamed(alias: Any, names: list[str], title: str) -> list[str]:
-    columns = [folded(one) for one in alias.args.get("columns") or []] if alias is not None else []
-    if len(columns) > len(names):
-        raise PubsubError(
-            f'table "{title}" has {len(names)} columns available but {len(columns)} columns specified', sqlstate="42P10"
-        )
-    return columns + names[len(columns) :]
-
 
 def _modified(node: Any) -> bool:
     return any(node.args.get(part) for part in ("order", "limit", "offset", "with_"))
@@ -615,6 +489,3 @@ def _as_type(value: Value, type_: Type) -> Value:
     if type_.name == "numeric" and not type_.kept:
         return Value(type_, f"CAST({value.engine} AS {type_.engine})")
     return value if (value.type.name, value.type.kept) == (type_.name, type_.kept) else cast(value, type_)
-
-
-__all__ = ["Finder", "Output", "Queries", "Relation", "Translated", "composed"]

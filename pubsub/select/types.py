@@ -7,9 +7,10 @@ operations that give the same result on the text.  A `numeric` has a scale, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pubsub.protocol.contract import BY_OID
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DIGITS: Final = 38
 """The precision of DataFusion's widest decimal with arithmetic."""
@@ -171,9 +172,11 @@ def bits_of(type_: Type) -> int:
     return _INTEGERS[type_.name]
 
 
-def of_column(arrow: Any, oid: int | None) -> Type:
+def of_column(arrow: pa.DataType, oid: int | None) -> Type:
     """Return the type of a Delta table's column, from its Arrow type and the publisher's oid (None: not known)."""
     import pyarrow.types as kinds
+
+    from pubsub.protocol.type_contract import BY_OID
 
     rule = BY_OID.get(oid or 0)
     if kinds.is_list(arrow) or kinds.is_large_list(arrow):
@@ -201,6 +204,8 @@ def of_column(arrow: Any, oid: int | None) -> Type:
 
 def typed_name(oid: int, modifier: int) -> str:
     """Return a type's name and modifier as format_type does; OTHER for a type without a known oid."""
+    from pubsub.protocol.type_contract import BY_OID  # imports pyarrow, which a query on views does without
+
     rule = BY_OID.get(oid)
     if rule is None:
         return _ARRAYS.get(oid, OTHER)

@@ -206,9 +206,10 @@ class Grammar:
         return Owner(name)
 
     def _drop(self) -> DropSubscription:
-        if_exists = self._took("if")
-        if if_exists:
-            self._word("exists")
+        start = self._place
+        if_exists = self._took("if") and self._took("exists")
+        if not if_exists:
+            self._place = start  # a subscription may be named "if"
         name = self._name()
         cascade = self._took("cascade")
         if not cascade:

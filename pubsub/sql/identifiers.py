@@ -95,7 +95,7 @@ def qualified(names: list[str]) -> QualifiedName:
 def encode_path(name: str) -> str:
     """Encode a name as one part of a path.  Raises PubsubError for an empty one, which would be the folder itself."""
     if not name:
-        raise PubsubError("a name in the warehouse can not be empty", sqlstate="42602")
+        raise PubsubError("a name in the warehouse cannot be empty", sqlstate="42602")
     return "".join(chr(byte) if byte in _SAFE else f"-{byte:02x}" for byte in name.encode())
 
 

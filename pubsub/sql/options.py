@@ -28,7 +28,7 @@ DroppedColumns = Literal["keep", "drop"]
 TwoPhaseState = Literal["d", "p", "e"]
 OptionValue = str | int | Decimal | None
 
-#: Options that say what one command does; nothing of them is stored.
+#: Options that concern one command only and are not stored.
 COMMAND_OPTIONS: Final = frozenset({"connect", "create_slot", "copy_data", "refresh"})
 
 BATCH_ROWS: Final = Parameter("batch_rows", "", 1)
@@ -85,7 +85,7 @@ class SubscriptionOptions:
     specified: frozenset[str] = frozenset()
 
     def merge(self, changes: SubscriptionOptions) -> SubscriptionOptions:
-        """These options with what `changes` specified in their place: ALTER SUBSCRIPTION … SET."""
+        """Return these options, replaced by those that `changes` specifies: ALTER SUBSCRIPTION … SET."""
         given = {name: getattr(changes, name) for name in changes.specified}
         return replace(self, **given, specified=self.specified | changes.specified)
 
@@ -115,7 +115,7 @@ CREATE_OPTIONS: Final = ("connect", "enabled", "create_slot", "copy_data", "crea
 #: By the form of ALTER SUBSCRIPTION.  `target` and `create_tables` are decided at CREATE: tables do not move.
 SET_OPTIONS: Final = (*STORED_OPTIONS, "create_tables")
 SET_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
-#: `copy_data` is taken and means nothing, as in PostgreSQL: no table is added.
+#: `copy_data` is accepted without effect, as in PostgreSQL: no table is added.
 DROP_PUBLICATION_OPTIONS: Final = ("copy_data", "refresh")
 REFRESH_OPTIONS: Final = ("copy_data",)
 SKIP_OPTIONS: Final = ("lsn",)
@@ -154,7 +154,7 @@ def resolve(options: Iterable[Option], allowed: Iterable[str], statement: str = 
 
 
 def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
-    """The finish LSN of ALTER SUBSCRIPTION … SKIP (lsn = …); INVALID_LSN for NONE.  Raises in PostgreSQL's words."""
+    """Return the finish LSN of ALTER SUBSCRIPTION … SKIP (lsn = …); INVALID_LSN for NONE.  Raises in PostgreSQL's words."""
     lsn: Lsn | None = None
     for option in options:
         if option.name not in SKIP_OPTIONS:
@@ -173,7 +173,7 @@ def resolve_skip(options: Iterable[Option], statement: str = "") -> Lsn:
 
 
 def written(options: SubscriptionOptions) -> list[Option]:
-    """The options that were specified, as a statement would give them; `resolve` reads them back."""
+    """Return the specified options as a statement would give them; `resolve` reads them back."""
     return [
         Option(name, _written(name, getattr(options, name)))
         for name in (*CREATE_OPTIONS, "refresh")
@@ -232,7 +232,7 @@ def _streaming(option: Option) -> Streaming:
 
 
 def _slot_name(option: Option) -> str | None:
-    """slot.c: ReplicationSlotValidateName."""
+    """Check the name as slot.c: ReplicationSlotValidateName does."""
     name = _string(option)
     if name == "none":
         return None
@@ -255,7 +255,7 @@ def _stop_lsn(option: Option) -> Lsn | None:
 
 
 def _synchronous_commit(option: Option) -> str:
-    """guc_tables.c: synchronous_commit_options, the hidden spellings included."""
+    """Read the value in any spelling of guc_tables.c: synchronous_commit_options, the hidden ones included."""
     text = _string(option)
     hidden = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
     found = hidden.get(text.lower(), text.lower())

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import psycopg
@@ -28,6 +28,9 @@ from psycopg import sql
 
 from pubsub.errors import UndefinedTable
 from pubsub.testing import nested
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 Row = tuple[str | None, ...]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -132,14 +135,14 @@ def compare_tables(
         )
 
 
-def _import_snapshot(connection: psycopg.Connection[Any], snapshot: str | None) -> None:
+def _import_snapshot(connection: psycopg.Connection, snapshot: str | None) -> None:
     """Adopt an exported snapshot, if there is one; must be the transaction's first statement."""
     if snapshot is not None:
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
 
 
 def _describe(
-    connection: psycopg.Connection[Any], table: str, columns: Sequence[str] | None, types: Mapping[str, Any]
+    connection: psycopg.Connection, table: str, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
 ) -> tuple[list[str], tuple[str, ...], str]:
     """Return the columns to compare, the primary key's columns (empty without a key), and the text after FROM."""
     try:
@@ -228,7 +231,7 @@ class _Side:
 class _Publisher(_Side):
     def __init__(
         self,
-        connection: psycopg.Connection[Any],
+        connection: psycopg.Connection,
         statement: bytes,
         kinds: Sequence[pa.DataType],
         snapshot: str | None,
@@ -276,7 +279,7 @@ class _Publisher(_Side):
 
 
 class _Delta(_Side):
-    def __init__(self, table: Any, columns: Sequence[str], kinds: Sequence[pa.DataType]) -> None:
+    def __init__(self, table: DeltaTable, columns: Sequence[str], kinds: Sequence[pa.DataType]) -> None:
         super().__init__([_from_delta(kind) for kind in kinds])
         self._table = table
         self._kinds = kinds
@@ -296,7 +299,9 @@ class _Delta(_Side):
             reader = pa.RecordBatchReader.from_batches(schema, self._rendered(reader, places, schema))
         yield reader
 
-    def _rendered(self, reader: Any, places: Sequence[int], schema: pa.Schema) -> Iterator[Any]:
+    def _rendered(
+        self, reader: pa.RecordBatchReader, places: Sequence[int], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
         for batch in reader:
             columns = list(batch.columns)
             for place in places:
@@ -360,7 +365,7 @@ def _from_delta(kind: pa.DataType) -> str:
     return text
 
 
-def _cast(column: Any, kind: pa.DataType) -> Any:
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast a column to the table's own type: DataFusion reads strings as views, also within structs."""
     return column if column.type == kind else column.cast(kind)
 

@@ -135,7 +135,7 @@ def spark() -> Iterator[Spark]:
     """The one Spark of the test process; its JVM compiles quickly rather than well."""
     with tempfile.TemporaryDirectory(prefix="pubsub-spark-") as home:
         spark = Spark(Path(home), conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-        spark.start()
+        spark.running()
         yield spark
         spark.stop()
 

@@ -27,13 +27,13 @@ def is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind))
 
 
-def texts(column: Any) -> pa.Array:
-    """Return the texts of a nested column (a pyarrow Array)."""
+def texts(column: pa.Array) -> pa.LargeStringArray:
+    """Return the texts of a nested column."""
     write = _writer(column.type)
     return pa.array([None if value is None else write(value) for value in _python(column)], pa.large_string())
 
 
-def _python(column: Any) -> list[Any]:
+def _python(column: pa.Array) -> list[Any]:
     if _is_variant(column.type):
         return [None if one is None else (one["metadata"], one["value"]) for one in column.to_pylist()]
     return list(column.to_pylist())

@@ -198,7 +198,7 @@ class EmbeddedPostgres:
             words["password"] = self.password
         return libpq_conninfo.make_conninfo(**(words | more))
 
-    def connect(self, dbname: str = "postgres") -> psycopg.Connection[tuple[Any, ...]]:
+    def connect(self, dbname: str = "postgres") -> psycopg.Connection:
         """Open a connection in autocommit mode."""
         return psycopg.connect(self.conninfo(dbname), autocommit=True)
 

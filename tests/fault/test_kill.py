@@ -18,7 +18,7 @@ from tests.support.replica import Faults, wait_until
 
 
 @pytest.mark.full
-def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+def test_killed_in_states_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """A table killed in these states is copied again, with a new slot, snapshot and generation."""
     fault.arm("init public.a", "kill")
     subscribed.subscribe()
@@ -54,7 +54,7 @@ def test_killed_in_i_and_d(subscribed: Subscribed, daemon: Daemon, fault: Faults
     assert subscribed.relations()["a"].copy_generation == 5, "a copy that was committed is recognised"
 
 
-def test_killed_in_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+def test_killed_in_states_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """The copy is not made again; each worker continues where its predecessor was killed."""
     (oid,) = subscribed.database.query("SELECT 'a'::regclass::oid")[0]
     fault.arm("copy committed public.a")
@@ -187,7 +187,7 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
 
 
 @pytest.mark.full
-def test_a_daemon_that_is_told_to_end_leaves_nothing_undone(subscribed: Subscribed, daemon: Daemon) -> None:
+def test_a_daemon_that_is_stopped_leaves_nothing_undone(subscribed: Subscribed, daemon: Daemon) -> None:
     subscribed.grow()
     subscribed.subscribe()
     subscribed.assert_equal()

@@ -14,6 +14,7 @@ from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit
 from pubsub.protocol.lsn import Lsn
 from tests.fault.daemon import Daemon, Subscribed
+from tests.support.json_transactions import JsonTransactions
 from tests.support.replica import Faults
 
 
@@ -56,7 +57,7 @@ def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon
     subscribed.assert_equal(("a", "keyless", "c"))
 
 
-def test_what_others_commit_while_no_daemon_runs(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+def test_commits_of_other_writers_while_no_daemon_runs(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.subscribe()
     subscribed.assert_equal()
     relation = subscribed.relations()["a"]
@@ -64,7 +65,8 @@ def test_what_others_commit_while_no_daemon_runs(subscribed: Subscribed, daemon:
     target = table.load(relation.path, "public.a", relation.definition)
     deleted = pa.table({"id": pa.array([10], target.schema.field("id").type)})
     arrow_writer.commit(
-        DirectStaged(target, TableLog(target.path), [], deleted, None, False, 1), Commit("others", Lsn(1), Lsn(1))
+        DirectStaged(target, TableLog(target.path, JsonTransactions()), [], deleted, None, False, 1),
+        Commit("others", Lsn(1), Lsn(1)),
     )
     subscribed.database.execute("UPDATE a SET n = 5 WHERE id IN (10, 11)")
     # The foreign commit is stored before the batch that met it is in Delta, and stays stored.

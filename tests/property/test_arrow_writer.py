@@ -5,11 +5,13 @@ Files are split, merged and checkpointed after a few rows.  A second writer trie
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import tempfile
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,18 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pubsub.delta import arrow_writer, data_files, log, tidying
+from pubsub.delta import arrow_writer, data_files, file_rows
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.housekeeping import choose_files
+from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Operation, Request
 from pubsub.protocol.lsn import Lsn
 from tests.property.test_fold import KEYS, VALUES, History, Row, folded_of, play, steps
+from tests.support.json_transactions import JsonTransactions
 
 # Enough rows that a file loses some in one batch, more in the next, and keeps a few.
 MANY: dict[str, tuple[list[pa.Field], list[Row]]] = KEYS | {
@@ -44,28 +50,41 @@ def rows_of(path: str) -> list[Row]:
     return sorted((tuple(row.values()) for row in pa.table(found).to_pylist()), key=repr)
 
 
+def _has_empty(by: Sequence[str], fields: Sequence[pa.Field], keys: Sequence[Row]) -> bool:
+    """Return whether a key has an empty text in a partition column: those are refused."""
+    return any(field.name in by and any(key[place] == "" for key in keys) for place, field in enumerate(fields))
+
+
 def no_orphans(path: Path) -> None:
     """Assert that some commit of the log names every data file and deletion vector, and that nothing else is there."""
     named = "".join(each.read_text("utf-8") for each in (path / "_delta_log").glob("*.json"))
-    for file in path.glob("*.parquet"):
+    for file in path.rglob("part-*.parquet"):
         assert file.name in named, file.name
     assert not list((path / "_delta_log").glob(".*"))
 
 
-class Rival:
-    """Another writer, which commits a version of its own just before every other commit."""
+def partition(path: str, names: Sequence[str]) -> None:
+    """Partition a table that was just created, as another engine would have."""
+    commit = Path(path) / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["partitionColumns"] = list(names)
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._put = TableLog._put
+
+class Rival(JsonTransactions):
+    """Another writer commits just before every other commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.turn = 0
-        patch.setattr(TableLog, "_put", lambda log, version, data: self.put(log, version, data))
 
-    def put(self, log: TableLog, version: int, data: bytes) -> None:
+    def commit(self, request: Request) -> str:
         self.turn += 1
         if self.turn % 2:
-            line = {"commitInfo": {"timestamp": 0, "operation": "SET TBLPROPERTIES"}}
-            self._put(log, version, (json.dumps(line) + "\n").encode())
-        self._put(log, version, data)
+            super().commit(replace(request, actions=(), operation=Operation.ALTER, user_metadata=None))
+        return super().commit(request)
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,15 +96,19 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
     home = Path(tempfile.mkdtemp(prefix="pubsub-direct-"))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tidying, "_MERGE", data.draw(st.sampled_from([3, 8])))
+            patch.setattr(choose_files, "_MERGE", data.draw(st.sampled_from([3, 8])))
+            patch.setattr(choose_files, "_WORN_ROWS", data.draw(st.sampled_from([1, 8192])))
             patch.setattr(data_files, "_SPLIT_ROWS", 9)
             patch.setattr(data_files, "_ROW_GROUP_ROWS", 2)
-            patch.setattr(log, "_CHECKPOINT_INTERVAL", 4)
+            patch.setattr(JsonTransactions, "checkpoint_interval", 4)
+            transactions = Rival() if rival else JsonTransactions()
             table = TargetTable(str(home / "t"), pa.schema(fields), names, "public.t")
-            assert delta.create_directly(table, {"pubsub.node": "1"})
-            stage = Stage(home / "stage")
-            if rival:
-                Rival(patch)
+            assert delta.create_empty(JsonTransactions(), table, {"pubsub.node": "1"})
+            exact = [one.name for one in fields if not pa.types.is_binary(one.type) and one.name != "v"]
+            by = data.draw(st.lists(st.sampled_from(exact), unique=True, max_size=2))
+            by = [] if _has_empty(by, key_fields, keys) else by
+            partition(table.path, by)
+            stage = Stage(home / "stage", transactions)
             held: Lsn | None = None
             rows: dict[Row, Row] = {}
             first = History(key_fields + VALUES, len(key_fields), full, {})
@@ -106,24 +129,28 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                     arrow_writer.commit(staged, record)
                     discard(staged)
                 held = record.last
-                tidying.merge_small(staged.log, table)
-                tidying.checkpoint(staged.log)
+                choose = partial(choose_files.choose_files, rows_in=partial(file_rows.rows_in, staged.log))
+                rewrite(staged.log, lambda: table, choose)
                 assert rows_of(table.path) == sorted(rows.values(), key=repr)
+                files = list(staged.log.files.values())
+                read = pa.concat_tables(file_rows.live_rows(staged.log, files, table)) if files else None
+                found = [tuple(row.values()) for row in read.to_pylist()] if read else []
+                assert sorted(found, key=repr) == sorted(rows.values(), key=repr)
                 assert delta.committed_lsn(table.path, "app") == record.last
                 no_orphans(home / "t")
                 if data.draw(st.booleans()):
                     # A new process knows only what the log says.
-                    stage = Stage(home / "stage")
-            assert len(DeltaTable(table.path).file_uris()) < 12
+                    stage = Stage(home / "stage", transactions)
+            assert len(DeltaTable(table.path).file_uris()) < 12 or by
     finally:
         shutil.rmtree(home)
 
 
 def test_a_batch_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
-    assert delta.create_directly(table, {})
+    assert delta.create_empty(JsonTransactions(), table, {})
     files: Any = data_files.write_table(table, pa.table({"id": pa.array([1, 2], pa.int64())}))
-    log_of = arrow_writer.log_of(table.path)
+    log_of = arrow_writer.log_of(table.path, JsonTransactions())
     assert log_of is not None
     discard(DirectStaged(table, log_of, files, None, None, False, 2))
     assert list((tmp_path / "t").glob("*.parquet")) == []
@@ -134,10 +161,9 @@ def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
 ) -> None:
     """The worst moment: staging reads the new version during the commit, and records it only after the commit did."""
     table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
-    assert delta.create_directly(table, {})
-    stage = Stage(tmp_path / "stage")
+    assert delta.create_empty(JsonTransactions(), table, {})
     following: list[DirectStaged] = []
-    put, read = TableLog._put, TableLog._read
+    read = TableLog.actions
     has_read, committed = threading.Event(), threading.Event()
 
     def write(number: int) -> None:
@@ -156,33 +182,22 @@ def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
             assert committed.wait(60)
         return actions
 
-    def put_while_staging(log: TableLog, version: int, data: bytes) -> None:
-        put(log, version, data)
-        staging.start()
-        while staging.is_alive() and not has_read.wait(0.01):
-            pass
+    class WhileStaging(JsonTransactions):
+        def commit(self, request: Request) -> str:
+            txn_id = super().commit(request)
+            if not staging.ident:
+                staging.start()
+                while staging.is_alive() and not has_read.wait(0.01):
+                    pass
+            return txn_id
 
+    stage = Stage(tmp_path / "stage", WhileStaging())
     write(1)
     with monkeypatch.context() as patch:
-        patch.setattr(TableLog, "_put", put_while_staging)
-        patch.setattr(TableLog, "_read", read_slowly)
+        patch.setattr(TableLog, "actions", read_slowly)
         arrow_writer.commit(following[0], Commit("app", Lsn(1), Lsn(1)))
         committed.set()
         staging.join()
     arrow_writer.commit(following[1], Commit("app", Lsn(2), Lsn(2), before=Lsn(1)))
     assert DeltaTable(table.path).version() == 2
     assert rows_of(table.path) == [(1,), (2,)]
-
-
-def test_a_file_system_without_hard_links_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
-    assert delta.create_directly(table, {})
-
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(log.os, "link", refused)
-    assert arrow_writer.log_of(table.path) is None
-    other = TargetTable(str(tmp_path / "u"), table.schema, ("id",), "public.u")
-    assert not delta.create_directly(other, {})
-    assert not list((tmp_path / "u" / "_delta_log").iterdir())

@@ -124,8 +124,8 @@ def commit(
 ) -> None:
     """Commit as the pipeline does: all tables are staged before any is committed.  `only` names those committed."""
     batch.read_messages()
-    prepared = stage_batch(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
-    commit_prepared(delta, prepared, versions, only)
+    tables = stage_batch(batch, destinations(versions), delta, "pg_1", whole=whole)  # type: ignore[arg-type]
+    commit_staged(delta, tables, versions, only)
 
 
 def destinations(versions: Mapping[str, Lsn]) -> dict[tuple[str, str], Destination]:
@@ -135,16 +135,16 @@ def destinations(versions: Mapping[str, Lsn]) -> dict[tuple[str, str], Destinati
     }
 
 
-def commit_prepared(
+def commit_staged(
     delta: MemoryDelta, tables: Sequence[StagedTable], versions: dict[str, Lsn], only: set[str] | None = None
 ) -> None:
-    for prepared in tables:
-        name = prepared.staged.table.path
-        assert isinstance(prepared.staged, Staged)
+    for table in tables:
+        name = table.staged.table.path
+        assert isinstance(table.staged, Staged)
         if only is None or name in only:
-            delta.commit(prepared.staged, prepared.commit)
+            delta.commit(table.staged, table.commit)
             versions[name] = delta.tables[name].versions["app"]
-        delta.discard(prepared.staged)
+        delta.discard(table.staged)
 
 
 def shape(batch: Batch) -> Any:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.binary.values import BinaryTypes, TypeRow
-from pubsub.protocol.contract import RULES
-from pubsub.protocol.types import delta_type, from_text
+from pubsub.protocol.binary.single_values import BinaryTypes, TypeRow
+from pubsub.protocol.column_types import delta_type
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import RULES
 
 TYPES = BinaryTypes(
     (

@@ -192,7 +192,9 @@ def play(history: History, keys: list[Row], chosen: list[Any], *, truncates: boo
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.sampled_from(sorted(KEYS)), st.booleans(), st.booleans())
-def test_keyed_tables(data: st.DataObject, kind: str, full: bool, truncates: bool) -> None:
+def test_folding_agrees_with_the_model_on_keyed_tables(
+    data: st.DataObject, kind: str, full: bool, truncates: bool
+) -> None:
     key_fields, keys = KEYS[kind]
     key_width = len(key_fields)
     before = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=2, max_size=4))

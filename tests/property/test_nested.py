@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from pubsub.delta.comparable_bytes import canonical
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.binary.values import BinaryTypes, TypeRow
+from pubsub.protocol.binary.single_values import BinaryTypes, TypeRow
 from pubsub.protocol.output.containers import array_text, record_text
-from pubsub.protocol.types import from_text
+from pubsub.protocol.text.columns import from_text
 
 # Types by name: Arrow's type, the oid, and Python's values with their text and binary forms.
 _OWN = 20_000

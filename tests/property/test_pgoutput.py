@@ -15,7 +15,7 @@ Case = tuple[Message, bool, bool]
 
 @given(messages())
 @settings(max_examples=300)
-def test_what_is_written_is_read_back(case: Case) -> None:
+def test_written_messages_are_read_back(case: Case) -> None:
     message, streaming, parallel = case
     assert read_message(write_message(message), streaming=streaming, parallel=parallel) == message
 

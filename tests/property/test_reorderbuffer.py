@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         possible = self.may_assign(xid, parent)
         model = self.model(parent)
         if not possible:
-            with pytest.raises(ValueError, match="can not be a subtransaction"):
+            with pytest.raises(ValueError, match="cannot be a subtransaction"):
                 self.buffer.assign(xid, parent)
             return
         known = self.of.get(xid)
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             if above not in model.above(model.parents[xid]):
                 model.parents[xid] = above
         else:
-            with pytest.raises(ValueError, match="can not be a subtransaction"):
+            with pytest.raises(ValueError, match="cannot be a subtransaction"):
                 self.buffer.assign(xid, above)
 
     @rule(xid=XIDS)
@@ -450,5 +450,5 @@ def read(transaction: Transaction, header: int, max_bytes: int) -> list[Change]:
     return found
 
 
-def test_what_is_read_is_what_the_model_has() -> None:
+def test_reading_agrees_with_the_model() -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=100 * FUZZ, stateful_step_count=40))

@@ -37,6 +37,7 @@ from pubsub.protocol.pgoutput import UNCHANGED, Message
 from tablesync import window
 from tablesync.copyjob import CopySource
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, update
+from tests.support.json_transactions import JsonTransactions
 
 OID = 16384
 SENT = relation(OID, "a", (("id", INT8), ("n", INT8), ("big", TEXT)))
@@ -104,7 +105,7 @@ class Publisher:
         return sorted(self.history[transactions].values())
 
 
-class Surroundings:
+class Services:
     """The engine and the catalog, as the window uses them."""
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class Surroundings:
     async def run_without_spark(self, work: Any, *args: Any) -> Any:
         return work(*args)
 
-    async def run_until_told(self, _stop: Any, work: Any, *args: Any) -> Any:
+    async def run_until_stopped(self, _stop: Any, work: Any, *args: Any) -> Any:
         return work(*args)
 
     async def lengthen_window(self, subid: int, relid: int, until: Lsn) -> None:
@@ -129,8 +130,8 @@ class World:
             self.publisher.commit()
         self.last = len(self.publisher.sent)
         self.table = TargetTable(str(directory / "a"), SCHEMA, ("id",), "public.a")
-        self.stage = Stage(directory / "stage")
-        self.around = Surroundings()
+        self.stage = Stage(directory / "stage", JsonTransactions())
+        self.services = Services()
         # The publisher's progress, in transactions: later ones cannot be read yet.
         self.now = 0
         self.relation = SubscriptionRel(
@@ -139,7 +140,7 @@ class World:
 
     def copy(self) -> None:
         """Copy chunk by chunk, each at the moment of the one before it or later."""
-        assert delta.create_directly(self.table, {})
+        assert delta.create_empty(JsonTransactions(), self.table, {})
         edges = [0, *sorted(self.chance.sample(range(1, SLOTS), self.chance.randint(0, 5)))]
         order = self.chance.sample(range(len(edges)), len(edges))
         added = []
@@ -151,10 +152,10 @@ class World:
             columns = dict(zip(SCHEMA.names, zip(*rows, strict=True), strict=True)) if rows else {}
             part = pa.table({name: list(columns.get(name, ())) for name in SCHEMA.names}, SCHEMA)
             added += data_files.write(self.table, [part])
-        log = TableLog(self.table.path)
+        log = TableLog(self.table.path, JsonTransactions())
         start = self.publisher.lsn(0)
         arrow_writer.commit_copy(log, self.table, added, Commit("app", start, start))
-        self.around.until = self.publisher.lsn(self.now)
+        self.services.until = self.publisher.lsn(self.now)
 
     def read_again(self, _source: Any, table: TargetTable, keys: Any, _types: Any, _cut: Any) -> tuple[Any, Lsn]:
         """Stand in for window.read_again, at some moment from now on."""
@@ -180,13 +181,13 @@ class World:
                         break
                 else:
                     at = (stop - 1000) // 10
-            if self.around.until <= self.publisher.lsn(at):
+            if self.services.until <= self.publisher.lsn(at):
                 return at
 
     def window(self) -> window.Window:
         source = CopySource("", "", "public", "a", tuple(SCHEMA.names), "", None, True)
-        around: Any = self.around
-        return window.Window(self.relation, self.around.until, SCHEMA, source, {}, catalog=around, engine=around)
+        services: Any = self.services
+        return window.Window(self.relation, self.services.until, SCHEMA, source, {}, catalog=services, engine=services)
 
     def batches(self, after: int, stop: Lsn) -> list[Batch]:
         dispatcher = Dispatcher(self.publisher.lsn(after))

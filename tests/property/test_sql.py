@@ -7,7 +7,7 @@ import itertools
 import re
 from decimal import Decimal
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pubsub.errors import PubsubError
@@ -117,10 +117,11 @@ statements: st.SearchStrategy[Statement] = st.one_of(
 
 @given(statements)
 @settings(max_examples=300, deadline=None)
-def test_what_is_printed_parses_back(statement: Statement) -> None:
+def test_printed_statements_parse_back(statement: Statement) -> None:
     assert parse_one(to_sql(statement)) == statement
 
 
+@example([DropSubscription("if", False, False)], ";")
 @given(st.lists(statements, max_size=4), st.sampled_from([";", " ; ", ";\n-- a ; comment\n", "/* ; */;;"]))
 @settings(max_examples=100, deadline=None)
 def test_a_script_parses_to_its_statements(script: list[Statement], separator: str) -> None:
@@ -129,7 +130,7 @@ def test_a_script_parses_to_its_statements(script: list[Statement], separator: s
 
 @given(statements)
 @settings(max_examples=100, deadline=None)
-def test_what_is_cut_short_raises_only_typed_errors(statement: Statement) -> None:
+def test_statements_cut_short_raise_only_typed_errors(statement: Statement) -> None:
     text = to_sql(statement)
     for end in range(len(text)):
         with contextlib.suppress(PubsubError):

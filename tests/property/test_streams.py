@@ -42,7 +42,7 @@ from tests.property.test_batches import (
     Publisher,
     Wish,
     commit,
-    commit_prepared,
+    commit_staged,
     destinations,
     histories,
     wholes,
@@ -103,15 +103,15 @@ def block(one: Sender, count: int) -> list[bytes]:
 def preparing(one: Sender, data: st.DataObject, parallel: bool, at: Lsn) -> list[bytes]:
     """Return everything left of the transaction and its PREPARE TRANSACTION, which ends at `at`."""
     one.prepared = True
-    told = [(one.xid, relation) for relation in RELATIONS.values()]
+    announced = [(one.xid, relation) for relation in RELATIONS.values()]
     fields = (Lsn(at - 8), at, 0, Xid(one.xid), f"gid {one.xid}")
     if one.begun or data.draw(st.booleans()):
-        one.left[:0] = told
+        one.left[:0] = announced
         sent = block(one, len(one.left))
         for xid in sorted(one.aborting):
             sent.append(frame(abort(one.xid, xid, parallel)))
         return [*sent, frame(StreamPrepare(0, *fields))]
-    kept = [message for xid, message in [*told, *one.left] if xid not in one.aborting]
+    kept = [message for xid, message in [*announced, *one.left] if xid not in one.aborting]
     return [frame(BeginPrepare(*fields)), *(frame(message) for message in kept), frame(Prepare(0, *fields))]
 
 
@@ -140,7 +140,9 @@ def abort(xid: int, subxid: int, parallel: bool) -> StreamAbort:
 
 @settings(max_examples=150, deadline=None)
 @given(histories, wholes, st.booleans(), st.data())
-def test_streamed_is_as_whole(history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject) -> None:
+def test_a_streamed_transaction_gives_the_rows_of_a_whole_one(
+    history: list[list[Wish]], whole: int, parallel: bool, data: st.DataObject
+) -> None:
     asyncio.run(streamed_is_as_whole(history, whole, parallel, data, ahead=False))
 
 
@@ -153,7 +155,9 @@ mostly_plain = st.lists(st.lists(plain, max_size=6) | st.lists(wishes, max_size=
 
 @settings(max_examples=150, deadline=None)
 @given(mostly_plain, wholes, st.data())
-def test_prepared_ahead_is_as_whole(history: list[list[Wish]], whole: int, data: st.DataObject) -> None:
+def test_a_transaction_staged_ahead_gives_the_rows_of_a_whole_one(
+    history: list[list[Wish]], whole: int, data: st.DataObject
+) -> None:
     """Every block is a part that is staged at once, later, or when the transaction has committed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apply.pipeline.dispatch, "PART_BYTES", 1)
@@ -170,17 +174,17 @@ class Node:
         self._whole = whole
         self.ahead = Ahead(self, delta, "pg_1", most, asyncio.Lock()) if most else None  # type: ignore[arg-type]
 
-    async def destinations(self, batch: Batch, quiet: object) -> dict[tuple[str, str], Destination]:
+    async def adapt_tables(self, batch: Batch, until_committed: object) -> dict[tuple[str, str], Destination]:
         return destinations(self.versions)
 
-    async def unchanged(self, told: object) -> bool:
+    async def unchanged(self, announced: object) -> bool:
         return True
 
     async def done(self, dispatcher: Dispatcher) -> None:
         batch = dispatcher.take()
         early = await self.ahead.finish(batch) if self.ahead is not None else None
         if early is not None:
-            commit_prepared(self._delta, early, self.versions)
+            commit_staged(self._delta, early, self.versions)
         else:
             commit(self._delta, batch, self.versions, whole=self._whole)
         batch.clear_logs()

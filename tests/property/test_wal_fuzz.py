@@ -16,7 +16,7 @@ from pubsub.protocol.output import geometry, numbers, texts, times
 from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
 from walsender.decode.assembly import Txn
 from walsender.decode.heap import heap_frame
-from walsender.historic.catalogs import CatalogAttribute, CatalogDefinition, CatalogLayout
+from walsender.historic.catalog_layouts import CatalogAttribute, CatalogDefinition, CatalogLayout
 from walsender.historic.heappage import tuple_at, tuples_of
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
@@ -125,7 +125,7 @@ def test_records(payload: bytes, changes: list[tuple[int, int]], cut: int, rmgr:
     st.sampled_from([0x00, 0x10, 0x20, 0x40, 0x80]),
     st.booleans(),
 )
-def test_the_walk_does_what_the_general_way_does(
+def test_the_fast_walk_agrees_with_the_general_decoder(
     payload: bytes, changes: list[tuple[int, int]], cut: int, info: int, is_toast: bool
 ) -> None:
     data = bytearray(payload[: max(len(payload) - cut, 1)])
@@ -158,7 +158,7 @@ def test_the_walk_does_what_the_general_way_does(
     st.sampled_from([1, 9, 10, 11]),
     st.sampled_from([0, 7]),
 )
-def test_what_is_passed_over_is_of_no_concern(
+def test_damage_in_skipped_records_changes_nothing(
     payload: bytes, changes: list[tuple[int, int]], cut: int, rmgr: int, xid: int
 ) -> None:
     data = bytearray(payload[: max(len(payload) - cut, 1)])
@@ -209,7 +209,7 @@ MULTI_INSERTS = tuple(
 
 
 def catalog() -> CatalogTracker:
-    table = CatalogTable(CatalogLayout(CATALOG, ATTRIBUTES, "utf-8", told=RELATION))
+    table = CatalogTable(CatalogLayout(CATALOG, ATTRIBUTES, "utf-8", invalidates=RELATION))
     for number in range(1, 5):
         table.insert(number, row(struct.pack("<III", 100 + number, number, 0), 3), 7 * (number & 1))
     return CatalogTracker(5, {1259: table}, {"pg_class": 1259}, lambda xid: True)
@@ -232,7 +232,7 @@ def contents(tracker: CatalogTracker) -> object:
     st.integers(0, 12),
     st.booleans(),
 )
-def test_catalogs_are_changed_as_the_general_way_does(
+def test_fast_catalog_changes_agree_with_the_general_decoder(
     kind: tuple[int, int, bytes], changes: list[tuple[int, int]], cut: int, whole: bool
 ) -> None:
     rmgr, info, payload = kind

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pubsub.delta import log
+from pubsub.delta import table
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -32,8 +32,8 @@ def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
 
 @pytest.fixture
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a Delta checkpoint after every second commit, so that later replays of the log start from one."""
-    monkeypatch.setattr(log, "_CHECKPOINT_INTERVAL", 2)
+    """Let Delta write a checkpoint of new tables after every second commit, so that later replays of the log start from one."""
+    monkeypatch.setattr(table, "_CHECKPOINT_INTERVAL", 2)
 
 
 @pytest.fixture(scope="session")

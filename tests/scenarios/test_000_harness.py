@@ -108,7 +108,7 @@ def test_scram_wants_the_password() -> None:
             psycopg.connect(server.conninfo(password="wrong"))
 
 
-def test_a_server_that_can_not_start_says_why() -> None:
+def test_a_server_that_fails_to_start_says_why() -> None:
     server = EmbeddedPostgres("18", settings={"shared_buffers": "none"})
     with pytest.raises(PubsubError) as caught:
         server.start()
@@ -230,7 +230,7 @@ def test_every_difference_is_found(pair: tuple[Database, str], change: str) -> N
     assert len(difference.extra_sample) == difference.extra
 
 
-def test_copies_of_a_row_count(database: Database, tmp_path: Path) -> None:
+def test_the_number_of_equal_rows_is_compared(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (a int); INSERT INTO t SELECT g % 3 FROM generate_series(0, 9) g")
     path = str(tmp_path / "t")
     write_deltalake(path, pa.table({"a": pa.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2], pa.int32())}))
@@ -260,7 +260,7 @@ def test_a_column_list_and_a_row_filter(database: Database, tmp_path: Path) -> N
     assert difference.reason == "Delta lacks the columns b"
 
 
-def test_what_is_not_there(database: Database, tmp_path: Path) -> None:
+def test_comparing_a_missing_table_is_an_error(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE t (a int)")
     with pytest.raises(UndefinedTable, match="no Delta table"):
         compare_tables(database.conninfo, "public.t", str(tmp_path / "t"))

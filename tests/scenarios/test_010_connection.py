@@ -170,7 +170,7 @@ async def test_failures_in_postgresqls_words(database: Database, mode: bool) -> 
         await Connection.connect("host", replication=mode)
 
 
-async def test_a_host_that_is_silent_is_left(database: Database) -> None:
+async def test_a_silent_host_is_given_up_for_the_next(database: Database) -> None:
     """connect_timeout holds, although libpq ignores it in a nonblocking connection."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -217,7 +217,7 @@ async def test_cancelling_stops_the_query_there(database: Database) -> None:
         await connection.query("SELECT 1")
 
 
-async def test_a_session_that_is_ended(database: Database) -> None:
+async def test_a_terminated_session_is_an_error(database: Database) -> None:
     connection = await Connection.connect(database.conninfo)
     with pytest.raises(PublisherError) as caught:
         await connection.query("SELECT pg_terminate_backend(pg_backend_pid())")
@@ -347,7 +347,7 @@ async def test_a_receiver_that_is_cancelled_again_and_again_loses_nothing(databa
         assert kinds == b"BR" + b"I" * 3000 + b"C"
 
 
-async def test_a_walsender_that_is_ended(database: Database) -> None:
+async def test_a_terminated_walsender_is_an_error(database: Database) -> None:
     async with await Connection.connect(database.conninfo, replication=True) as connection:
         stream, _ = await streaming(database, connection)
         database.execute("INSERT INTO t VALUES ('x')")
@@ -361,7 +361,7 @@ async def test_a_walsender_that_is_ended(database: Database) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["shutdown", "kill"])
-async def test_a_publisher_that_goes(crash: bool) -> None:
+async def test_a_publisher_that_goes_away_is_an_error(crash: bool) -> None:
     with EmbeddedPostgres("18") as server:
         database = Database(server, "postgres")
         connection = await Connection.connect(database.conninfo, replication=True)

@@ -6,6 +6,7 @@ Frames go in as a publisher sends them; the rows are read by deltalake's own eng
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -26,18 +27,20 @@ from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.spark_session import Spark
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState
-from pubsub.protocol import types
-from pubsub.protocol.contract import BY_NAME
-from pubsub.protocol.lsn import INVALID_LSN
+from pubsub.protocol.column_types import NUMERICOID, delta_type
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import BY_NAME
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
 
 OID = 16384
 FLOAT8 = BY_NAME["float8"].oid
-_typmods = {types.NUMERICOID: (38 << 16 | 18) + 4}
+_typmods = {NUMERICOID: (38 << 16 | 18) + 4}
 
 
 def plain(value: Any) -> Any:
@@ -62,17 +65,18 @@ class Replica:
         self.session = spark.session
         self.relation = sent
         fields = [
-            pa.field(c.name, types.delta_type(c.type_oid, _typmods.get(c.type_oid, -1)), c.name not in key)
+            pa.field(c.name, delta_type(c.type_oid, _typmods.get(c.type_oid, -1)), c.name not in key)
             for c in sent.columns
         ]
         self.table = TargetTable(str(path / "t"), pa.schema(fields), tuple(key), f"public.{sent.name}")
-        if not (direct and delta.create_directly(self.table, {"pubsub.node": "1"})):
+        transactions = DeltaTransactions(self.session)
+        if not (direct and delta.create_empty(transactions, self.table, {"pubsub.node": "1"})):
             delta.create(self.session, self.table, {"pubsub.node": "1"})
         if extra:
             self.session.sql(f"ALTER TABLE delta.{spark_writer.quote(self.table.path)} ADD COLUMNS ({extra})")
-        self.table = delta.load(self.table.path, self.table.relation, None)
+        self.table = delta.load(self.table.path, self.table.relation, json.dumps({"key": list(key)}))
         self.direct, self.read_by_spark = direct, read_by_spark
-        self.stage = Stage(path / "a stage [of] {odd} *name% ä", direct=direct)
+        self.stage = Stage(path / "a stage [of] {odd} *name% ä", transactions, direct=direct)
         self.lsn = 0
         self._dispatcher = Dispatcher(INVALID_LSN)
 
@@ -89,22 +93,22 @@ class Replica:
         before = self.version
         destination = Destination(OID, self.table, "app", INVALID_LSN)
         try:
-            (prepared,) = self.prepared(batch, destination)
+            (table,) = self.staged(batch, destination)
         except WrittenByOthers:
             self.stage.forget_others(self.table.path)
-            (prepared,) = self.prepared(batch, replace(destination, contested=True))
-        self.commit_staged(prepared)
+            (table,) = self.staged(batch, replace(destination, contested=True))
+        self.commit_staged(table)
         assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
         (newest,) = DeltaTable(self.table.path).history(1)
         assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
         return self.version - before
 
-    def prepared(self, batch: Batch, destination: Destination) -> list[StagedTable]:
+    def staged(self, batch: Batch, destination: Destination) -> list[StagedTable]:
         return stage_batch(batch, {("public", self.relation.name): destination}, self.stage, "pg_1")
 
-    def commit_staged(self, prepared: StagedTable) -> None:
-        staged = prepared.staged
-        record = replace(prepared.commit, before=delta.committed_lsn(self.table.path, "app"))
+    def commit_staged(self, table: StagedTable) -> None:
+        staged = table.staged
+        record = replace(table.commit, before=delta.committed_lsn(self.table.path, "app"))
         if isinstance(staged, DirectStaged):
             assert self.direct
             arrow_writer.commit(staged, record)
@@ -201,8 +205,8 @@ def test_a_batch_is_held_once(made: Any) -> None:
         destination = Destination(OID, r.table, "app", INVALID_LSN)
         for expected in (1, 0):
             before = r.version
-            (prepared,) = stage_batch(batch, {("public", "t"): destination}, r.stage, "pg_1")
-            r.commit_staged(prepared)
+            (table,) = stage_batch(batch, {("public", "t"): destination}, r.stage, "pg_1")
+            r.commit_staged(table)
             assert r.version - before == expected
     assert r.rows() == [(1, "z")]
 
@@ -238,7 +242,7 @@ def test_unchanged_values_come_from_the_table(made: Any) -> None:
 
 KEYS: dict[str, tuple[int, list[Any]]] = {
     "decimal": (
-        types.NUMERICOID,
+        NUMERICOID,
         ["0.000000000000000001", "-99999999999999999999.999999999999999999", "1.500000000000000000"],
     ),
     "timestamp": (
@@ -261,8 +265,8 @@ KEYS: dict[str, tuple[int, list[Any]]] = {
 def value(kind: str, text: str) -> Any:
     """Return the Python value that deltalake gives for a key's text, as a repr."""
     oid = KEYS[kind][0]
-    arrow = types.delta_type(oid, _typmods.get(oid, -1))
-    found = types.from_text(pa.array([text.encode()]), arrow)[0].as_py()
+    arrow = delta_type(oid, _typmods.get(oid, -1))
+    found = from_text(pa.array([text.encode()]), arrow)[0].as_py()
     return repr(plain(found))
 
 
@@ -360,7 +364,7 @@ def test_full_identity_without_a_key(made: Any) -> None:
         ("f", FLOAT8),
         ("b", BY_NAME["bytea"].oid),
         ("s", TEXT),
-        ("n", types.NUMERICOID),
+        ("n", NUMERICOID),
     )
     r = made(columns, key=(), identity="f")
     first = (1, "2024-01-01 00:00:00.000001+00", "0", "\\x00", "x", "1.000000000000000001")
@@ -487,3 +491,51 @@ def test_create_takes_a_table_that_fits_and_refuses_one_that_does_not(made: Any)
     fields = [pa.field("id", pa.int64(), False), pa.field("w", pa.string())]
     with pytest.raises(NotInPrerequisiteState, match='missing replicated columns: "w"'):
         delta.create(r.session, TargetTable(r.table.path, pa.schema(fields), ("id",), "public.t"), {})
+
+
+LAYOUTS = {
+    "plain": "",
+    "partitioned": "PARTITIONED BY (v)",
+    "partitioned by the key": "PARTITIONED BY (id)",
+    "clustered": "CLUSTER BY (id)",
+    "mapped by id": "TBLPROPERTIES ('delta.columnMapping.mode' = 'id')",
+    "rows tracked": "TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
+    "in-commit timestamps, v2 checkpoints": (
+        "TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true', 'delta.checkpointPolicy' = 'v2')"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "partitioned" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
+)
+def test_both_ways_of_writing_take_turns(spark: Spark, tmp_path: Path, layout: str) -> None:
+    """Each batch meets rows and deletion vectors of the other way; both carry the transaction on."""
+    sent = relation(OID, "t", (("id", INT8), ("v", TEXT), ("w", TEXT)), key=("id",), identity="d")
+    spark.session.sql(
+        f"CREATE TABLE delta.`{tmp_path / 't'}` (id BIGINT NOT NULL, v STRING, w STRING) USING delta {LAYOUTS[layout]}"
+    )
+    replicas = []
+    for direct in (True, False):
+        r = Replica(spark, tmp_path, sent, direct=direct, read_by_spark=True)
+        r.stage = Stage(tmp_path / str(direct), DeltaTransactions(spark.session), direct=direct)
+        replicas.append(r)
+    model: dict[int, tuple[Any, Any]] = {}
+    for number in range(4):
+        r = replicas[number % 2]
+        r.lsn = 1000 * number
+        first = 10 * number
+        messages = [insert(OID, i, f"p/{i % 3}" if i % 4 else None, f"w{i}") for i in range(first, first + 10)]
+        model |= {i: (f"p/{i % 3}" if i % 4 else None, f"w{i}") for i in range(first, first + 10)}
+        if number:
+            before = first - 10
+            messages += [update(OID, before, "moved", UNCHANGED), delete(OID, before + 1, None, None)]
+            messages += [update(OID, -before - 2, UNCHANGED, "key", old=(before + 2, None, None))]
+            model[before] = ("moved", model[before][1])
+            model[-before - 2] = (model.pop(before + 2)[0], "key")
+            del model[before + 1]
+        batch = r.batch(*messages)
+        (table,) = r.staged(batch, Destination(OID, r.table, "app", Lsn(0)))
+        assert isinstance(table.staged, DirectStaged) is r.direct
+        r.commit_staged(table)
+        assert r.rows() == sorted((i, *values) for i, values in model.items())

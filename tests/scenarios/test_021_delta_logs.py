@@ -17,10 +17,10 @@ from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
-from pubsub.delta import log
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage
+from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_session import Spark
 from pubsub.delta.table import TargetTable
@@ -52,7 +52,7 @@ class Daemon:
 
     def __init__(self, spark: Spark, table: TargetTable, directory: Path, *, direct: bool) -> None:
         self.table = table
-        self.stage = Stage(directory, direct=direct)
+        self.stage = Stage(directory, DeltaTransactions(spark.session), direct=direct)
         self.engine: Any = Engine(spark)
         self.start()
 
@@ -65,12 +65,12 @@ class Daemon:
         for lsn, message in transactions:
             dispatcher.feed(transaction(lsn, sent, message), 0.0)
         destination = Destination(OID, self.table, "app", self.version)
-        (prepared,) = stage_batch(dispatcher.take(), {("public", "t"): destination}, self.stage, "pg_1")
-        return prepared
+        (table,) = stage_batch(dispatcher.take(), {("public", "t"): destination}, self.stage, "pg_1")
+        return table
 
-    def commit(self, prepared: StagedTable) -> None:
-        asyncio.run(commit_table(self.engine, prepared, self.version))
-        self.version = prepared.commit.last
+    def commit(self, table: StagedTable) -> None:
+        asyncio.run(commit_table(self.engine, table, self.version))
+        self.version = table.commit.last
 
 
 def rows(table: TargetTable) -> list[tuple[int, ...]]:
@@ -119,10 +119,9 @@ def test_a_checkpoint_of_sparks_and_a_log_that_was_cleaned(spark: Spark, tmp_pat
     assert set(read.files) == set(DeltaTable(str(path)).get_add_actions()["path"].to_pylist())
     assert read.version == 4
     assert sum((file.rows or 0) - file.deleted for file in read.files.values()) == 29
-    # Which writer may write the table is a separate question, and no error.
     daemon = Daemon(spark, table, tmp_path / "stage", direct=True)
     staged = daemon.staged((100, update(OID, 5, 55)), (110, delete(OID, 4, None)), (120, insert(OID, 40, 40)))
-    assert isinstance(staged.staged, DirectStaged) is (form == "parts")
+    assert isinstance(staged.staged, DirectStaged)
     daemon.commit(staged)
     expected = [(number, 55 if number == 5 else number) for number in (*range(30), 40) if number not in (3, 4)]
     assert rows(table) == expected
@@ -143,7 +142,7 @@ def test_two_daemons(spark: Spark, tmp_path: Path, direct: bool) -> None:
     a.start()
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     assert rows(table) == [(1, 1), (2, 2), (3, 3)]
-    # A batch that the table holds already is done, whoever committed it.  If the table is further on, it is Overtaken.
+    # A batch that the table holds already is done, whichever daemon committed it.  If the table is further on, it is Overtaken.
     a.version = Lsn(20)
     a.commit(a.staged((20, insert(OID, 1, 1)), (25, insert(OID, 2, 2)), (30, insert(OID, 3, 3))))
     with pytest.raises(Overtaken):
@@ -151,10 +150,7 @@ def test_two_daemons(spark: Spark, tmp_path: Path, direct: bool) -> None:
     assert rows(table) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_damaged_table_is_mended_for_every_reader(
-    spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "_CHECKPOINT_INTERVAL", 2)
+def test_a_damaged_table_is_mended_for_every_reader(spark: Spark, tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     shutil.copytree(DAMAGED, path)
     with pytest.raises(Exception, match="FAILED_READ_FILE"):

@@ -323,7 +323,7 @@ def test_transactions_small_and_large(replica: Replica, stock: Callable[[str], S
     assert counted["batches"] < counted["transactions"] / 3, "small transactions were to be joined"
 
 
-def test_what_delta_can_not_hold_stops_before_anything_is_applied(replica: Replica, fault: Faults) -> None:
+def test_a_value_that_delta_cannot_hold_stops_before_anything_is_applied(replica: Replica, fault: Faults) -> None:
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY, at timestamptz); CREATE TABLE z (id int PRIMARY KEY, t text); "
         "CREATE PUBLICATION p FOR TABLE a, z"
@@ -341,7 +341,7 @@ def test_what_delta_can_not_hold_stops_before_anything_is_applied(replica: Repli
         "its failure",
     )
     assert counted["error"] == (
-        'column "at" of table "public.a": value "infinity" can not be held exactly by Delta type TIMESTAMP'
+        'column "at" of table "public.a": value "infinity" cannot be held exactly by Delta type TIMESTAMP'
     )
     # The finish LSN is that of the transaction's commit record, which the server's own decoder knows.
     found = re.search(r"finished at ([0-9A-F]+/[0-9A-F]+)", counted["error_detail"])

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pubsub.delta import arrow_writer, copy_chunks
-from tablesync import copyjob
+from tablesync import choose_copier
 from tests.support.replica import Faults, Replica
 
 TABLE = """
@@ -40,7 +40,7 @@ WRITES = (
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide a few megabytes into some dozens of chunks."""
-    monkeypatch.setattr(copyjob, "_LEAST_RANGE_BLOCKS", 2)
+    monkeypatch.setattr(choose_copier, "_LEAST_RANGE_BLOCKS", 2)
 
 
 class Interruptions:

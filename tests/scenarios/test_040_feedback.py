@@ -79,7 +79,7 @@ def replies_for(replica: Replica, seconds: float) -> None:
     wait_until(lambda: (found := walsender(replica)) and found["reply_time"] > until, "a reply")
 
 
-def test_what_is_reported_is_durable(replica: Replica, fault: Faults) -> None:
+def test_reported_positions_are_durable(replica: Replica, fault: Faults) -> None:
     make(replica)
     for held, other in (("commit public.a", "b"), ("committed public.a", "b"), ("batch committed", "b")):
         before = current_lsn(replica)
@@ -98,7 +98,7 @@ def test_what_is_reported_is_durable(replica: Replica, fault: Faults) -> None:
         replica.assert_equal("a", "b", caught_up=False)
 
 
-def test_what_is_not_published_advances_it_too(replica: Replica) -> None:
+def test_unpublished_wal_advances_the_feedback_too(replica: Replica) -> None:
     make(replica)
     for _ in range(3):
         replica.execute("INSERT INTO unpublished SELECT g FROM generate_series(1, 1000) g")

@@ -100,7 +100,7 @@ def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path
     assert replica.slots() == []
 
 
-def test_altered(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+def test_two_phase_is_altered_while_disabled(publisher: Database, spark: Spark, tmp_path: Path) -> None:
     """18's rules: two_phase is altered only while disabled, and not to off while a prepared transaction waits."""
     if publisher.server.version != "18":
         pytest.skip("a slot's two_phase is altered from 18 on")

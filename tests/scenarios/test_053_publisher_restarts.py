@@ -21,7 +21,7 @@ MODES: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
 
 
 @pytest.mark.full
-def test_inside_a_stream(spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_publisher_restarts_inside_a_stream(spark: Spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 100_000)
     with EmbeddedPostgres("18") as server, RunningNode(tmp_path, spark, logical_decoding_work_mem="64kB") as node:
         server.create_database("restarts")

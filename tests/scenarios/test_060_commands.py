@@ -250,7 +250,7 @@ def test_a_delta_table_that_holds_rows(cli: Cli, database: Database) -> None:
     cli.done("DROP SUBSCRIPTION s")
 
 
-def test_a_delta_table_that_can_not_take_the_rows(cli: Cli, database: Database) -> None:
+def test_a_delta_table_that_does_not_fit_the_rows(cli: Cli, database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, more text); CREATE PUBLICATION p FOR TABLE t")
     path = cli.home / "warehouse" / database.name / "public" / "t"
     path.mkdir(parents=True)
@@ -293,7 +293,7 @@ def test_a_table_without_replica_identity(cli: Cli, database: Database) -> None:
     assert [line.split(":")[0].strip() for line in found[at + 1 : at + 3]] == ["DETAIL", "HINT"]
 
 
-def test_check_of_what_will_not_work(cli: Cli, physical: EmbeddedPostgres) -> None:
+def test_check_names_every_obstacle(cli: Cli, physical: EmbeddedPostgres) -> None:
     ran = cli.run("check", physical.conninfo(), "p", "nope")
     assert ran.exit_code == 1
     assert ran.stdout.count("ERROR:") >= 2  # one for wal_level, one for the publication

@@ -86,7 +86,7 @@ def test_001_inherited_tables_and_publications_of_inserts(replica: Replica) -> N
     assert ids(replica, "ins") == [1, 3]
 
 
-def test_001_what_is_not_logged_is_not_published(replica: Replica) -> None:
+def test_001_unlogged_tables_are_not_published(replica: Replica) -> None:
     """FOR ALL TABLES leaves unlogged and temporary tables out; one that becomes logged joins at REFRESH."""
     replica.execute(
         "CREATE TABLE a (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)",
@@ -310,7 +310,7 @@ def test_026_counters_and_their_reset(replica: Replica) -> None:
         replica.node.fetch("SELECT pg_stat_reset_subscription_stats(1)")
 
 
-def test_027_a_role_that_may_just_do_it(replica: Replica) -> None:
+def test_027_a_role_with_just_the_needed_privileges(replica: Replica) -> None:
     """REPLICATION, CONNECT and SELECT on the tables suffice; rows under a policy are not copied in part."""
     replica.execute(
         "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1); CREATE TABLE guarded (id int PRIMARY KEY); "

@@ -132,7 +132,9 @@ def first_line(text: str | None) -> str:
     return (text or "").split("\n")[0].strip()
 
 
-def test_words(database: Database, stock_server: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_messages_are_those_of_a_postgresql_subscriber(
+    database: Database, stock_server: EmbeddedPostgres, tmp_path: Path
+) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t; CREATE PUBLICATION q")
     stock_server.create_database(database.name)
     stock_server.execute("CREATE TABLE t (id int PRIMARY KEY)", database.name)

@@ -1,4 +1,7 @@
-"""The catalog in a PostgreSQL database: its own tests pass there as on SQLite, and a node runs on it."""
+"""The catalog in a PostgreSQL database: its own tests pass there as on SQLite, and a node runs on it.
+
+tests/unit/test_catalog_files.py stays out: its tests look at SQLite's files.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +24,16 @@ from pubsub.node import Node
 from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.catalog import new
 from tests.support.replica import Replica, RunningNode, wait_until
-from tests.unit import test_catalog
+from tests.unit import test_catalog, test_catalog_processes
 
 _numbers = itertools.count(1)
-#: These tests look at SQLite's files.
-_OF_FILES = {"test_the_files_beside_it_are_private_too", "test_a_failed_statement_does_not_show_its_parameters"}
 
-for _name, _test in vars(test_catalog).items():
-    if (
-        _name.startswith("test_")
-        and _name not in _OF_FILES
-        and {"catalog", "location"} & inspect.signature(_test).parameters.keys()
-    ):
-        globals()[_name] = _test
+for _module in (test_catalog, test_catalog_processes):
+    for _name, _test in vars(_module).items():
+        if _name.startswith("test_") and {"catalog", "location"} & inspect.signature(_test).parameters.keys():
+            globals()[_name] = _test
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ async def catalog(location: str) -> AsyncIterator[Catalog]:
         yield opened
 
 
-async def test_what_can_not_be_reached_is_a_typed_error_without_the_password() -> None:
+async def test_an_unreachable_catalog_is_a_typed_error_without_the_password() -> None:
     with pytest.raises(PubsubError, match="could not access the catalog") as caught:
         await Catalog.open("postgresql://someone:geheim@127.0.0.1:1/nowhere")
     assert "geheim" not in caught.value.report(verbose=True)
@@ -105,7 +104,7 @@ async def test_a_daemon_that_another_has_taken_over_from_stores_nothing(
         with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog") as caught:
             await catalog.prove()
         assert "process id is 2 on host" in (caught.value.detail or "")
-        for write in (catalog.set_daemon(3), catalog.clear_daemon(), catalog.create_subscription(test_catalog.new())):
+        for write in (catalog.set_daemon(3), catalog.clear_daemon(), catalog.create_subscription(new())):
             with pytest.raises(ObjectInUse, match="another daemon has taken over the catalog"):
                 await write
         assert (found := await catalog.daemon()) is not None
@@ -172,7 +171,7 @@ def through(proxy: Proxy, location: str) -> str:
 async def test_a_server_that_does_not_answer_is_given_up(proxy: Proxy, location: str) -> None:
     async with await Catalog.open(through(proxy, location), timeout=1.0) as catalog:
         await catalog.hold()
-        await catalog.create_subscription(test_catalog.new())
+        await catalog.create_subscription(new())
         proxy.stall()
         calls = (catalog.state, catalog.prove, catalog.change_counter, catalog.set_daemon, catalog.subscriptions)
         for call in (*calls, *calls):

@@ -192,7 +192,7 @@ def test_lag_is_unknown_while_the_publisher_is_away(node: RunningNode) -> None:
         replica.drop()
 
 
-def test_rows_and_lsn_are_the_table_s(replica: Replica, other: Replica) -> None:
+def test_rows_and_lsn_come_from_the_table(replica: Replica, other: Replica) -> None:
     other.subscribe()
     other.assert_equal("t", "u")
     assert (table(other, "t")["rows"], table(other, "u")["rows"]) == (100, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from catalog.daemon import running_daemon
+from catalog.home_lock import running_daemon
 from launcher.failures import traced, typed
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.servers import EmbeddedPostgres
@@ -140,7 +140,7 @@ def test_commands_signals_and_failures(guarded: EmbeddedPostgres, tmp_path: Path
         assert all("event" in event and "level" in event for event in events)
 
 
-def test_a_task_of_a_copy_that_can_not_connect_shows_no_password(
+def test_a_copy_task_that_fails_to_connect_shows_no_password(
     guarded: EmbeddedPostgres, spark: Spark, tmp_path: Path
 ) -> None:
     """It fails in Spark's own process; its traceback comes back as a text, and goes into the log of the JVM."""
@@ -148,7 +148,7 @@ def test_a_task_of_a_copy_that_can_not_connect_shows_no_password(
 
     from tablesync.copyjob import CopySource, read_range
 
-    spark.start()
+    spark.running()
     log = spark._home / "spark.log"
     for conninfo in (
         guarded.conninfo().replace(SECRET, SECRET + "-wrong"),

@@ -26,6 +26,7 @@ from tests.support import (
     walsender_regression,
     walsender_settings,
 )
+from tests.support import walsender_published as published
 from tests.support import walsender_workload as workload
 from tests.support.replica import wait_until
 from tests.support.walsender_compare import differences, inconsistency
@@ -195,7 +196,7 @@ def test_values_that_name_what_the_catalogs_have(upstreams: Servers, version: st
 
 
 @pytest.mark.parametrize("version", ["16", "18"])
-def test_the_ground_of_the_regression_tests(upstreams: Servers, version: str) -> None:
+def test_the_setup_of_the_regression_tests(upstreams: Servers, version: str) -> None:
     compare(
         upstreams[version],
         walsender_regression.SETUP,
@@ -205,7 +206,7 @@ def test_the_ground_of_the_regression_tests(upstreams: Servers, version: str) ->
 
 
 @pytest.mark.parametrize("version", OLDEST_AND_NEWEST)
-def test_what_was_found_by_hand(upstreams: Servers, version: str) -> None:
+def test_statements_found_by_hand(upstreams: Servers, version: str) -> None:
     compare(
         upstreams[version],
         walsender_handmade.SETUP,
@@ -223,7 +224,7 @@ def test_what_was_found_by_hand(upstreams: Servers, version: str) -> None:
     ("version", "name"),
     [*itertools.product(["18"], walsender_settings.SETTINGS), ("15", "SQL, day first"), ("15", "other names")],
 )
-def test_what_the_database_sets_for_its_sessions(upstreams: Servers, version: str, name: str) -> None:
+def test_settings_of_the_database_shape_the_output(upstreams: Servers, version: str, name: str) -> None:
     compare(
         upstreams[version],
         walsender_settings.setup(name),
@@ -237,8 +238,8 @@ def test_publications(upstreams: Servers, version: str) -> None:
     """Row filters, column lists, schemas, partition roots, all of them altered along the way."""
     compare(
         upstreams[version],
-        workload.FILTER_SETUP,
-        workload.FILTER_STATEMENTS,
+        published.FILTER_SETUP,
+        published.FILTER_STATEMENTS,
         [Case(publications=names) for names in ("p,q", "u,q,r", "r,s")[: None if version in OLDEST_AND_NEWEST else 1]],
     )
 
@@ -247,8 +248,8 @@ def test_trees_of_partitions(upstreams: Servers) -> None:
     """The tree above a partitioned table changes, and with it the root that its partitions are sent as."""
     compare(
         upstreams["18"],
-        workload.TREE_SETUP,
-        workload.TREE_STATEMENTS,
+        published.TREE_SETUP,
+        published.TREE_STATEMENTS,
         [Case(publications=names) for names in ("p", "q")],
     )
 
@@ -542,6 +543,9 @@ def test_files_that_move(upstreams: Servers, version: str, streaming: str) -> No
         server.connect(dbname) as other,
     ):
         decoding.wait_consistent()
+        for client in (one, other):
+            # If one of them and the walsender wait for each other, the walsender is the one to fail.
+            client.execute(b"SET deadlock_timeout = '10min'")
         for who, statement in workload.FILES:
             (one if who == "one" else other).execute(statement.encode())
         end = flush_lsn(server, dbname)

@@ -198,7 +198,7 @@ def test_roles_and_settings() -> None:
         assert "HINT:  ALTER SYSTEM SET wal_level = logical" in ran.stderr
 
 
-def test_what_cannot_be_decoded_is_named() -> None:
+def test_a_type_that_cannot_be_decoded_is_named() -> None:
     """It is refused by name when the stream starts; what comes later is refused at its first value."""
     with EmbeddedPostgres("18") as server:
         server.execute(
@@ -229,7 +229,7 @@ def test_what_cannot_be_decoded_is_named() -> None:
             assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 4
 
 
-def test_what_a_killed_decoder_has_spilled_is_removed_by_the_next(
+def test_spill_files_of_a_killed_decoder_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

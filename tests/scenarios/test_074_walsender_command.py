@@ -156,7 +156,7 @@ def test_pgoutput_is_not_written_to_a_terminal(publisher: EmbeddedPostgres) -> N
     assert (code, errors.splitlines()[1]) == (1, 'HINT:  Perhaps you meant the option "messages".')
 
 
-def test_help_tells_what_is_written_and_where_it_begins_and_ends() -> None:
+def test_help_explains_the_output_and_its_start_and_end() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "walsender", "decode", "--help"], capture_output=True, text=True, check=True
     )
@@ -235,7 +235,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_signals_end_it_wherever_it_is(tmp_path: Path) -> None:
+def test_signals_end_the_command_at_any_point(tmp_path: Path) -> None:
     """It ends with a whole message if someone reads the output, and also if nobody does; nothing is left behind."""
     spill = tmp_path / "spill"
     spill.mkdir()

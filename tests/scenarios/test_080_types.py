@@ -9,7 +9,7 @@ import pytest
 
 from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
-from pubsub.protocol.contract import RULES
+from pubsub.protocol.type_contract import RULES
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
 from tests.support import corpus, duck
 from tests.support.replica import Replica, RunningNode, wait_until
@@ -81,7 +81,7 @@ def test_values_and_choices(replica: Replica) -> None:
     replica.execute("INSERT INTO a VALUES (2, 'x y', now(), '-infinity', 'NaN')")
     row = wait_until(lambda: one if (one := replica.node.statistics(replica.name))["error"] else None, "a failure")
     assert (
-        row["error"] == 'column "n" of table "public.a": value "NaN" can not be held exactly by Delta type DECIMAL(6,2)'
+        row["error"] == 'column "n" of table "public.a": value "NaN" cannot be held exactly by Delta type DECIMAL(6,2)'
     )
     assert row["error_detail"].startswith("Key (id, part)=(2, x y). The transaction finished at ")
     assert "types = 'public.a.n text'" in row["error_hint"]
@@ -91,7 +91,7 @@ def test_values_and_choices(replica: Replica) -> None:
     replica.execute("UPDATE a SET at = '0044-03-15 BC' WHERE id = 1")
     replica.subscribe(types="'date text, numeric text'", target="'copied'")
     error = replica.error()
-    assert 'column "at" of table "public.a": value "0044-03-15 00:00:00+00 BC" can not be held exactly' in error
+    assert 'column "at" of table "public.a": value "0044-03-15 00:00:00+00 BC" cannot be held exactly' in error
     assert "(key (part, id)=(x, 1), copied at " in error or "(key (id, part)=(1, x), copied at " in error
     replica.drop()
     replica.subscribe(types="'timestamptz text, date text'", target="'text'")

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol import rows
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.binary.values import BinaryTypes
-from pubsub.protocol.types import InvalidText, delta_type, from_text
+from pubsub.protocol.binary.single_values import BinaryTypes
+from pubsub.protocol.column_types import delta_type
+from pubsub.protocol.refused_values import InvalidText
+from pubsub.protocol.text.columns import from_text
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
@@ -150,7 +152,7 @@ def test_value_outside_of_its_natural_type(replica: Replica, monkeypatch: pytest
     replica.execute("INSERT INTO t VALUES (1, '2024-01-01'), (2, '-infinity')")
     error = replica.error()
     assert 'column "d" of table "public.t"' in error
-    assert '"-infinity" can not be held exactly by Delta type DATE' in error
+    assert '"-infinity" cannot be held exactly by Delta type DATE' in error
     assert 1082 in seen
 
 

@@ -166,7 +166,7 @@ def _for(statement: str, name: str) -> str:
 
 
 @pytest.mark.full
-def test_what_only_the_publisher_knows_is_copied_again(replica: Replica) -> None:
+def test_changes_that_need_a_new_copy(replica: Replica) -> None:
     names = many(replica, len(COPIED_AGAIN))
     for name, alter in zip(names, COPIED_AGAIN, strict=True):
         replica.execute(_for(f"UPDATE a SET n = 1 WHERE id < 100; {alter}; UPDATE a SET n = 2 WHERE id < 50", name))
@@ -177,7 +177,7 @@ def test_what_only_the_publisher_knows_is_copied_again(replica: Replica) -> None
 
 
 @pytest.mark.full
-def test_what_delta_takes_as_it_is(replica: Replica) -> None:
+def test_changes_that_are_followed_without_a_new_copy(replica: Replica) -> None:
     names = many(replica, len(TAKEN))
     replica.execute(*(_for("UPDATE a SET n = 1 WHERE id < 100", name) for name in names))
     replica.caught_up()

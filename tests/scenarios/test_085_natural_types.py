@@ -13,8 +13,10 @@ from deltalake import DeltaTable
 from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.contract import VARIANT
-from pubsub.protocol.types import InvalidText, from_text, shaped_type
+from pubsub.protocol.column_types import shaped_type
+from pubsub.protocol.refused_values import InvalidText
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection
 from pubsub.testing import nested
@@ -290,9 +292,9 @@ def test_values_that_are_refused(replica: Replica, binary: str) -> None:
         types="'arrays natural, composites natural, jsonb variant'", binary=binary, on_table_error="isolate"
     )
     bad = {
-        "a": ("'{{1},{2}}'", '"{{1},{2}}" can not be held exactly by Delta type ARRAY<INT>'),
-        "p": ("'(1,\"{1,NaN}\")'", '"(1,"{1.00,NaN}")" can not be held exactly by Delta type STRUCT<'),
-        "j": (f"'{'1' * 39}'", f'"{"1" * 39}" can not be held exactly by Delta type VARIANT'),
+        "a": ("'{{1},{2}}'", '"{{1},{2}}" cannot be held exactly by Delta type ARRAY<INT>'),
+        "p": ("'(1,\"{1,NaN}\")'", '"(1,"{1.00,NaN}")" cannot be held exactly by Delta type STRUCT<'),
+        "j": (f"'{'1' * 39}'", f'"{"1" * 39}" cannot be held exactly by Delta type VARIANT'),
     }
     for number, (column, (value, words)) in enumerate(bad.items()):
         replica.caught_up()

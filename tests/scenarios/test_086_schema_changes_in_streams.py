@@ -417,6 +417,7 @@ def test_in_large_and_prepared_transactions(
         run(altering, STREAMED, streaming="parallel")
 
 
+@pytest.mark.full
 def test_keys_that_change_under_a_backlog(altering: Replica, server: EmbeddedPostgres) -> None:
     run(altering, KEYS, behind=True, binary="true" if server.version == "15" else "false")
 
@@ -431,7 +432,7 @@ def test_partitions_and_types(altering: Replica) -> None:
 @pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
 @pytest.mark.parametrize("binary", ["true", "false"])
 @pytest.mark.parametrize("cases", [STREAMED, PREPARED], ids=["streamed", "prepared"])
-def test_everywhere(
+def test_every_case_with_every_transfer_on_every_version(
     altering: Replica, streaming: str, binary: str, cases: tuple[Case, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply.pipeline.dispatch, "PART_BYTES", 50_000)

@@ -98,7 +98,9 @@ def beside(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[str]:
 
 
 @pytest.mark.full
-def test_each_change_is_what_it_is_to_postgresql(replica: Replica, stock_server: EmbeddedPostgres, beside: str) -> None:
+def test_each_change_is_taken_or_refused_as_postgresql_does(
+    replica: Replica, stock_server: EmbeddedPostgres, beside: str
+) -> None:
     names = [f"a{number}" for number in range(len(SAME) + len(STOPS))]
     same, stops = names[: len(SAME)], names[len(SAME) :]
     stock_server.execute("".join(of(name, TABLE + ROWS) for name in names), beside)

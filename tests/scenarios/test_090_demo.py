@@ -286,7 +286,7 @@ def test_ctrl_c_leaves_no_server(home: Path, moment: str, number: signal.Signals
     assert servers_of(demo) == []
 
 
-def test_a_publisher_that_can_not_publish_is_told(home: Path) -> None:
+def test_a_publisher_that_cannot_publish_is_reported(home: Path) -> None:
     demo = run(home, "--pg", "host=127.0.0.1 port=1 dbname=nothing", "--quiet")
     assert demo.process.returncode == 1
     assert "ERROR:" in demo.output

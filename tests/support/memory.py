@@ -64,7 +64,7 @@ class MemoryDelta:
 
     # pubsub.delta.choose_writer.Stage
 
-    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+    def write(self, table: TargetTable, folded: Folded, *, replace_all: bool, rows: int = 0) -> Staged:
         directory = Path(f"/nonexistent/{next(self._numbers)}")
         self.staged[directory] = (table, folded, replace_all)
         return Staged(table, directory, None, None, None, None, replace_all, None, 0)
@@ -81,7 +81,7 @@ class MemoryDelta:
     def discard(self, staged: Staged) -> None:
         self.staged.pop(staged.directory, None)
 
-    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool) -> MemoryParts:
+    def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool, rows: int = 0) -> MemoryParts:
         return MemoryParts(self, table, replace_all)
 
     def forget(self, path: str) -> None: ...

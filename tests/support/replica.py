@@ -73,8 +73,8 @@ class BorrowedSpark:
     def fence(self) -> None:
         """Do nothing: no JVM of an earlier process knows the node's tables."""
 
-    def start(self) -> None:
-        """Do nothing: Spark is running."""
+    def running(self) -> Any:
+        return self._spark.running()
 
     def stop(self) -> None:
         """Do nothing: later nodes use it again."""

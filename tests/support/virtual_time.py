@@ -62,3 +62,10 @@ def run(main: Coroutine[Any, Any, T], *modules: Any) -> T:
             patch.setattr(module, "time", Clock)
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             return runner.run(main)
+
+
+async def until(condition: Callable[[], object], seconds: float = 1000.0) -> None:
+    """Wait in virtual time until `condition` holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

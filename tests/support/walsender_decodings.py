@@ -217,6 +217,9 @@ class ServerStream:
     without streaming, after the last transaction that it sent: `failed` has the error, and transactions have to be
     compared as a whole (`assembled`).  If it cannot decode the WAL without streaming either ("unexpected duplicate
     for tablespace", which pg_logical_slot_peek_changes reports, too), it ends there: `stopped`.
+
+    A walsender locks the catalogs it reads, so it can also be the victim of a deadlock with a client that rewrites them
+    (40P01).  It is then restarted as it was.
     """
 
     def __init__(self, server: EmbeddedPostgres, dbname: str, slot: str, options: dict[str, str]) -> None:
@@ -262,11 +265,11 @@ class ServerStream:
                     asyncio.run(self._receive(_last_end(self._found)))
                     return
                 except PublisherError as error:
-                    if error.sqlstate not in {"XX000", "XX001"}:
+                    if error.sqlstate not in {"XX000", "XX001", "40P01"}:
                         raise
                     self.failed = error.message
                     self._found = _finished(self._found, pgoutput="proto_version" in self._options)
-                    if self._options.pop("streaming", None) is None:
+                    if error.sqlstate != "40P01" and self._options.pop("streaming", None) is None:
                         self.stopped = True
         except BaseException as error:
             self._failure = error

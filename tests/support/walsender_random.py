@@ -7,7 +7,6 @@ knows its value in existing rows, which is not in the WAL.
 from __future__ import annotations
 
 import random
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -467,8 +466,3 @@ class Replica:
 def _default(name: str) -> bytes | None:
     _, mark, value = name.partition("_d")
     return value.encode() if mark else None
-
-
-def committed_xids(messages: Sequence[Message]) -> list[int]:
-    """Return the xids of the transactions, in order."""
-    return [struct.unpack_from(">I", m.data, 17)[0] for m in messages if m.data[:1] == b"B"]

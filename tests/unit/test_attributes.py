@@ -75,7 +75,7 @@ def message(text: str) -> Shape:
         ("1 id, 2 a", "id, a", "", 2, (1, 2)),
     ],
 )
-def test_columns_are_told(before: str, sent: str, now: str, count: int, numbers: Numbers) -> None:
+def test_columns_are_identified_by_number(before: str, sent: str, now: str, count: int, numbers: Numbers) -> None:
     assert identify(message(sent), known(before), live(now), count, NOW) == numbers
 
 
@@ -91,7 +91,7 @@ def test_columns_are_told(before: str, sent: str, now: str, count: int, numbers:
         ("1 id, 2 a", "id", "1 id, 2 a later", 2),
     ],
 )
-def test_what_can_not_be_told_is_said(before: str, sent: str, now: str, count: int) -> None:
+def test_ambiguous_columns_are_not_identified(before: str, sent: str, now: str, count: int) -> None:
     assert identify(message(sent), known(before), live(now), count, NOW) is None
 
 
@@ -105,7 +105,7 @@ def test_attributes_are_read_as_they_were_written() -> None:
     assert some.known(shape) == (1, None)
 
 
-def test_a_message_from_before_the_columns_that_are_known() -> None:
+def test_a_message_older_than_the_known_columns() -> None:
     # The table joined without a copy, defined as when its Delta table was created.
     now = live("1 id, 2 a, 3 b later")
     assert identify(message("id, a"), known("1 id, 2 a, 3 b"), now, 3, NOW, older=True) == (1, 2)

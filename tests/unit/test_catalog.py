@@ -1,13 +1,7 @@
-"""The catalog on SQLite: what it stores and refuses, and what two processes see of each other."""
+"""The catalog: what it stores and refuses."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
-import sqlite3
-import stat
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,31 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from catalog.database import now
 from catalog.records import (
     CopyProgress,
     ForeignCommit,
     NewRelation,
-    NewSubscription,
+    PinnedSnapshot,
+    PinnedTable,
     PublisherStatus,
-    Request,
-    Subscription,
     TableRows,
+    TableStorage,
     Warned,
 )
-from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub.errors import (
-    DataCorrupted,
-    DuplicateObject,
-    FeatureNotSupported,
-    NotInPrerequisiteState,
-    ObjectInUse,
-    PubsubError,
-    UndefinedObject,
-)
+from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.sql.options import SubscriptionOptions
+from tests.support.catalog import new, table, with_table
 
 BIG = Lsn(2**64 - 1)
 
@@ -54,49 +40,6 @@ def location(tmp_path: Path) -> Path | str:
 async def catalog(location: Path | str) -> AsyncIterator[Catalog]:
     async with await Catalog.open(location) as opened:
         yield opened
-
-
-def new(name: str = "sub", **fields: object) -> NewSubscription:
-    made = NewSubscription(
-        name=name,
-        conninfo="host=h password=secret",
-        publications=("p", "q"),
-        options=SubscriptionOptions(batch_rows=7, streaming="on", origin="none"),
-        target="db",
-        slot_name=name,
-        publisher_system_identifier="18446744073709551615",
-        publisher_timeline=1,
-        publisher_database="db",
-    )
-    return replace(made, **fields)  # type: ignore[arg-type]
-
-
-def table(relid: int = 1, name: str = "t", target: str = "db") -> NewRelation:
-    return NewRelation(relid, "public", name, f"/w/{target}/public/{name}")
-
-
-def modes(folder: Path) -> set[int]:
-    return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-
-
-async def with_table(catalog: Catalog) -> Subscription:
-    return await catalog.create_subscription(new(), [table()])
-
-
-async def test_a_node_keeps_its_identity(tmp_path: Path) -> None:
-    path = tmp_path / "home" / "catalog.db"
-    async with await Catalog.open(path) as first:
-        node = await first.node()
-    async with await Catalog.open(path) as second:
-        assert await second.node() == node
-    assert 2**32 < int(node.node_id) < 2**64
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-async def test_the_files_beside_it_are_private_too(catalog: Catalog, tmp_path: Path) -> None:
-    await catalog.set_daemon()
-    assert modes(tmp_path) == {0o600}
 
 
 async def test_a_subscription_comes_back_as_it_was_stored(catalog: Catalog) -> None:
@@ -165,7 +108,7 @@ async def test_a_skip_is_cleared_only_if_it_is_still_the_same(catalog: Catalog) 
     assert (await catalog.subscription(made.oid)).skip_lsn == INVALID_LSN
 
 
-async def test_a_table_s_way_through_the_states(catalog: Catalog) -> None:
+async def test_a_table_goes_through_the_states(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     (rel,) = await catalog.relations(sub.oid)
     assert (rel.state, rel.copy_generation, rel.lsn, rel.qualified_name) == (RelState.INIT, 0, None, "public.t")
@@ -197,24 +140,6 @@ async def test_a_table_that_joins_again_has_copies_of_its_own(catalog: Catalog) 
     assert await catalog.begin_copy(sub.oid, 1) == 4
 
 
-async def test_commands_are_taken_once_and_in_order(catalog: Catalog) -> None:
-    before = await catalog.change_counter()
-    for number in range(3):
-        await catalog.note_command("ALTER SUBSCRIPTION", f"ALTER SUBSCRIPTION s{number} ENABLE")
-    assert await catalog.change_counter() > before
-    taken = await catalog.take_commands()
-    assert [one.statement for one in taken] == [f"ALTER SUBSCRIPTION s{number} ENABLE" for number in range(3)]
-    assert await catalog.take_commands() == []
-    await catalog.note_command("DROP SUBSCRIPTION", "DROP SUBSCRIPTION s")
-    assert [one.tag for one in await catalog.take_commands()] == ["DROP SUBSCRIPTION"]
-
-
-async def test_of_commands_that_nobody_takes_the_latest_stay(catalog: Catalog) -> None:
-    for number in range(103):
-        await catalog.note_command("ALTER SUBSCRIPTION", str(number))
-    assert [one.statement for one in await catalog.take_commands()] == [str(number) for number in range(3, 103)]
-
-
 async def test_an_error_of_a_table_that_has_left_is_passed_over(catalog: Catalog) -> None:
     sub = await catalog.create_subscription(new())
     await catalog.set_relation_error(sub.oid, 1, "e", "h")
@@ -230,7 +155,7 @@ async def test_a_step_that_is_not_in_the_table_is_refused(catalog: Catalog, stat
     assert rel.state is RelState.INIT
 
 
-async def test_done_needs_its_lsn(catalog: Catalog) -> None:
+async def test_syncdone_needs_an_lsn(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     await catalog.begin_copy(sub.oid, 1)
     await catalog.set_relation_state(sub.oid, 1, RelState.FINISHEDCOPY)
@@ -248,7 +173,7 @@ async def test_a_table_s_error_goes_with_its_next_state(catalog: Catalog) -> Non
     assert (rel.error, rel.error_hint) == (None, None)
 
 
-async def test_what_befell_a_table_stands_until_its_next_copy(catalog: Catalog) -> None:
+async def test_warnings_and_foreign_commits_of_a_table_last_until_its_next_copy(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     await catalog.add_relations(sub.oid, [table(2, "u")])
     await catalog.set_relation_error(sub.oid, 2, "it broke")
@@ -346,7 +271,7 @@ async def test_worker_statistics_keep_what_is_not_given(catalog: Catalog) -> Non
     assert await catalog.worker_stats() == []
 
 
-async def test_what_is_waited_for_and_what_tables_hold(catalog: Catalog) -> None:
+async def test_waits_and_row_counts_are_stored(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     looked = PublisherStatus(waits={0: Warned("no slot", None, "more"), 1: Warned("Spark")}, away_since=since)
@@ -363,6 +288,19 @@ async def test_what_is_waited_for_and_what_tables_hold(catalog: Catalog) -> None
     assert (state.publishers, state.rows) == ({}, (replace(rows, rows=5),)), "what tables hold outlives the daemon"
     await catalog.remove_relation(sub.oid, 1)
     assert (await catalog.state()).rows == ()
+
+
+async def test_what_tables_take_on_disk_is_stored(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    time = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    one = TableStorage(sub.oid, 1, 1, 7, 2, 2**40, 2**41, 5)
+    await catalog.put_statistics(storage=[one, replace(one, subid=99)])
+    assert (await catalog.state()).storage == (one,)
+    one = replace(one, retained_bytes=0, last_vacuum=time, due=time)
+    await catalog.put_statistics(storage=[one])
+    assert (await catalog.state()).storage == (one,)
+    await catalog.remove_relation(sub.oid, 1)
+    assert (await catalog.state()).storage == ()
 
 
 async def test_many_statistics_in_one_transaction(catalog: Catalog) -> None:
@@ -397,150 +335,13 @@ async def test_errors_are_counted_kept_and_overcome(catalog: Catalog) -> None:
     assert stats.stats_reset is not None
 
 
-async def test_the_counter_moves_with_what_someone_waits_for_only(catalog: Catalog) -> None:
-    counter = await catalog.change_counter()
-    sub = await with_table(catalog)
-    moved = await catalog.change_counter()
-    assert moved > counter
-    await catalog.advance_origin(sub.oid, Lsn(5))
-    await catalog.put_worker_stats(sub.oid, None, {"pid": 1})
-    await catalog.add_counters(sub.oid, commits=1)
-    assert await catalog.change_counter() == moved
-    await catalog.begin_copy(sub.oid, 1)
-    assert await catalog.change_counter() > moved
-
-
-async def test_a_refused_change_does_not_move_the_counter(catalog: Catalog) -> None:
-    await with_table(catalog)
-    counter = await catalog.change_counter()
-    with pytest.raises(DuplicateObject):
-        await with_table(catalog)
-    assert await catalog.change_counter() == counter
-
-
-async def wait_for_request(catalog: Catalog) -> list[Request]:
-    while True:
-        if pending := await catalog.pending_requests():
-            return pending
-
-
-async def answer_next(catalog: Catalog, error: PubsubError | None = None) -> str:
-    pending = await wait_for_request(catalog)
-    assert await catalog.answer(pending[0].id, error)
-    assert not await catalog.answer(pending[0].id)
-    return f"{pending[0].kind} {pending[0].subid} {pending[0].payload}"
-
-
-async def test_a_request_is_answered(catalog: Catalog, location: Path | str) -> None:
-    async with await Catalog.open(location) as command:
-        counter = await catalog.change_counter()
-        daemon = asyncio.create_task(answer_next(catalog))
-        await command.request("drop subscription", 16385, {"slot": "x"})
-        assert await daemon == "drop subscription 16385 {'slot': 'x'}"
-        assert await catalog.change_counter() > counter
-        assert await catalog.pending_requests() == []
-
-
-async def test_a_request_s_error_comes_back_whole(catalog: Catalog) -> None:
-    error = PubsubError("no", sqlstate="55006", detail="d", hint="h", context="c")
-    daemon = asyncio.create_task(answer_next(catalog, error))
-    with pytest.raises(PubsubError) as caught:
-        await catalog.request("drop subscription", 1)
-    await daemon
-    assert caught.value.report(verbose=True) == error.report(verbose=True)
-
-
-async def test_a_request_that_is_given_up_is_withdrawn(catalog: Catalog) -> None:
-    with pytest.raises(RequestTimeoutError):
-        await catalog.request("resync", 1, timeout=0.01)
-    assert await catalog.pending_requests() == []
-    asking = asyncio.create_task(catalog.request("resync", 1))
-    pending = await wait_for_request(catalog)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert await catalog.pending_requests() == []
-    assert not await catalog.answer(pending[0].id)
-
-
-async def test_the_daemon_s_row(catalog: Catalog) -> None:
-    assert await catalog.daemon() is None
-    await catalog.set_daemon()
-    found = await catalog.daemon()
-    assert found is not None
-    assert found.pid == os.getpid()
-    await catalog.clear_daemon()
-    assert await catalog.daemon() is None
-
-
-async def test_a_cancelled_task_leaves_the_catalog_usable(catalog: Catalog) -> None:
-    """A worker may be cancelled at any await: no lock may remain, and its change must be stored fully or not at all."""
-    sub = await with_table(catalog)
-    for steps in range(40):
-        task = asyncio.create_task(catalog.advance_origin(sub.oid, Lsn(1000 + steps)))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-    async with asyncio.timeout(20):
-        assert await catalog.advance_origin(sub.oid, Lsn(5000)) == 5000
-
-
-async def test_writers_side_by_side_all_count(catalog: Catalog, location: Path | str) -> None:
-    sub = await with_table(catalog)
-    async with await Catalog.open(location) as other:
-        await asyncio.gather(*(each.add_counters(sub.oid, commits=1) for each in [catalog, other] * 20))
-    (stats,) = await catalog.subscription_stats()
-    assert stats.commits == 40
-
-
-_OTHER_PROCESS = """
-import asyncio, sys
-from pathlib import Path
-from catalog.records import NewSubscription
-from catalog.store import Catalog
-from pubsub.sql.options import SubscriptionOptions
-
-async def main(path, name):
-    async with await Catalog.open(path if "://" in path else Path(path)) as catalog:
-        for place in range(10):
-            new = NewSubscription(f"{name}{place}", "", (), SubscriptionOptions(), "t", None)
-            await catalog.create_subscription(new)
-        print((await catalog.node()).node_id)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-async def test_processes_that_open_a_new_catalog_at_once(location: Path | str) -> None:
-    """They create one schema and one identity, and assign no oid twice."""
-    command = [sys.executable, "-c", _OTHER_PROCESS, str(location)]
-    pipe = asyncio.subprocess.PIPE
-    processes = [await asyncio.create_subprocess_exec(*command, name, stdout=pipe) for name in ("a", "b", "c")]
-    printed = {(await process.communicate())[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(printed) == 1
-    async with await Catalog.open(location) as catalog:
-        oids = [sub.oid for sub in await catalog.subscriptions()]
-        assert sorted(oids) == list(range(16384, 16384 + 30))
-
-
-async def test_a_catalog_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    await (await Catalog.open(path)).close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("UPDATE pubsub_node SET schema_version = 99")
-    raw.close()
-    with pytest.raises(DataCorrupted, match="version 99"):
-        await Catalog.open(path)
-
-
 async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None:
     older = (
         "ALTER TABLE pubsub_subscription_stats DROP COLUMN spill_txns",
         "ALTER TABLE pubsub_subscription_stats DROP COLUMN error",
         "DROP TABLE pubsub_copy_progress",
         "DROP TABLE pubsub_table_rows",
+        "DROP TABLE pubsub_pinned_snapshot",
         "ALTER TABLE pubsub_publisher DROP COLUMN away_since",
         "UPDATE pubsub_node SET schema_version = 1",
     )
@@ -557,95 +358,27 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
             await catalog.put_statistics(
                 publishers={sub.oid: PublisherStatus()}, rows=[TableRows(sub.oid, 1, 1, 1, Lsn(1))]
             )
+            assert (await catalog.state()).pinned_snapshots == ()
             (stats,) = await catalog.subscription_stats()
     assert (stats.commits, stats.spill_txns, stats.error) == (3, 2, None)
 
 
-async def test_what_is_no_catalog_is_a_typed_error(tmp_path: Path) -> None:
-    path = tmp_path / "catalog.db"
-    path.write_bytes(b"this is no database, and long enough to be looked at" * 100)
-    with pytest.raises(PubsubError, match="could not access the catalog: file is not a database"):
-        await Catalog.open(path)
-    with pytest.raises(PubsubError, match="could not open the catalog"):
-        await Catalog.open(tmp_path)
-    with pytest.raises(FeatureNotSupported):
-        await Catalog.open("mysql://u:secret@h/d")
-    with pytest.raises(PubsubError) as caught:
-        await Catalog.open("://u:secret@h/d")
-    assert "secret" not in caught.value.report(verbose=True)
-
-
-async def test_a_failed_statement_does_not_show_its_parameters(catalog: Catalog, tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "catalog.db") as raw:
-        raw.execute("ALTER TABLE pubsub_subscription RENAME COLUMN target TO other")
-    raw.close()
-    with pytest.raises(PubsubError) as caught:
-        await catalog.create_subscription(new())
-    assert "secret" not in repr(caught.value) + repr(caught.value.__cause__) + str(caught.value.__cause__)
+async def test_a_pinned_snapshot_outlives_its_subscription(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    tables = (PinnedTable("public.t", "/w/db/public/t", 7), PinnedTable('odd "."t', "/w/ü", 2**40))
+    pinned = PinnedSnapshot("näme", sub.name, BIG, now(), False, tables)
+    await catalog.add_pinned_snapshot(pinned)
+    with pytest.raises(DuplicateObject, match=r'^pinned snapshot "näme" already exists$'):
+        await catalog.add_pinned_snapshot(pinned)
+    await catalog.complete_pinned_snapshot("näme")
+    await catalog.drop_subscription(sub.oid)
+    assert (await catalog.state()).pinned_snapshots == (replace(pinned, complete=True),)
+    await catalog.drop_pinned_snapshot("näme")
+    await catalog.drop_pinned_snapshot("näme")
+    assert (await catalog.state()).pinned_snapshots == ()
+    with pytest.raises(UndefinedObject, match=r'^pinned snapshot "näme" does not exist$'):
+        await catalog.complete_pinned_snapshot("näme")
 
 
 def test_passwords_are_not_in_reprs() -> None:
     assert "secret" not in repr(new())
-
-
-async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog, location: Path | str) -> None:
-    await catalog.hold()
-    await catalog.set_daemon(4711)
-    async with await Catalog.open(location) as second:
-        with pytest.raises(ObjectInUse, match="a daemon is already running on catalog") as caught:
-            await second.hold()
-        assert caught.value.sqlstate == "55006"
-        assert "process id is" in (caught.value.detail or "")
-        assert "a catalog of its own" in (caught.value.hint or "")
-        # It is no daemon, and writes as any command does.
-        await second.create_subscription(new())
-        await catalog.prove()
-        await catalog.let_go()
-        await second.hold()
-        await second.prove()
-        await second.let_go()
-
-
-async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
-    async with await Catalog.open(home / "catalog.db") as catalog:
-        oid = (await catalog.create_subscription(new(), tables)).oid
-        await catalog.hold()
-        await catalog.let_go()
-
-    async def paths(catalog: Catalog) -> list[str]:
-        return sorted(relation.path for relation in await catalog.relations(oid))
-
-    copy = tmp_path / "copy"
-    shutil.copytree(home, copy)
-    async with await Catalog.open(copy / "catalog.db") as catalog:
-        with pytest.raises(ObjectInUse, match="is a copy of") as caught:
-            await catalog.hold()
-        assert str(home / "catalog.db") in caught.value.message
-        assert await paths(catalog) == ["/lake/db/u", f"{home}/warehouse/db/t"]
-    # Renamed, it is itself, though the copy lies in its old place then.
-    moved = tmp_path / "moved"
-    home.rename(moved)
-    copy.rename(home)
-    for place in (moved, moved, home):
-        async with await Catalog.open(place / "catalog.db") as catalog:
-            await catalog.hold()
-            assert await paths(catalog) == ["/lake/db/u", f"{place}/warehouse/db/t"]
-            await catalog.let_go()
-    # Moved to another file system: the old one is gone.
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(moved, elsewhere)
-    shutil.rmtree(moved)
-    async with await Catalog.open(elsewhere / "catalog.db") as catalog:
-        await catalog.hold()
-        assert f"{elsewhere}/warehouse/db/t" in await paths(catalog)
-        await catalog.let_go()
-    # Another node lies there since: it is no original.
-    again = tmp_path / "again"
-    shutil.copytree(elsewhere, again)
-    shutil.rmtree(elsewhere)
-    await (await Catalog.open(elsewhere / "catalog.db")).close()
-    async with await Catalog.open(again / "catalog.db") as catalog:
-        await catalog.hold()
-        await catalog.let_go()

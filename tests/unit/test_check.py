@@ -101,8 +101,8 @@ def test_a_server_that_is_not(change: dict[str, Any], severity: str, message: st
 
 
 def test_publications() -> None:
-    whole = Publication("p", False, True, True, True, True, False)
-    inserts = Publication("q", False, True, False, False, True, False)
+    whole = Publication("p", True, True, True, True, False)
+    inserts = Publication("q", True, False, False, True, False)
     assert worst(check_publications([whole, inserts], ["p"])) == []
     assert [f.message for f in worst(check_publications([whole, inserts], []))] == [
         'publication "q" does not publish UPDATE, DELETE'
@@ -157,17 +157,17 @@ def test_a_table_that_does_not(table: dict[str, Any], known: TableDefinition, se
     assert finding.message.startswith(message)
 
 
-def test_no_key_is_no_matter_where_updates_are_not_published() -> None:
+def test_a_key_is_not_needed_where_updates_are_not_published() -> None:
     known = definition(column("id"), identity_key=(), primary_key=())
     assert worst(check_table(replace(TABLE, publishes_updates=False), known)) == []
 
 
-def test_a_column_left_out_is_not_looked_at() -> None:
+def test_unpublished_columns_are_not_checked() -> None:
     known = definition(column("id"), column("Id"))
     assert worst(check_table(replace(TABLE, attnames=("id",)), known)) == []
 
 
-def test_rows_that_nobody_has_counted_are_unknown() -> None:
+def test_row_counts_of_unanalyzed_tables_are_unknown() -> None:
     (finding,) = check_table(TABLE, definition(column("id"), estimated_rows=None))
     assert (finding.detail or "").endswith("number of rows unknown (never analyzed)")
 

@@ -15,16 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pubsub.delta import alter, arrow_writer, checkpoints, log
+from pubsub.delta import alter, arrow_writer, checkpoints
 from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.data_files import write_table
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Operation
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 from tests.support import duck
+from tests.support.json_transactions import JsonTransactions
 
 COLUMNS: Final = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.string())])
 #: Made by a release that wrote what a checkpoint's maps are in Arrow: a row in each of three commits, a checkpoint, ALTER TABLE.
@@ -34,20 +36,19 @@ DAMAGED: Final = Path(__file__).parent.parent / "data" / "damaged_by_alter"
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint after every second commit."""
-    monkeypatch.setattr(log, "_CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(JsonTransactions, "checkpoint_interval", 2)
 
 
 def made(path: Path, rows: int = 3) -> TargetTable:
     """A table with so many commits of a row each, under the application id "app", and the checkpoints that are due."""
     table = TargetTable(str(path), COLUMNS, ("id",), "public.t")
-    assert delta.create_directly(table, {"pubsub.node": "n"})
-    written = TableLog(table.path)
+    assert delta.create_empty(JsonTransactions(), table, {"pubsub.node": "n"})
+    written = TableLog(table.path, JsonTransactions())
     written.refresh()
     for number in range(1, rows + 1):
         (add,) = write_table(table, pa.table({"id": [number], "n": [f"row {number}"]}, COLUMNS))
         transaction = {"txn": {"appId": "app", "version": number}}
-        written.commit([add, transaction], operation="WRITE", metrics={}, user_metadata=None)
-        written.checkpoint_when_due()
+        written.commit([add, transaction], Operation.WRITE)
     return table
 
 
@@ -63,21 +64,23 @@ def read(path: str) -> list[tuple[Any, ...]]:
 def add_column(table: TargetTable, kind: Any = None, value: Any = None) -> TargetTable:
     kind = pa.int64() if kind is None else kind
     change = Alteration(table.key, table.relation, add=((pa.field("c", kind), pa.scalar(value, kind)),))
-    return alter.alter(table, change, {"pubsub.attributes": "{}"}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3)))
+    return alter.alter(
+        JsonTransactions(), table, change, {"pubsub.attributes": "{}"}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3))
+    )
 
 
 def rename_column(table: TargetTable) -> TargetTable:
     change = Alteration(table.key, table.relation, rename={"n": "m"})
-    return alter.alter(table, change, {}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3)))
+    return alter.alter(JsonTransactions(), table, change, {}, Commit("app", Lsn(3), Lsn(3), before=Lsn(3)))
 
 
 def copy_anew(table: TargetTable) -> TargetTable:
     """What a copy's commit says of columns that are others than the table's."""
-    written = TableLog(table.path)
+    written = TableLog(table.path, JsonTransactions())
     written.refresh()
     wanted = replace(table, schema=pa.schema([*COLUMNS, pa.field("c", pa.int64())]))
     wanted, definition = alter.for_copy(written, wanted)
-    written.commit(definition, operation="WRITE", metrics={}, user_metadata=None)
+    written.commit(definition, Operation.WRITE)
     return wanted
 
 
@@ -87,7 +90,7 @@ def copy_anew(table: TargetTable) -> TargetTable:
         (add_column, ["id", "n", "c"]),
         (lambda table: add_column(table, value=7), ["id", "n", "c"]),
         (rename_column, ["id", "m"]),
-        (lambda table: alter.rename(table, "public.u"), ["id", "n"]),
+        (lambda table: alter.rename(JsonTransactions(), table, "public.u"), ["id", "n"]),
         (copy_anew, ["id", "n", "c"]),
     ],
     ids=["a column", "a column with a value", "a column's name", "the table's name", "a copy"],
@@ -97,19 +100,18 @@ def test_a_table_that_is_altered_after_a_checkpoint(
 ) -> None:
     table = made(tmp_path / "t")
     assert (tmp_path / "t/_delta_log" / f"{2:020}.checkpoint.parquet").exists()
-    TableLog(table.path).refresh()
+    TableLog(table.path, JsonTransactions()).refresh()
     change(table)
     assert [row[0] for row in read(table.path)] == [1, 2, 3]
     found = DeltaTable(table.path)
     assert [field.name for field in found.schema().fields] == columns
     assert found.metadata().configuration["pubsub.node"] == "n"
     # And again, from a checkpoint of what was altered.
-    written = TableLog(table.path)
+    written = TableLog(table.path, JsonTransactions())
     for number in range(3):
         written.refresh()
-        written.commit([], operation="SET TBLPROPERTIES", metrics={}, user_metadata=None)
-        written.checkpoint_when_due()
-        alter.rename(delta.load(table.path, "public.t", None), f"public.v{number}")
+        written.commit([], Operation.ALTER)
+        alter.rename(JsonTransactions(), delta.load(table.path, "public.t", None), f"public.v{number}")
     assert [row[0] for row in read(table.path)] == [1, 2, 3]
 
 
@@ -117,7 +119,7 @@ def lines(path: Path, version: int, *actions: dict[str, Any]) -> None:
     (path / "_delta_log" / f"{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
 
 
-def test_a_checkpoint_says_what_the_commits_said(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_what_the_commits_hold(tmp_path: Path) -> None:
     """Every map, also one with a NULL in it, and fields that only other writers have."""
     path = tmp_path / "t"
     (path / "_delta_log").mkdir(parents=True)
@@ -160,16 +162,16 @@ def test_a_checkpoint_says_what_the_commits_said(tmp_path: Path) -> None:
     domain = {"domainMetadata": {"domain": "d", "configuration": "{}", "removed": False}}
     lines(path, 0, {"commitInfo": {"operation": "WRITE"}}, protocol, metadata, transaction, add, domain)
     DeltaTable(str(path)).create_checkpoint()
-    found = checkpoints.newest(path / "_delta_log")
+    found = checkpoints.complete(path / "_delta_log")[0]
     assert found is not None
     have = {kind: what for some in checkpoints.actions(found) for action in some for kind, what in action.items()}
     # A file in a checkpoint changes nothing any more.
     have["add"]["dataChange"] = True
-    wanted = protocol | metadata | transaction | add
+    wanted = protocol | metadata | transaction | add | domain
     assert have == wanted
 
 
-def test_what_others_keep_with_a_file_stays(tmp_path: Path) -> None:
+def test_fields_of_other_writers_on_a_file_are_kept(tmp_path: Path) -> None:
     """Its tags, which come from a checkpoint, when it gets a deletion vector, and when it goes."""
     path = tmp_path / "t"
     table = made(path, 0)
@@ -178,7 +180,7 @@ def test_what_others_keep_with_a_file_stays(tmp_path: Path) -> None:
     lines(path, 1, {"add": {**add["add"], "tags": tags}}, {"txn": {"appId": "app", "version": 1}})
     DeltaTable(table.path).create_checkpoint()
     for number, keys in ((2, [2]), (3, [1, 3])):
-        written = TableLog(table.path)
+        written = TableLog(table.path, JsonTransactions())
         staged = DirectStaged(table, written, [], pa.table({"id": keys}), None, False, 1)
         arrow_writer.commit(staged, Commit("app", Lsn(number), Lsn(number), before=Lsn(number - 1)))
         committed = written.actions(number) or []
@@ -189,7 +191,7 @@ def test_what_others_keep_with_a_file_stays(tmp_path: Path) -> None:
 
 
 def state(path: Path) -> tuple[Any, ...]:
-    read = TableLog(str(path))
+    read = TableLog(str(path), JsonTransactions())
     read.refresh()
     files = {name: (file.size, file.rows, file.bounds, file.vector) for name, file in read.files.items()}
     versions = {app_id: read.application_version(app_id) for app_id in read.applications}
@@ -256,7 +258,7 @@ def test_every_form_of_a_checkpoint(tmp_path: Path, often: None, form: Callable[
     for part in [*directory.glob("*.checkpoint.0000000002.*"), *directory.glob("_sidecars/1*")]:
         part.unlink()
     with pytest.raises(DataCorrupted):
-        TableLog(table.path).refresh()
+        TableLog(table.path, JsonTransactions()).refresh()
 
 
 def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path, often: None) -> None:
@@ -271,24 +273,54 @@ def test_an_incomplete_checkpoint_is_passed_over(tmp_path: Path, often: None) ->
 
 @pytest.mark.parametrize("left", [0, 3, 500, -200])
 def test_a_checkpoint_that_is_cut_short(tmp_path: Path, often: None, left: int) -> None:
+    """A power cut may leave it so, while the commits are whole: they, or an earlier checkpoint, are the table."""
     path = tmp_path / "t"
-    table = made(path)
-    (checkpoint,) = (path / "_delta_log").glob("*.checkpoint.parquet")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:left])
+    table = made(path, 5)
+    expected = state(path)
+    log = path / "_delta_log"
     for look in (
-        lambda: TableLog(table.path).refresh(),
+        lambda: TableLog(table.path, JsonTransactions()).refresh(),
         lambda: delta.committed_lsn(table.path, "app"),
         lambda: delta.properties(table.path),
         lambda: delta.load(table.path, "public.t", None),
     ):
+        newest = checkpoints.complete(log)[0].files[0]
+        whole = newest.read_bytes()
+        newest.write_bytes(whole[:left])
+        look()
+        assert state(path) == expected
+        assert not newest.exists(), "readers that need it would fail"
+        newest.write_bytes(whole)
+    for checkpoint in checkpoints.complete(log):
+        checkpoint.files[0].write_bytes(checkpoint.files[0].read_bytes()[:left])
+    assert state(path) == expected
+    assert delta.committed_lsn(table.path, "app") == Lsn(5)
+    assert not checkpoints.complete(log)
+
+
+def test_a_checkpoint_that_is_cut_short_and_needed(tmp_path: Path, often: None) -> None:
+    path = tmp_path / "t"
+    table = made(path)
+    log = path / "_delta_log"
+    (checkpoint,) = log.glob("*.checkpoint.parquet")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:500])
+    (log / f"{1:020}.json").unlink()
+    for _ in range(2):
         with pytest.raises(DataCorrupted, match=r"checkpoint\.parquet.* is damaged") as raised:
-            look()
-        assert "_last_checkpoint" in (raised.value.hint or "")
-    # What the hint says.
-    checkpoint.unlink()
-    (path / "_delta_log/_last_checkpoint").unlink()
-    assert delta.committed_lsn(table.path, "app") == Lsn(3)
-    assert state(path)[0] == 3
+            TableLog(table.path, JsonTransactions()).refresh()
+        assert "RESYNC" in (raised.value.hint or "")
+        assert checkpoint.exists()
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 100, '{"version":', '{"version":77,"size":9}'])
+def test_a_hint_that_is_cut_short(tmp_path: Path, often: None, text: str) -> None:
+    path = tmp_path / "t"
+    table = made(path, 5)
+    expected = state(path)
+    (path / "_delta_log/_last_checkpoint").write_text(text)
+    assert state(path) == expected
+    assert delta.committed_lsn(table.path, "app") == Lsn(5)
+    assert delta.load(table.path, "public.t", None).schema.names == ["id", "n"]
 
 
 def test_a_log_without_a_beginning(tmp_path: Path) -> None:
@@ -296,10 +328,10 @@ def test_a_log_without_a_beginning(tmp_path: Path) -> None:
     table = made(path)
     (path / "_delta_log" / f"{0:020}.json").unlink()
     with pytest.raises(DataCorrupted, match="beginning"):
-        TableLog(table.path).refresh()
+        TableLog(table.path, JsonTransactions()).refresh()
     shutil.rmtree(path)
     with pytest.raises(UndefinedTable):
-        TableLog(table.path).refresh()
+        TableLog(table.path, JsonTransactions()).refresh()
 
 
 @pytest.fixture
@@ -316,8 +348,8 @@ LOOKS: Final[Sequence[Callable[[str], object]]] = (
     lambda path: delta.load(path, "public.t", None),
     lambda path: delta.row_count(path),
     lambda path: delta.has_files(path),
-    lambda path: TableLog(path).refresh(),
-    lambda path: alter.rename(TargetTable(path, COLUMNS, ("id",), "public.t"), "public.u"),
+    lambda path: TableLog(path, JsonTransactions()).refresh(),
+    lambda path: alter.rename(JsonTransactions(), TargetTable(path, COLUMNS, ("id",), "public.t"), "public.u"),
 )
 
 
@@ -326,7 +358,7 @@ def test_a_table_that_an_earlier_release_damaged(damaged: str, look: Callable[[s
     with pytest.raises(Exception, match="options"):
         DeltaTable(damaged)
     look(damaged)
-    # Whoever reads it now, and whichever version.
+    # Every reader can read it now, at every version.
     assert read(damaged) == [(number, "x", None) for number in (1, 2, 3)]
     for version in range(5):
         assert DeltaTable(damaged, version=version).version() == version
@@ -345,39 +377,5 @@ def test_a_log_of_others_is_left_as_it_is(damaged: str) -> None:
     commit = Path(damaged) / "_delta_log" / f"{4:020}.json"
     theirs = commit.read_text().replace('"engineInfo":"pubsub"', '"engineInfo":"E"')
     commit.write_text(theirs)
-    TableLog(damaged).refresh()
+    TableLog(damaged, JsonTransactions()).refresh()
     assert commit.read_text() == theirs
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_table_that_lists_no_features_of_readers(tmp_path: Path, version: int) -> None:
-    """Reader version 1, or 2 (which is column mapping), beside writer version 7: what it gets needs 3."""
-    path = tmp_path / "t"
-    table = made(path)
-    first = path / "_delta_log" / f"{0:020}.json"
-    actions = [json.loads(line) for line in first.read_text().splitlines()]
-    features = ["appendOnly", "invariants", *(["columnMapping"] if version == 2 else [])]
-    for action in actions:
-        if "protocol" in action:
-            action["protocol"] = {
-                "minReaderVersion": version,
-                "minWriterVersion": 7,
-                "writerFeatures": features,
-            }
-        if "metaData" in action:
-            del action["metaData"]["configuration"]["delta.enableDeletionVectors"]
-    lines(path, 0, *actions)
-    written = TableLog(table.path)
-    written.refresh()
-    assert written.unsupported() is None
-    assert not written.vectors_enabled()
-    # Nothing new is needed: the protocol stays.
-    assert DeltaTable(alter.rename(table, "public.u").path).protocol().min_reader_version == version
-    table = add_column(table, pa.timestamp("us"))
-    protocol = DeltaTable(table.path).protocol()
-    assert (protocol.min_reader_version, protocol.min_writer_version) == (3, 7)
-    assert protocol.reader_features == [*features[2:], "timestampNtz"]
-    assert protocol.writer_features == [*features, "timestampNtz"]
-    table = rename_column(table)
-    assert set(DeltaTable(table.path).protocol().reader_features or ()) == {"columnMapping", "timestampNtz"}
-    assert [row[0] for row in read(table.path)] == [1, 2, 3]

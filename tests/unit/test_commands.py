@@ -29,7 +29,7 @@ def test_the_slot_of_a_subscription() -> None:
     )
 
 
-def test_a_slot_that_the_server_can_not_make() -> None:
+def test_a_slot_option_that_the_server_lacks_is_refused() -> None:
     with pytest.raises(FeatureNotSupported):
         commands.create_replication_slot("s", snapshot="use", failover=True, server_version=160000)
     with pytest.raises(FeatureNotSupported):
@@ -58,7 +58,7 @@ def test_the_protocol_does_not_depend_on_what_is_streamed() -> None:
     assert commands.pgoutput_options(180000, ["p"])["proto_version"] == "4"
 
 
-def test_without_streaming_nothing_is_said_of_it() -> None:
+def test_streaming_off_is_not_sent() -> None:
     assert commands.pgoutput_options(180000, ["p"]) == {
         "proto_version": "4",
         "origin": "any",

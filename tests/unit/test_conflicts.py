@@ -53,7 +53,7 @@ def judged(sent: Changes, key: list[str] | None, rows: int) -> Conflicts:
     return judge(fold(sent, key, full=True, present=nothing), batch(rows), "public.t", "pg_5")
 
 
-def test_what_is_missing() -> None:
+def test_missing_rows_are_counted_and_logged() -> None:
     sent = changes(("U", None, (1, "x", None)), ("U", (2, "y"), (3, "y", "v")), ("D", (4, "z"), None))
     found = judged(sent, ["a", "b"], 3)
     assert found.counts == {ConflictType.UPDATE_MISSING: 2, ConflictType.DELETE_MISSING: 1}
@@ -76,7 +76,7 @@ def test_what_is_missing() -> None:
     )
 
 
-def test_of_many_the_first_are_shown() -> None:
+def test_only_the_first_of_many_conflicts_are_shown() -> None:
     found = judged(changes(*(("D", (number, "x"), None) for number in range(100))), ["a", "b"], 100)
     assert found.counts[ConflictType.DELETE_MISSING] == 100
     with captured_logs() as logs:
@@ -93,7 +93,7 @@ def test_without_a_key_the_whole_row_is_the_identity() -> None:
     )
 
 
-def test_what_is_in_the_way() -> None:
+def test_existing_rows_stop_an_insert_or_update() -> None:
     sent = changes(("I", None, (1, "x", "new")), ("I", None, (2, "x", "w")), ("U", (2, "x"), (1, "x", "moved")))
     with pytest.raises(UniqueViolation) as raised:
         judged(sent, ["a", "b"], 3)
@@ -107,7 +107,7 @@ def test_what_is_in_the_way() -> None:
     assert (error.sqlstate, error.conflict, error.finish_lsn) == ("23505", ConflictType.UPDATE_EXISTS, 0x50)
 
 
-def test_rows_that_others_wrote() -> None:
+def test_rows_of_other_writers_are_origin_conflicts() -> None:
     class Theirs(Holding):
         def keys(self, keys: Any) -> Any:
             return np.array([THEIRS if key < 10 else OURS for key in keys.column("a").to_pylist()])

@@ -7,7 +7,7 @@ import pytest
 from pubsub.publisher.connection import SESSION_SETTINGS, array_literal, session_settings, session_settings_sql
 
 
-def test_transaction_timeout_is_of_17() -> None:
+def test_transaction_timeout_is_set_from_17_on() -> None:
     assert set(session_settings(160014)) == set(SESSION_SETTINGS)
     assert set(session_settings(170000)) == {*SESSION_SETTINGS, "transaction_timeout"}
 

@@ -37,5 +37,5 @@ def test_mask(conninfo: str, masked: str) -> None:
 @pytest.mark.parametrize(
     "conninfo", ["secret", "password 'secret'", "password='secret", "password='a'secret", "=secret"]
 )
-def test_what_can_not_be_read_does_not_show(conninfo: str) -> None:
+def test_a_malformed_string_is_masked_whole(conninfo: str) -> None:
     assert mask_conninfo(conninfo) == MASK

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from pubsub.errors import PubsubError
-from pubsub.protocol.contract import BY_NAME, RULES
-from pubsub.protocol.types import delta_type
+from pubsub.protocol.column_types import delta_type
+from pubsub.protocol.type_contract import BY_NAME, RULES
 from pubsub.sql.typechoices import TypeChoices
 from scripts.reference import TYPES_PAGE, types_page
 
@@ -70,7 +70,7 @@ def test_choices_of_arrays_and_composites() -> None:
         ", date text",
     ],
 )
-def test_choices_that_are_none(text: str) -> None:
+def test_invalid_choices_are_refused(text: str) -> None:
     with pytest.raises(PubsubError) as caught:
         TypeChoices.parse(text)
     assert caught.value.sqlstate == "22023"

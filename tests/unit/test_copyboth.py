@@ -48,13 +48,13 @@ def test_hot_standby_feedback() -> None:
     "data",
     [b"", b"r" + bytes(33), b"k" + bytes(16), b"k" + bytes(18), b"k" + bytes(16) + b"\2", b"w" + bytes(23), b"\xff"],
 )
-def test_what_no_server_says(data: bytes) -> None:
+def test_malformed_server_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         cb.read_server_message(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"w" + bytes(24), b"r" + bytes(32), b"r" + bytes(34), b"h" + bytes(25)])
-def test_what_no_client_says(data: bytes) -> None:
+def test_malformed_client_messages_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolViolation):
         cb.read_client_message(data)
 
@@ -87,6 +87,6 @@ def test_now_lies_between_two_readings_of_the_clock() -> None:
 
 
 @pytest.mark.parametrize("microseconds", [(1 << 63) - 1, -(1 << 63)])
-def test_infinite_times_are_no_moments(microseconds: int) -> None:
+def test_infinite_times_are_refused(microseconds: int) -> None:
     with pytest.raises(ProtocolViolation, match="timestamp out of range"):
         cb.pg_time_to_datetime(microseconds)

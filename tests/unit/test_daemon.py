@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from catalog.daemon import LOCK_FILE, DaemonLock, running_daemon
+from catalog.home_lock import LOCK_FILE, DaemonLock, running_daemon
 from pubsub.errors import ObjectInUse, PubsubError
 
 _HOLDER = """
 import sys
 from pathlib import Path
-from catalog.daemon import DaemonLock
+from catalog.home_lock import DaemonLock
 lock = DaemonLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -60,7 +60,7 @@ def test_release_lets_go(tmp_path: Path) -> None:
 _PARENT = """
 import subprocess, sys
 from pathlib import Path
-from catalog.daemon import DaemonLock
+from catalog.home_lock import DaemonLock
 lock = DaemonLock.acquire(Path(sys.argv[1]))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False, stdout=sys.stderr)
 print(child.pid, flush=True)

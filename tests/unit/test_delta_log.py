@@ -13,9 +13,11 @@ from pubsub.delta import arrow_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.data_files import write_table
 from pubsub.delta.log import TableLog
-from pubsub.delta.table import Commit, TargetTable, create_directly
+from pubsub.delta.table import Commit, TargetTable, create_empty
+from pubsub.delta.transactions import Operation
 from pubsub.errors import DataCorrupted, UndefinedTable
 from pubsub.protocol.lsn import Lsn
+from tests.support.json_transactions import JsonTransactions
 
 
 class Foreign:
@@ -23,8 +25,8 @@ class Foreign:
 
     def __init__(self, path: Path) -> None:
         self.table = TargetTable(str(path), pa.schema([pa.field("id", pa.int64(), False)]), ("id",), "public.t")
-        assert create_directly(self.table, {})
-        self.log = TableLog(str(path))
+        assert create_empty(JsonTransactions(), self.table, {})
+        self.log = TableLog(str(path), JsonTransactions())
         self.log.refresh()
         self.number = 0
 
@@ -32,10 +34,10 @@ class Foreign:
         self.number += 1
         (add,) = write_table(self.table, pa.table({"id": pa.array([self.number], pa.int64())}))
         transaction = {"txn": {"appId": app_id, "version": self.number}}
-        self.log.commit([add, transaction], operation="WRITE", metrics={}, user_metadata=None)
+        self.log.commit([add, transaction], Operation.WRITE)
 
     def theirs(self, operation: str, *actions: dict[str, object], **parameters: object) -> None:
-        other = TableLog(self.table.path)
+        other = TableLog(self.table.path, JsonTransactions())
         other.refresh()
         lines = [
             {"commitInfo": {"operation": operation, "engineInfo": "E", "operationParameters": parameters}},
@@ -72,12 +74,12 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found() == [(5, "UPDATE", "E")]
     assert t.found() == [(5, "UPDATE", "E")], "until it is known"
     # A new process finds it too.
-    assert t.found(TableLog(t.table.path)) == [(5, "UPDATE", "E")]
+    assert t.found(TableLog(t.table.path, JsonTransactions())) == [(5, "UPDATE", "E")]
     t.log.forget_others()
     assert t.found() == []
     t.ours()
     assert t.found() == []
-    assert t.found(TableLog(t.table.path)) == []
+    assert t.found(TableLog(t.table.path, JsonTransactions())) == []
     # A copy under another application id replaces the others' changes.
     t.theirs("DELETE", ADD)
     t.theirs("WRITE", ADD, {"txn": {"appId": "copy", "version": 9}})
@@ -85,7 +87,7 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found(app_id="copy") == [(9, "MERGE", "E")]
 
 
-def test_who_wrote_a_file(tmp_path: Path) -> None:
+def test_the_writer_of_a_file_is_found(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.ours()
     (ours,) = t.log.files
@@ -96,13 +98,13 @@ def test_who_wrote_a_file(tmp_path: Path) -> None:
     vector = {"storageType": "i", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
     t.theirs("DELETE", {"add": ADD["add"] | {"path": ours, "deletionVector": vector}}, {"remove": {"path": ours}})  # type: ignore[operator]
     t.theirs("OPTIMIZE", SAME)
-    for log in (t.log, TableLog(t.table.path)):
+    for log in (t.log, TableLog(t.table.path, JsonTransactions())):
         log.refresh()
         writers = {path: file.writers for path, file in log.files.items()}
         assert writers == {ours: {"app"}, "f": frozenset(), "mixed": None, "g": None}
 
 
-def test_what_was_replicated_is_not_to_be_undone(tmp_path: Path) -> None:
+def test_restoring_a_table_to_before_a_replicated_commit_is_an_error(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.ours()
     t.theirs("WRITE", ADD)
@@ -112,7 +114,7 @@ def test_what_was_replicated_is_not_to_be_undone(tmp_path: Path) -> None:
     t.log.forget_others()
     t.ours()
     t.theirs("RESTORE", ADD, version=1)
-    for log in (t.log, TableLog(t.table.path)):
+    for log in (t.log, TableLog(t.table.path, JsonTransactions())):
         with pytest.raises(DataCorrupted, match="restored to an earlier version"):
             t.found(log)
 

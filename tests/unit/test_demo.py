@@ -288,7 +288,7 @@ def test_the_log_is_shown_for_people(tmp_path: Path) -> None:
         (("s", "t", 5, True, True, False, True), "unlogged"),
     ],
 )
-def test_what_can_not_be_followed_is_left_out(row: tuple[object, ...], reason: str | None) -> None:
+def test_tables_that_cannot_be_followed_are_left_out(row: tuple[object, ...], reason: str | None) -> None:
     found = candidate(row).reason
     assert (found is None) if reason is None else (found is not None and reason in found)
 

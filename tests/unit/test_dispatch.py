@@ -97,7 +97,7 @@ def test_a_keepalive_moves_the_position_only_between_transactions() -> None:
     assert d.position == 50
 
 
-def test_take_starts_a_batch_that_knows_the_settled_relations_alone() -> None:
+def test_take_starts_a_batch_with_the_settled_relations_only() -> None:
     """Relations that an open transaction has sent take effect with its commit, neither before nor twice."""
     d = Dispatcher(Lsn(10))
     d.feed(transaction(100, A, insert(A.oid, 1, "x")), 0.0)
@@ -158,8 +158,8 @@ def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_
     ]
     d.feed([frame(message) for message in prepared], 0.0)
     assert isinstance(d.waiting, Preparation)
-    told = [*((0, one) for one in d.waiting.settled.values()), *d.waiting.relations]
-    kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, told, (), ())
+    announced = [*((0, one) for one in d.waiting.relation_cache.values()), *d.waiting.relations]
+    kept = Kept(d.waiting.transaction, 9, "g", Lsn(290), Lsn(300), 5, False, announced, (), ())
     d.kept()
     assert len(d.batch.relations[A.oid]) == 1, "nothing before its outcome"
     d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(9), "g"))], 0.0)
@@ -192,7 +192,7 @@ def test_pause_at_ends_a_batch_there() -> None:
     assert d.batch.last_lsn == 100
 
 
-def test_what_is_not_a_change_is_passed_over() -> None:
+def test_messages_other_than_changes_are_ignored() -> None:
     d = Dispatcher(Lsn(10))
     message = LogicalMessage(True, Lsn(40), "p", b"x")
     d.feed(
@@ -240,7 +240,7 @@ BEGIN = frame(Begin(Lsn(100), 0, Xid(1)))
         ([b"w" + bytes(24) + b"?"], "invalid logical replication message type"),
     ],
 )
-def test_what_can_not_be_is_a_protocol_violation(frames: list[bytes], text: str) -> None:
+def test_messages_out_of_order_are_a_protocol_violation(frames: list[bytes], text: str) -> None:
     with pytest.raises(ProtocolViolation, match=text):
         Dispatcher(Lsn(10)).feed(frames, 0.0)
 
@@ -275,7 +275,7 @@ PREPARED = (Lsn(92), Lsn(100), 0, Xid(7), "g")
         ([frame(BeginPrepare(*PREPARED)), frame(CommitPrepared(0, *PREPARED))], "inside a transaction"),
     ],
 )
-def test_what_can_not_be_in_a_stream(frames: list[bytes], text: str, tmp_path: Path) -> None:
+def test_stream_messages_out_of_order_are_a_protocol_violation(frames: list[bytes], text: str, tmp_path: Path) -> None:
     with pytest.raises(ProtocolViolation, match=text):
         Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20)).feed(frames, 0.0)
 

@@ -12,6 +12,7 @@ import pytest
 from pubsub.delta import spark_session
 from pubsub.delta.engine import Engine
 from pubsub.delta.lanes import Lane, Places
+from pubsub.errors import PubsubError
 from tests.support.virtual_time import run
 
 #: More than an engine ever had threads for copies.
@@ -28,6 +29,9 @@ class FakeSpark:
 
     def alive(self) -> bool:
         return True
+
+    def running(self) -> None:
+        return
 
     def fence(self) -> None:
         self.fencing += 1
@@ -53,7 +57,7 @@ def test_copies_that_wait_for_locks_hold_up_no_commit() -> None:
             there.wait()
             released.wait()
 
-        copies = [asyncio.create_task(one.run_until_told(released.set, copy)) for _ in range(COPIES)]
+        copies = [asyncio.create_task(one.run_until_stopped(released.set, copy)) for _ in range(COPIES)]
         try:
             async with asyncio.timeout(60):
                 await asyncio.to_thread(there.wait)
@@ -97,9 +101,10 @@ def test_the_fence_does_not_wait_for_the_jvm_that_starts_behind_it(
         meanwhile.append(fenced.wait(60))
 
     monkeypatch.setattr(spark_session.Spark, "_launch", launch)
+    monkeypatch.setattr(spark_session.Spark, "session", None)
     monkeypatch.setattr(spark_session.jars, "require_java", lambda: None)
     spark = spark_session.Spark(tmp_path)
-    starting = threading.Thread(target=spark.start)
+    starting = threading.Thread(target=spark.running)
     starting.start()
     launching.wait()
     asking = threading.Thread(target=lambda: (spark.fence(), fenced.set()))
@@ -108,6 +113,26 @@ def test_the_fence_does_not_wait_for_the_jvm_that_starts_behind_it(
     starting.join()
     assert meanwhile == [True]
     spark.stop()
+
+
+def test_a_start_that_comes_after_the_stop_starts_no_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's start, cancelled with its worker, went on in its thread: its JVM outlived the daemon."""
+    looked = threading.Event()
+    launched: list[int] = []
+
+    monkeypatch.setattr(spark_session.Spark, "_launch", lambda _, descriptor: launched.append(descriptor))
+    monkeypatch.setattr(spark_session.Spark, "session", None)
+    monkeypatch.setattr(spark_session.jars, "require_java", looked.set)
+    spark = spark_session.Spark(tmp_path)
+    starting = threading.Thread(target=spark.running)
+    starting.start()
+    looked.wait()
+    spark.stop()
+    starting.join()
+    before = len(launched)
+    with pytest.raises(PubsubError, match="Spark was stopped"):
+        spark.running()
+    assert len(launched) == before == 1
 
 
 class SlowEngine:
@@ -146,7 +171,7 @@ def test_each_worker_has_a_place_and_four_at_most_while_it_is_alone() -> None:
         assert set(slow.running) == {"a0", "a1", "a2", "a3", "b0", "c0"}
         await slow.end("b0")  # its own place is for its own next
         assert set(slow.running) == {"a0", "a1", "a2", "a3", "b1", "c0"}
-        await slow.end("a1")  # a shared one is for whoever came first
+        await slow.end("a1")  # a shared one goes to the first that waits
         assert set(slow.running) == {"a0", "a4", "a2", "a3", "b1", "c0"}
         tasks[5].cancel()
         await slow.end("a2")
@@ -170,7 +195,7 @@ def test_each_worker_has_a_place_and_four_at_most_while_it_is_alone() -> None:
     run(main())
 
 
-def test_a_turn_that_is_given_and_cancelled_is_another_s() -> None:
+def test_a_turn_given_to_a_cancelled_worker_goes_to_the_next() -> None:
     async def main() -> None:
         slow = SlowEngine()
         places = Places(0)

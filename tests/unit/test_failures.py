@@ -42,7 +42,7 @@ def test_our_own_errors_stay_as_they_are() -> None:
         ),
         (
             (
-                "Traceback\npubsub.protocol.types.InvalidText: first\n\nThe above exception …\n"
+                "Traceback\npubsub.protocol.refused_values.InvalidText: first\n\nThe above exception …\n"
                 'pubsub.errors.InvalidValue: column "a" of table "public.t": no\n'
             ),
             'column "a" of table "public.t": no',
@@ -50,7 +50,7 @@ def test_our_own_errors_stay_as_they_are() -> None:
         ),
     ],
 )
-def test_what_spark_said(text: str, message: str, sqlstate: str) -> None:
+def test_spark_errors_keep_their_message(text: str, message: str, sqlstate: str) -> None:
     error = typed(RuntimeError(text))
     assert error.message == message
     assert error.sqlstate == sqlstate

@@ -52,7 +52,7 @@ def deleted(folded: Folded) -> list[Any]:
     return sorted(folded.deleted_keys.column("k").to_pylist())
 
 
-def test_the_story_of_the_module() -> None:
+def test_the_worked_example_of_the_module() -> None:
     folded = keyed(("I", 7, "a"), ("U", 8, "b", 7), ("U", 8, "c"), ("D", 9, None))
     assert rows(folded.images) == [(8, "c")]
     assert deleted(folded) == [8, 9]
@@ -191,7 +191,7 @@ def test_a_column_that_only_the_target_has() -> None:
     assert (rows(net.images), rows(net.removed)) == ([(2, None)], [(1, None, 1), (3, None, 1)])
 
 
-def test_a_change_that_does_not_say_which_row() -> None:
+def test_a_change_without_a_replica_identity_is_refused() -> None:
     with pytest.raises(NotInPrerequisiteState, match="replica identity column"):
         keyed(("U", None, "a"))
     with pytest.raises(NotInPrerequisiteState):

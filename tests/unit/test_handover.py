@@ -36,7 +36,7 @@ async def waits(task: asyncio.Task[object]) -> bool:
     return not task.done()
 
 
-def test_w_is_answered_with_c_by_whoever_applies() -> None:
+def test_an_attached_apply_worker_answers_w_with_c() -> None:
     async def main() -> None:
         handover = Handover()
         assert handover.state(1) is None
@@ -118,7 +118,7 @@ def test_s_lets_apply_write() -> None:
     run(main())
 
 
-def test_who_waits_for_a_table_that_leaves_goes_on() -> None:
+def test_a_wait_ends_when_its_table_leaves() -> None:
     """The apply worker once waited forever for a table that REFRESH had removed."""
 
     async def main() -> None:

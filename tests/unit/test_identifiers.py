@@ -56,7 +56,7 @@ def test_parse_qualified_name(text: str, expected: QualifiedName) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a b", "select", "'a'", "a,b"])
-def test_what_is_no_name(text: str) -> None:
+def test_malformed_names_are_refused(text: str) -> None:
     with pytest.raises(SqlSyntaxError):
         parse_qualified_name(text)
 
@@ -80,7 +80,7 @@ def test_encode_path(name: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "a b", "..", "a/b", "-2", "-6f", "-ff", "-2E"])
-def test_what_encode_path_never_makes(part: str) -> None:
+def test_decode_path_refuses_what_encode_path_never_writes(part: str) -> None:
     with pytest.raises(PubsubError):
         decode_path(part)
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pubsub import jars
+from pubsub import jars, log_store
 from pubsub.errors import DataCorrupted, PubsubError
 
 
@@ -76,16 +76,17 @@ def test_class_path_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(PubsubError, match="delta-spark") as caught:
         jars.class_path()
     assert "python -m pubsub.jars fetch" in (caught.value.hint or "")
-    for artifact in jars.DELTA:
-        (tmp_path / artifact.filename).touch()
-    assert jars.class_path() == [tmp_path / artifact.filename for artifact in jars.DELTA]
+    names = [*(artifact.filename for artifact in jars.DELTA), log_store.jar_name()]
+    for name in names:
+        (tmp_path / name).touch()
+    assert jars.class_path() == [tmp_path / name for name in names]
 
 
 def test_the_archive_belongs_to_one_java_and_one_class_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        for artifact in jars.DELTA:
-            (tmp_path / name / artifact.filename).touch()
+        for jar in (*(artifact.filename for artifact in jars.DELTA), log_store.jar_name()):
+            (tmp_path / name / jar).touch()
         make_java(tmp_path / f"java-{name}")
     paths = set()
     for directory in ("one", "two"):
@@ -130,7 +131,7 @@ def test_fetch_takes_what_is_missing_and_leaves_what_is_there(monkeypatch: pytes
     assert jars.fetch([artifact], into) == [into / "thing-1.0.jar"]
 
 
-def test_fetch_says_what_ivy_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_fetch_shows_ivys_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_java(
         tmp_path / "java",
         'if [ "$1" = -version ]; then echo \'openjdk version "17"\' >&2; exit; fi',

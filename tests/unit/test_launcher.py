@@ -14,16 +14,16 @@ import pytest
 import structlog
 
 import launcher.launcher
-from apply.metrics import Figures
+from apply.worker_statistics import Figures
 from catalog.records import Command, PublisherStatus, Warned
 from launcher.launcher import Launcher
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import Settings
+from pubsub.settings import HousekeepingSettings, Settings
 from tests.support.captured_logs import captured_logs
 from tests.support.virtual_time import run
 
-SETTINGS = Settings(home=Path("/nonexistent"))
+SETTINGS = Settings(home=Path("/nonexistent"), housekeeping=HousekeepingSettings(enabled=False))
 Step = Callable[["FakeRunner"], Any]
 
 
@@ -85,7 +85,7 @@ class FakeRunner:
     made: list[FakeRunner]
     script: list[Step]
 
-    def __init__(self, subscription: Any, around: Any, handover: Any) -> None:
+    def __init__(self, subscription: Any, node: Any, handover: Any) -> None:
         self.subscription, self.handover = subscription, handover
         self.apply: Any = SimpleNamespace(figures=Figures(), streaming=True)
         self.applies = True
@@ -274,7 +274,7 @@ async def test_late_workers_are_cancelled_at_the_deadline() -> None:
 
 
 @virtual
-async def test_statistics_that_can_not_be_stored_end_nothing() -> None:
+async def test_a_failure_to_store_statistics_ends_no_worker() -> None:
     catalog = FakeCatalog(subscription(1))
     catalog.failures = [PubsubError("database is locked")] * 2
     launched, task = await started(catalog)
@@ -286,7 +286,7 @@ async def test_statistics_that_can_not_be_stored_end_nothing() -> None:
 
 
 @virtual
-async def test_a_catalog_that_can_not_be_reached_is_tried_again_and_ends_no_worker() -> None:
+async def test_an_unreachable_catalog_is_tried_again_and_ends_no_worker() -> None:
     catalog = FakeCatalog(subscription(1))
     launched, task = await started(catalog)
     catalog.unreachable = PubsubError("could not access the catalog")
@@ -391,7 +391,7 @@ async def test_lag_grows_while_nothing_becomes_durable() -> None:
 
 
 @virtual
-async def test_what_somebody_can_end_is_logged_when_it_begins_and_when_it_is_over() -> None:
+async def test_a_wait_is_logged_when_it_begins_and_when_it_ends() -> None:
     catalog = FakeCatalog(subscription(1))
     FakeMonitors.found = None
     launched, task = await started(catalog)

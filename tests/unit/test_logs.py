@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import walsender.cli
 from apply.handover import Handover
 from launcher.monitor import Monitors
-from launcher.runner import Runner, Surroundings
+from launcher.runner import NodeServices, Runner
 from pubsub import logs
 from pubsub.cli.app import Common, app
 from pubsub.cli.daemon import serve
@@ -31,7 +31,7 @@ from pubsub.settings import Settings
 from tablesync.copyjob import CopySource, read_range
 
 SECRET = "s3cr3t-Wort"
-TWISTED = "it's %\\ s3cr3t @/?"
+#: The password it's %\ s3cr3t @/? as a URI and as keywords have it.
 ENCODED = "it%27s%20%25%5C%20s3cr3t%20%40%2F%3F"
 QUOTED = "it\\'s %\\\\ s3cr3t @/?"
 
@@ -108,9 +108,9 @@ class Catalog:
 
 
 def runner(catalog: Catalog) -> Runner:
-    around = Surroundings("1", catalog, None, None, Settings(home=Path("/nonexistent")), asyncio.Semaphore(1))  # type: ignore[arg-type]
+    node = NodeServices("1", catalog, None, None, Settings(home=Path("/nonexistent")), asyncio.Semaphore(1))  # type: ignore[arg-type]
     subscription: Any = SimpleNamespace(oid=1, name="s", options=SimpleNamespace(disable_on_error=False))
-    return Runner(subscription, around, Handover())
+    return Runner(subscription, node, Handover())
 
 
 def source(conninfo: str) -> CopySource:
@@ -305,7 +305,7 @@ async def test_a_daemon_that_fails_says_so_in_its_log(
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_a_command_that_fails_as_nobody_foresaw(tmp_path: Path, verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_in_a_command(tmp_path: Path, verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object) -> None:
         unforeseen()
 
@@ -327,7 +327,7 @@ def test_a_command_that_fails_as_nobody_foresaw(tmp_path: Path, verbose: bool, m
         ('warehouse = "/data/lake"', [("warehouse", "/nonexistent/warehouse", "/data/lake")]),
     ],
 )
-def test_what_a_sighup_has_changed(text: str, said: list[tuple[str, str | None, str | None]]) -> None:
+def test_a_sighup_logs_the_changed_parameters(text: str, said: list[tuple[str, str | None, str | None]]) -> None:
     import tomllib
 
     from pubsub.cli.daemon import changed

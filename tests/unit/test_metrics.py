@@ -8,7 +8,7 @@ import time
 import pytest
 
 from apply.batch import Transaction
-from apply.metrics import Figures, LagHistogram
+from apply.worker_statistics import Figures, LagHistogram
 from catalog.records import Warned
 from pubsub.protocol.lsn import Lsn
 
@@ -43,7 +43,7 @@ def test_a_clock_that_is_behind_and_a_lag_of_days_are_counted() -> None:
     assert histogram.percentile(100) is not None
 
 
-def test_a_wait_is_told_when_it_has_lasted() -> None:
+def test_a_wait_is_reported_only_after_a_while() -> None:
     figures = Figures()
     soon, late = time.monotonic(), time.monotonic() + 60
     with figures.waits_for("Spark to start"):

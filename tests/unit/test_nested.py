@@ -1,4 +1,4 @@
-"""Arrays, composites and VARIANT as nested types: the types they become, and what is refused."""
+"""Arrays, composites and VARIANT as nested values, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,62 +10,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pubsub.errors import FeatureNotSupported
+from pubsub.protocol.arrow_arrays import nulls, repeated
 from pubsub.protocol.binary.columns import from_binary
-from pubsub.protocol.binary.values import BinaryTypes
-from pubsub.protocol.contract import VARIANT
-from pubsub.protocol.shapes import TypeShape
-from pubsub.protocol.types import InvalidText, from_text, nulls, repeated, shaped_type, spark_ddl
-from pubsub.sql.typechoices import TypeChoices
+from pubsub.protocol.binary.single_values import BinaryTypes
+from pubsub.protocol.column_types import spark_ddl
+from pubsub.protocol.refused_values import InvalidText
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import VARIANT
 
 INTS = pa.list_(pa.field("element", pa.int32()))
-PAIR = TypeShape(
-    20001,
-    kind="c",
-    name="public.pair",
-    attributes=(("a", TypeShape(1007, element=TypeShape(23))), ("at", TypeShape(1184))),
-)
-
-
-def _type(shape: TypeShape, choices: str, own: str | None = None) -> str:
-    return spark_ddl(shaped_type(shape, TypeChoices.parse(choices).of_type, own))
-
-
-def test_types_and_choices() -> None:
-    prices = TypeShape(1231, (6 << 16 | 2) + 4, name="numeric[]", element=TypeShape(1700, (6 << 16 | 2) + 4))
-    assert _type(prices, "") == _type(prices, "composites natural") == "STRING"
-    assert _type(prices, "arrays natural") == _type(prices, "", "natural") == "ARRAY<DECIMAL(6,2)>"
-    assert _type(prices, "numeric[] natural, arrays text") == "ARRAY<DECIMAL(6,2)>"
-    assert _type(prices, "numeric[] text, arrays natural") == "STRING"
-    assert _type(prices, "arrays natural, numeric text") == "ARRAY<STRING>"
-    assert _type(prices, "arrays natural", "text") == "STRING"
-    assert _type(PAIR, "arrays natural") == "STRING"
-    assert _type(PAIR, "public.pair natural") == "STRUCT<`a`: ARRAY<INT>, `at`: TIMESTAMP>"
-    assert _type(PAIR, "composites natural, arrays text, timestamptz text") == "STRUCT<`a`: STRING, `at`: STRING>"
-    pairs = TypeShape(20002, name="public.pair[]", element=PAIR)
-    assert _type(pairs, "public.pair[] natural") == "ARRAY<STRUCT<`a`: ARRAY<INT>, `at`: TIMESTAMP>>"
-    assert _type(pairs, "public.pair[] natural, public.pair text") == "ARRAY<STRING>"
-    documents = TypeShape(3802, name="jsonb")
-    assert _type(documents, "") == "STRING"
-    assert _type(documents, "jsonb variant") == _type(documents, "", "variant") == "VARIANT"
-    within = TypeShape(20003, kind="c", name="x", attributes=(("j", documents),))
-    assert _type(within, "jsonb variant", "natural") == "STRUCT<`j`: STRING>"
-
-
-@pytest.mark.parametrize(
-    ("shape", "own", "words"),
-    [
-        (TypeShape(1020, name="box[]", element=TypeShape(603), delimiter=";"), "natural", 'divided by ";"'),
-        (TypeShape(1, kind="c", name="empty"), "natural", "no attributes"),
-        (TypeShape(1, kind="c", attributes=(("a", TypeShape(23)), ("A", TypeShape(23)))), "natural", "only in case"),
-        (TypeShape(1, kind="c", attributes=(("a b", TypeShape(23)),)), "natural", '"a b"'),
-        (TypeShape(114, name="json"), "variant", "jsonb"),
-    ],
-)
-def test_types_that_are_refused(shape: TypeShape, own: str, words: str) -> None:
-    with pytest.raises(FeatureNotSupported) as caught:
-        shaped_type(shape, TypeChoices().of_type, own)
-    assert words in (caught.value.detail or "")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 import pubsub
-from catalog.daemon import DaemonLock
+from catalog.home_lock import DaemonLock
 from catalog.records import NewRelation
 from catalog.states import RelState
 from pubsub.errors import (
@@ -163,7 +163,8 @@ class ToldSpark:
         self.made.append(given)
         self.session = MagicMock()
 
-    def start(self) -> None: ...
+    def running(self) -> Any:
+        return self.session
 
     def stop(self) -> None: ...
 
@@ -253,7 +254,16 @@ async def test_a_node_that_is_not_open() -> None:
         await Node("unused", workers=False).execute("SHOW ALL")
 
 
-async def test_a_node_is_made_by_whoever_opens_it_unless_told_not_to(tmp_path: Path) -> None:
+async def test_a_client_that_was_closed_reads_nothing(tmp_path: Path) -> None:
+    async with Node(tmp_path, workers=False):
+        pass
+    async with Node(tmp_path, workers=False, make=False) as client:
+        assert await client.fetch("SELECT * FROM pg_subscription") == []
+    with pytest.raises(NotInPrerequisiteState, match="not open"):
+        await client.fetch("SELECT * FROM pg_subscription")
+
+
+async def test_opening_creates_a_node_unless_create_is_false(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with Node(home, workers=False, make=False) as client:
         for ask in (client.status, lambda: client.fetch("SELECT 1"), lambda: client.snapshot("s")):

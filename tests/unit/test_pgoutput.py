@@ -157,7 +157,7 @@ CAPTURED: list[tuple[str, bool, bool, Message]] = [
 
 
 @pytest.mark.parametrize(("captured", "streaming", "parallel", "message"), CAPTURED)
-def test_what_postgresql_sent(captured: str, streaming: bool, parallel: bool, message: Message) -> None:
+def test_messages_captured_from_postgresql(captured: str, streaming: bool, parallel: bool, message: Message) -> None:
     data = bytes.fromhex(captured)
     assert read_message(data, streaming=streaming, parallel=parallel) == message
     assert write_message(message) == data
@@ -180,7 +180,7 @@ def test_an_empty_namespace_is_pg_catalog() -> None:
     assert write_message(message) == data
 
 
-def test_columns_tell_the_replica_identity() -> None:
+def test_column_flags_give_the_replica_identity() -> None:
     assert [column.in_replica_identity for column in COLUMNS] == [True, False, False, False, False]
 
 
@@ -197,10 +197,10 @@ REFUSED = [
     (b"O" + bytes(8) + b"name without its end", "invalid string in message"),
     (b"O" + bytes(8) + b"\xff\0", 'invalid byte sequence for encoding "UTF8"'),
     (b"R\0\0\0\1s\0t\0x\0\0", "unrecognized replica identity 'x'"),
-    (b"R\0\0\0\1s\0t\0d\0\1", "a relation can not have 1 columns here"),
+    (b"R\0\0\0\1s\0t\0d\0\1", "a relation cannot have 1 columns here"),
     (b"R\0\0\0\1s\0t\0d\0\1\2a\0" + bytes(8), "unrecognized flags 2"),
-    (b"I\0\0\0\1N\xff\xff" + b"n" * 65535, "a tuple can not have 65535 columns here"),
-    (b"I\0\0\0\1N\0\2n", "a tuple can not have 2 columns here"),
+    (b"I\0\0\0\1N\xff\xff" + b"n" * 65535, "a tuple cannot have 65535 columns here"),
+    (b"I\0\0\0\1N\0\2n", "a tuple cannot have 2 columns here"),
     (b"I\0\0\0\1N\0\1t\xff\xff\xff\xff", "insufficient data left in message"),
     (b"I\0\0\0\1N\0\1x", "unrecognized data representation type 120"),
     (b"I\0\0\0\1K\0\0", "expected a new tuple, got 75"),
@@ -250,6 +250,6 @@ def test_the_error_names_the_message() -> None:
         Prepare(0, Lsn(1), Lsn(2), 0, Xid(1), "é" * 100),
     ],
 )
-def test_what_the_protocol_can_not_carry_is_not_written(message: Message) -> None:
+def test_values_out_of_the_protocols_range_are_not_written(message: Message) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         write_message(message)

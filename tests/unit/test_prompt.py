@@ -53,7 +53,7 @@ def test_statements_over_several_lines() -> None:
 
 
 @pytest.mark.parametrize("line", ["exit", "quit", "QUIT;", " exit ", "\\q", "\\quit"])
-def test_it_ends(line: str) -> None:
+def test_exit_commands_end_the_prompt(line: str) -> None:
     assert Screen().take(line) is False
 
 
@@ -132,7 +132,7 @@ def test_wide_rows_are_expanded() -> None:
     assert Display(Format.CSV).text(columns, rows, 10).startswith("name,")
 
 
-async def test_what_d_shows(tmp_path: Path) -> None:
+async def test_backslash_d_lists_tables(tmp_path: Path) -> None:
     async with await Catalog.open(tmp_path / "catalog.db") as catalog:
         new = NewSubscription("s", "host=h password=secret", ("p",), SubscriptionOptions(), "s", "s")
         attributes = '{"columns": [[1, "id", 23, -1, null, 0], [2, "price", 1700, 786438, null, 0], [3, "n", 1043, 24, null, 0]]}'

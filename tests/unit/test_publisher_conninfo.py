@@ -51,7 +51,7 @@ def test_uri_and_keywords_mean_the_same() -> None:
         ("postgresql://h/db?password=ses%zzame", "ses"),
     ],
 )
-def test_what_can_not_be_read_is_not_shown_past_a_secret(conninfo: str, secret: str) -> None:
+def test_a_malformed_string_is_not_shown_after_a_secret(conninfo: str, secret: str) -> None:
     with pytest.raises(PubsubError) as caught:
         parse_conninfo(conninfo)
     assert caught.value.sqlstate == "42601"
@@ -61,7 +61,7 @@ def test_what_can_not_be_read_is_not_shown_past_a_secret(conninfo: str, secret: 
     assert caught.value.__suppress_context__
 
 
-def test_what_can_not_be_read_is_said_where_there_is_no_secret() -> None:
+def test_a_malformed_string_without_a_secret_is_shown() -> None:
     with pytest.raises(PubsubError, match='invalid connection option "hots"'):
         parse_conninfo("hots=x")
 
@@ -117,7 +117,7 @@ async def test_no_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         {"host": "a,b", "port": "1,2,3"},
     ],
 )
-async def test_what_is_left_to_libpq(monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str]) -> None:
+async def test_parameters_left_to_libpq(monkeypatch: pytest.MonkeyPatch, parameters: dict[str, str]) -> None:
     _answers(monkeypatch, {})
     assert await resolve_hosts(parameters) == []
     assert with_hosts(parameters, []) == parameters

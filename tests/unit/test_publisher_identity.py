@@ -37,7 +37,7 @@ SUBSCRIPTION = Subscription(
     dropping=False,
 )
 SLOT = SlotInfo(
-    name="s", plugin="pgoutput", database="db", temporary=False, active=False, active_pid=None, restart_lsn=Lsn(90),
+    name="s", plugin="pgoutput", database="db", temporary=False, active=False,
     confirmed_flush_lsn=Lsn(100), wal_status="reserved", safe_wal_size=None, two_phase=False, failover=True,
     invalidation_reason=None, retained_bytes=1000,
 )  # fmt: skip
@@ -144,7 +144,9 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("changes", "error"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-async def test_position(changes: dict[str, Any], error: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_position_is_compared_with_the_timelines_and_the_slot(
+    changes: dict[str, Any], error: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = changes.get("left")
 
     async def history(connection: object, timeline: int) -> TimelineHistory:
@@ -213,7 +215,7 @@ def test_a_slot_is_warned_of_in_time(slot: SlotInfo | None, part: str | None) ->
         assert warned.hint
 
 
-def test_who_holds_a_slot_up() -> None:
+def test_the_transaction_that_delays_a_slot_is_named() -> None:
     wait = SlotWait("s", 745, 12, "app", "nightly", "idle in transaction", 33.3, None)
     told = about_wait(wait)
     assert told.detail == (

@@ -17,39 +17,22 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from pubsub.errors import DataCorrupted, DuplicateObject, ProtocolViolation
+from pubsub.errors import DuplicateObject, ProtocolViolation
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Insert, Truncate, read_message
 from pubsub.protocol.rows import decode_changes, split_by_relation
-from pubsub.reorderbuffer import durable, files
-from pubsub.reorderbuffer.block import STREAM_HEADER
 from pubsub.reorderbuffer.buffer import ReorderBuffer, Statistics
-from pubsub.reorderbuffer.files import DiskFull, FileFailure
+from pubsub.reorderbuffer.files import FileFailure
 from pubsub.reorderbuffer.log import BLOCK_BYTES
-from pubsub.reorderbuffer.transaction import State, Transaction
-from tests.support.disk import room_for
+from pubsub.reorderbuffer.transaction import State
 from tests.support.frames import frame, relation
-
-WORK_MEM = 64 << 10
+from tests.support.reorderbuffer import WORK_MEM, read, rows, spilled
 
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> ReorderBuffer:
     return ReorderBuffer(tmp_path / "spill", WORK_MEM)
-
-
-def rows(xid: int, count: int, size: int = 100) -> list[bytes]:
-    return [f"{xid}/{number}".encode().ljust(size, b".") for number in range(count)]
-
-
-def read(transaction: Transaction | None, max_bytes: int = 1 << 20) -> list[bytes]:
-    assert transaction is not None
-    return [one for chunk in transaction.chunks(max_bytes) for block in chunk.blocks for one in block.frames()]
-
-
-def spilled(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*")) if directory.exists() else []
 
 
 def test_a_transaction_in_memory(buffer: ReorderBuffer) -> None:
@@ -69,7 +52,7 @@ def test_a_transaction_in_memory(buffer: ReorderBuffer) -> None:
     transaction.release()
     assert buffer.memory == 0
     assert buffer.statistics == Statistics(total_txns=1, total_bytes=500)
-    with pytest.raises(ValueError, match="can not be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         read(transaction)
 
 
@@ -180,7 +163,7 @@ def test_chunks_are_bounded(buffer: ReorderBuffer) -> None:
     assert read(transaction, 1000) == frames
 
 
-def test_blocks_close(buffer: ReorderBuffer) -> None:
+def test_a_full_block_is_closed(buffer: ReorderBuffer) -> None:
     """Append more than a block in one call, and a frame longer than a block."""
     buffer.work_mem = 1 << 30
     frames = [*rows(10, 30_000), bytes(BLOCK_BYTES + 1), *rows(10, 3)]
@@ -221,21 +204,21 @@ def test_changes_that_come_with_the_nearer_parent(buffer: ReorderBuffer) -> None
     assert read(buffer.commit(10)) == rows(10, 1)
 
 
-def test_contradictions_about_subtransactions(buffer: ReorderBuffer) -> None:
+def test_contradicting_parents_of_a_subtransaction_are_refused(buffer: ReorderBuffer) -> None:
     buffer.append(11, rows(11, 1), top=10)
     buffer.append(21, rows(21, 1), top=20)
-    with pytest.raises(ValueError, match="can not be a subtransaction"):
+    with pytest.raises(ValueError, match="cannot be a subtransaction"):
         buffer.assign(11, 20)
-    with pytest.raises(ValueError, match="can not be a subtransaction"):
+    with pytest.raises(ValueError, match="cannot be a subtransaction"):
         buffer.assign(10, 11)
     with pytest.raises(ValueError, match="11 is a subtransaction"):
         buffer.commit(11)
     buffer.assign(12, 11)
-    with pytest.raises(ValueError, match="can not be a subtransaction"):
+    with pytest.raises(ValueError, match="cannot be a subtransaction"):
         buffer.assign(11, 12)
     buffer.append(30, rows(30, 1))
     buffer.take(30).release()
-    with pytest.raises(ValueError, match="can not be a subtransaction"):
+    with pytest.raises(ValueError, match="cannot be a subtransaction"):
         buffer.assign(30, 10)  # it was returned as a top-level transaction
 
 
@@ -258,7 +241,7 @@ def test_a_subtransaction_that_is_known_too_late(buffer: ReorderBuffer) -> None:
     assert buffer.memory == 0
 
 
-def test_what_was_rolled_back_before_it_is_known_too_late(buffer: ReorderBuffer) -> None:
+def test_changes_rolled_back_before_their_subtransaction_is_known(buffer: ReorderBuffer) -> None:
     buffer.append(11, rows(11, 1))
     buffer.append(12, rows(12, 1), top=11)
     buffer.append(13, rows(13, 1), top=12)
@@ -309,7 +292,7 @@ def test_oldest_lsn(buffer: ReorderBuffer) -> None:
     assert buffer.oldest_lsn() == 200
 
 
-def test_taken_while_in_progress(buffer: ReorderBuffer) -> None:
+def test_changes_can_be_taken_from_a_transaction_in_progress(buffer: ReorderBuffer) -> None:
     buffer.append(10, rows(10, 900))
     buffer.spill()
     buffer.append(11, rows(11, 10), top=10)
@@ -354,12 +337,12 @@ def test_prepared(buffer: ReorderBuffer) -> None:
     assert (buffer.statistics.total_txns, buffer.statistics.total_bytes) == (2, 300)
 
 
-def test_a_prepared_one_given_back_before_its_outcome(buffer: ReorderBuffer) -> None:
+def test_a_prepared_transaction_can_be_released_before_its_outcome(buffer: ReorderBuffer) -> None:
     buffer.append(10, rows(10, 3))
     buffer.prepare(10, "one").release()
     assert buffer.memory == 0
     transaction = buffer.commit_prepared("one")
-    with pytest.raises(ValueError, match="can not be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         read(transaction)
 
 
@@ -405,7 +388,7 @@ def test_a_frame_that_does_not_name_its_transaction(buffer: ReorderBuffer, bad: 
         buffer.commit(10)
 
 
-def test_two_kinds_of_frames(buffer: ReorderBuffer) -> None:
+def test_plain_and_tagged_frames_do_not_mix(buffer: ReorderBuffer) -> None:
     buffer.append(10, rows(10, 1))
     with pytest.raises(ValueError, match="tagged"):
         buffer.append_tagged(10, [b"w" + bytes(40)])
@@ -498,258 +481,3 @@ def test_reading_holds_a_chunk(buffer: ReorderBuffer) -> None:
     assert transaction.nbytes == 40_000_000
     # The current chunk, and the next one being read: frames, and 20 bytes for each.
     assert peak < 14 << 20
-
-
-# Failing files.
-
-
-def on_disk(buffer: ReorderBuffer) -> tuple[Transaction, Path]:
-    """Make a transaction with two segments on disk and one block in memory."""
-    for number in range(2):
-        buffer.append(10, rows(10 + number, 1000))
-        buffer.spill()
-    buffer.append(10, rows(12, 5))
-    transaction = buffer.commit(10)
-    assert transaction is not None
-    [path] = transaction.paths
-    return transaction, path
-
-
-def test_a_missing_file(buffer: ReorderBuffer) -> None:
-    transaction, path = on_disk(buffer)
-    path.unlink()
-    with pytest.raises(FileFailure) as caught:
-        read(transaction)
-    assert caught.value.sqlstate == "58P01"
-    transaction.release()
-    assert buffer.memory == 0
-
-
-def test_a_file_missing_when_more_is_to_be_written(buffer: ReorderBuffer, tmp_path: Path) -> None:
-    buffer.append(10, rows(10, 1000))
-    buffer.spill()
-    [path] = spilled(tmp_path / "spill")
-    path.unlink()
-    buffer.append(10, rows(10, 1000))
-    with pytest.raises(FileFailure) as caught:
-        buffer.spill()
-    assert caught.value.sqlstate == "58P01"
-
-
-def test_a_torn_file(buffer: ReorderBuffer) -> None:
-    transaction, path = on_disk(buffer)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(DataCorrupted) as caught:
-        read(transaction)
-    assert caught.value.sqlstate == "XX001"
-
-
-def test_any_altered_byte(buffer: ReorderBuffer) -> None:
-    transaction, path = on_disk(buffer)
-    whole = path.read_bytes()
-    good = read(transaction)
-    file = transaction.files[0]
-    first = file.segments[0].offset
-    for place in [*range(first, first + 600), *range(first + 600, len(whole), 997), len(whole) - 1]:
-        altered = bytearray(whole)
-        altered[place] ^= 1 << place % 8
-        path.write_bytes(altered)
-        with pytest.raises(DataCorrupted, match="checksum"):
-            read(transaction)
-    path.write_bytes(whole)
-    assert read(transaction) == good
-
-
-def test_a_link_in_its_place(buffer: ReorderBuffer, tmp_path: Path) -> None:
-    transaction, path = on_disk(buffer)
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileFailure):
-        read(transaction)
-
-
-@pytest.mark.parametrize("room", [0, 1, 50_000, 2_500_000])
-def test_a_full_disk(buffer: ReorderBuffer, tmp_path: Path, room: int) -> None:
-    """Nothing is lost, and spilling succeeds once there is room."""
-    frames = rows(10, 50_000)
-    buffer.append(10, frames)
-    with room_for(room), pytest.raises(DiskFull) as caught:
-        buffer.spill()
-    assert caught.value.sqlstate == "53100"
-    transaction = buffer.get(10)
-    assert transaction is not None
-    assert buffer.memory == transaction.memory > 0
-    # A partly written segment is removed again.
-    assert [path.stat().st_size for path in spilled(tmp_path / "spill")] == [file.end for file in transaction.files]
-    assert buffer.statistics.spill_count == (room > 2_000_000)
-    buffer.spill()
-    assert buffer.memory == 0
-    assert buffer.statistics.spill_bytes == 5_000_000
-    assert buffer.statistics.spill_txns == 1
-    assert read(buffer.commit(10)) == frames
-
-
-# Persisted transactions.
-
-
-@pytest.fixture
-def stored(buffer: ReorderBuffer, tmp_path: Path) -> Path:
-    """A prepared transaction with an aborted subtransaction, some of it spilled."""
-    buffer.append(10, rows(10, 1000), lsn=Lsn(77))
-    buffer.append(11, rows(11, 10), top=10)
-    buffer.spill()
-    buffer.append(12, rows(12, 10), top=10)
-    buffer.abort(11)
-    path = tmp_path / "prepared" / "one"
-    with buffer.prepare(10, "one") as transaction:
-        durable.persist(transaction, path, {"gid": "one", "prepare_lsn": 5})
-    buffer.close()
-    return path
-
-
-def test_persisted_and_loaded(stored: Path) -> None:
-    assert stat.S_IMODE(stored.stat().st_mode) == 0o600
-    assert stat.S_IMODE(stored.parent.stat().st_mode) == 0o700
-    assert spilled(stored.parent) == [stored]
-    for _ in range(2):
-        found = durable.load(stored)
-        assert found.metadata == {"gid": "one", "prepare_lsn": 5}
-        with found.transaction as transaction:
-            assert (transaction.xid, transaction.first_lsn, transaction.xids) == (10, 77, {10, 12})
-            assert (transaction.count, transaction.nbytes) == (1010, 101_000)
-            assert read(transaction) == [*rows(10, 1000), *rows(12, 10)]
-    with pa.ipc.open_stream(stored.read_bytes()) as stream:
-        assert stream.read_all().num_rows == 1010
-    durable.remove(stored)
-    durable.remove(stored)
-    with pytest.raises(FileFailure) as caught:
-        durable.load(stored)
-    assert caught.value.sqlstate == "58P01"
-
-
-def test_durable_before_it_has_its_name(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = []
-    fsync, rename = os.fsync, Path.rename
-
-    def synced(file: int) -> None:
-        steps.append(("fsync", Path(os.readlink(f"/proc/self/fd/{file}")).name))
-        fsync(file)
-
-    def renamed(path: Path, target: Path) -> Path:
-        steps.append(("rename", target.name))
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
-    buffer.append(10, rows(10, 3))
-    durable.persist(buffer.prepare(10, "one"), tmp_path / "prepared" / "one", {})
-    assert steps == [("fsync", "one" + durable.TEMPORARY), ("rename", "one"), ("fsync", "prepared")]
-    steps.clear()
-    durable.remove(tmp_path / "prepared" / "one")
-    assert steps == [("fsync", "prepared")]
-
-
-PERSISTING = """
-import sys
-from pathlib import Path
-from pubsub.reorderbuffer import durable
-from pubsub.reorderbuffer.buffer import ReorderBuffer
-home = Path(sys.argv[1])
-buffer = ReorderBuffer(home / "spill", 64 << 10)
-buffer.append(10, [b"x" * 100] * 1000)
-buffer.spill()
-durable.persist(buffer.prepare(10, "one"), home / "prepared" / "one", {})
-"""
-
-
-@pytest.mark.parametrize("point", ["spill.write", "persist.rename"])
-def test_killed_while_writing(tmp_path: Path, point: str) -> None:
-    """The file is complete or absent; leftovers are removed at the next start."""
-    faults_directory = tmp_path / "faults"
-    faults_directory.mkdir()
-    (faults_directory / point).write_text("kill")
-    environment = os.environ | {"PUBSUB_FAULT": str(faults_directory)}
-    killed = subprocess.run([sys.executable, "-c", PERSISTING, str(tmp_path)], env=environment, check=False)
-    assert killed.returncode == -9
-    assert (faults_directory / f"{point}.reached").exists()
-    assert not (tmp_path / "prepared" / "one").exists()
-    assert len(spilled(tmp_path / "spill")) == 1
-    ReorderBuffer(tmp_path / "spill", WORK_MEM)
-    assert spilled(tmp_path / "spill") == []
-    files.remove_all(tmp_path / "prepared", durable.TEMPORARY)
-    assert spilled(tmp_path / "prepared") == []
-
-
-def test_an_empty_transaction_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
-    path = tmp_path / "prepared" / "empty"
-    path.parent.mkdir()
-    path.with_name(path.name + durable.TEMPORARY).write_bytes(b"of a killed process")
-    durable.persist(buffer.prepare(10, "empty"), path, {})
-    assert read(durable.load(path).transaction) == []
-    with pa.ipc.open_stream(path.read_bytes()) as stream:
-        assert stream.read_all().num_rows == 0
-
-
-def test_a_stream_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
-    plain = frame(Insert(Oid(50), (b"1", b"a")))
-    buffer.append_tagged(10, [plain[:26] + (10).to_bytes(4, "big") + plain[26:]])
-    durable.persist(buffer.prepare(10, "one"), tmp_path / "one", {})
-    [block] = durable.load(tmp_path / "one").transaction.blocks()
-    assert block.header == STREAM_HEADER
-    assert list(split_by_relation([block])) == [50]
-
-
-def test_any_altered_byte_of_a_persisted_one(stored: Path) -> None:
-    whole = stored.read_bytes()
-    segments = durable.load(stored).transaction.files[0].segments
-    first, end = segments[0].offset, segments[-1].offset + segments[-1].length
-    places = [*range(first, end, 997), *range(end + 8, len(whole))]
-    for place in places:
-        altered = bytearray(whole)
-        altered[place] ^= 1 << place % 8
-        stored.write_bytes(altered)
-        with pytest.raises(DataCorrupted):
-            read(durable.load(stored).transaction)
-
-
-def test_a_torn_persisted_one(stored: Path) -> None:
-    whole = stored.read_bytes()
-    for length in [*range(100), *range(100, len(whole), 997), len(whole) - 1]:
-        stored.write_bytes(whole[:length])
-        with pytest.raises(DataCorrupted):
-            read(durable.load(stored).transaction)
-    for altered in (whole + whole[-20:], whole[:50_000] + whole[50_001:], whole[:50_000] + b"." + whole[50_000:]):
-        stored.write_bytes(altered)
-        with pytest.raises(DataCorrupted):
-            durable.load(stored)
-
-
-def test_a_full_disk_while_persisting(buffer: ReorderBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no room at all, room for half, or for all but the last byte."""
-    buffer.append(10, rows(10, 1000))
-    transaction = buffer.prepare(10, "one")
-    path = tmp_path / "prepared" / "one"
-    durable.persist(transaction, path, {})
-    size = path.stat().st_size
-    path.unlink()
-    for room in (0, size // 2, size - 1):
-        with room_for(room), pytest.raises(DiskFull):
-            durable.persist(transaction, path, {})
-        assert spilled(path.parent) == []
-    durable.persist(transaction, path, {})
-    assert read(durable.load(path).transaction) == rows(10, 1000)
-
-
-def test_a_transaction_that_can_not_be_read_is_not_persisted(buffer: ReorderBuffer, tmp_path: Path) -> None:
-    transaction, path = on_disk(buffer)
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(DataCorrupted):
-        durable.persist(transaction, tmp_path / "prepared" / "one", {})
-    assert spilled(tmp_path / "prepared") == []
-
-
-def test_what_was_being_written_is_found_by_its_name(stored: Path) -> None:
-    stored.rename(stored.with_name("two" + durable.TEMPORARY))
-    files.remove_all(stored.parent, durable.TEMPORARY)
-    assert spilled(stored.parent) == []
-    files.remove_all(stored.parent / "nowhere", durable.TEMPORARY)

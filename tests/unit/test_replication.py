@@ -114,7 +114,7 @@ async def streaming() -> AsyncIterator[Callable[..., tuple[ReplicationStream, Li
         await connection.close()
 
 
-async def test_all_that_is_there_in_order_and_its_own(streaming: Any) -> None:
+async def test_receive_returns_all_buffered_frames_in_order(streaming: Any) -> None:
     stream, _ = streaming([b"w1", b"w2", b"k3"], [b"w4"])
     frames = await stream.receive()
     assert frames == [b"w1", b"w2", b"k3"]

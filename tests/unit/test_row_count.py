@@ -12,20 +12,21 @@ from pubsub.delta.log import TableLog
 from pubsub.delta.row_count import count_rows, rows_in_log
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import Lsn
+from tests.support.json_transactions import JsonTransactions
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])
 
 
 def made(tmp_path: Path) -> TargetTable:
     table = TargetTable(str(tmp_path / "t"), SCHEMA, ("id",), "public.t")
-    assert delta.create_directly(table, {})
+    assert delta.create_empty(JsonTransactions(), table, {})
     return table
 
 
-def test_rows_that_are_there_less_those_that_vectors_hide(tmp_path: Path) -> None:
+def test_rows_of_files_less_those_deleted_by_vectors(tmp_path: Path) -> None:
     table = made(tmp_path)
     assert count_rows(table.path) == 0
-    log = TableLog(table.path)
+    log = TableLog(table.path, JsonTransactions())
     log.refresh()
     rows = pa.table({"id": range(100), "n": range(100)}, SCHEMA)
     arrow_writer.commit_copy(log, table, data_files.write(table, [rows]), Commit("app", Lsn(1), Lsn(1)))
@@ -37,9 +38,9 @@ def test_rows_that_are_there_less_those_that_vectors_hide(tmp_path: Path) -> Non
     assert count_rows(table.path) == rows_in_log(log) == 98
 
 
-def test_what_the_log_does_not_say_is_not_known(tmp_path: Path) -> None:
+def test_files_without_statistics_make_the_count_unknown(tmp_path: Path) -> None:
     table = made(tmp_path)
-    log = TableLog(table.path)
+    log = TableLog(table.path, JsonTransactions())
     log.refresh()
     rows = pa.table({"id": range(100), "n": range(100)}, SCHEMA)
     added = data_files.write(table, [rows])

@@ -111,7 +111,7 @@ def test_unchanged_values_come_from_an_old_tuple_that_holds_them() -> None:
         assert ("big" in changes.old) == (not options)
 
 
-def test_numbering_goes_over_frames_that_are_no_row_changes() -> None:
+def test_frames_other_than_row_changes_are_numbered_too() -> None:
     begin = Begin(Lsn(1), 0, Xid(7))
     keepalive = FrameBlock.pack([b"k" + bytes(17)])
     other = dataclasses.replace(ALL[0], relation=Oid(9))
@@ -215,7 +215,7 @@ def test_a_bad_value_names_its_column_and_change() -> None:
         Delete(T, "K", ()),
     ],
 )
-def test_tuples_that_can_not_be(message: Message) -> None:
+def test_malformed_tuples_are_a_protocol_violation(message: Message) -> None:
     for messages in ([message], [*ALL, message], [message, *ALL]):
         with pytest.raises(ProtocolViolation):
             decode([block(*messages)])

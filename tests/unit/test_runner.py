@@ -57,10 +57,10 @@ def waits(slots: WorkerSlots, most: int) -> dict[int, Warned]:
 
     async def main() -> None:
         settings = Settings(home=Path("/nonexistent"), max_sync_workers_per_subscription=most)  # type: ignore[arg-type]
-        around: Any = SimpleNamespace(
+        node: Any = SimpleNamespace(
             node_id="1", catalog=FakeCatalog(), engine=None, stage=None, settings=settings, workers=slots
         )
-        runner = Runner(SimpleNamespace(oid=5, name="s"), around, Handover())  # type: ignore[arg-type]
+        runner = Runner(SimpleNamespace(oid=5, name="s"), node, Handover())  # type: ignore[arg-type]
         running = asyncio.create_task(runner.run())
         await asyncio.sleep(1)
         found.update(runner.waits())
@@ -119,7 +119,7 @@ class NoTables:
 async def test_a_table_that_has_left_keeps_no_failure_of_its_copy() -> None:
     """With it `status` once showed the error of a table that was no longer there, for good."""
     catalog = NoTables()
-    around: Any = SimpleNamespace(
+    node: Any = SimpleNamespace(
         node_id="1",
         catalog=catalog,
         engine=None,
@@ -127,8 +127,8 @@ async def test_a_table_that_has_left_keeps_no_failure_of_its_copy() -> None:
         settings=Settings(home=Path("/nonexistent")),
         workers=WorkerSlots(1),
     )
-    runner = Runner(SimpleNamespace(oid=1, name="s"), around, Handover())  # type: ignore[arg-type]
-    runner._failed_at[16384] = 0.0
+    runner = Runner(SimpleNamespace(oid=1, name="s"), node, Handover())  # type: ignore[arg-type]
+    runner._copies.failed(16384, 0.0)
     assert runner.failing
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(runner._keep_syncing(group))

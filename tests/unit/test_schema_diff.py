@@ -63,7 +63,7 @@ def test_under_full_the_primary_key_of_the_catalog_may_be_newer_than_the_stream(
     assert key(TABLE, keyless) == ("id",)
 
 
-def test_what_is_kept_would_hide_rows_that_are_found_by_all_their_values() -> None:
+def test_a_dropped_column_is_kept_unless_rows_are_found_by_all_values() -> None:
     full = replace(TABLE, replica_identity="f", primary_key=(), identity_key=(), columns=(ID,))
     found = change(full)
     assert found is not None

@@ -21,6 +21,11 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "catalog_poll_interval": "1s",
         "catalog_timeout": "30s",
         "drain_timeout": "30s",
+        "housekeeping.deleted_file_retention": "1h",
+        "housekeeping.enabled": "on",
+        "housekeeping.log_retention": "1h",
+        "housekeeping.merge_files": "on",
+        "housekeeping.window": "",
         "logical_decoding_work_mem": "64MB",
         "max_logical_replication_workers": "1000",
         "max_message_size": "1GB",
@@ -50,6 +55,26 @@ def test_units_become_bytes_and_seconds(tmp_path: Path) -> None:
     assert settings.wal_retrieve_retry_interval == 0.25
     assert settings.logical_decoding_work_mem == 1024 * 1024
     assert settings.max_message_size == 2 * 1024 * 1024
+
+
+def test_housekeeping(tmp_path: Path) -> None:
+    kept = load(
+        tmp_path,
+        """
+        [housekeeping]
+        enabled = false
+        merge_files = false
+        deleted_file_retention = "2d"
+        log_retention = "1000h"
+        window = "22:00-4:00"
+        """,
+    )
+    assert kept.housekeeping.deleted_file_retention == 2 * 86400
+    assert (kept.show("housekeeping.enabled"), kept.show("housekeeping.merge_files")) == ("off", "off")
+    assert kept.show("housekeeping.log_retention") == "1000h"
+    assert kept.show("Housekeeping.window") == "22:00-04:00"
+    alone = load(tmp_path, '[housekeeping]\ndeleted_file_retention = "10min"')
+    assert alone.housekeeping.log_retention == 600, "the log follows, since Delta refuses a shorter one"
 
 
 _TIMES = 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
@@ -104,6 +129,19 @@ def test_an_unknown_name_is_refused(tmp_path: Path, text: str, message: str) -> 
         ('wal_receiver_timeout = "fast"', 'invalid value for parameter "wal_receiver_timeout": "fast"', _TIMES),
         ("spark = 3", 'parameter "spark" must be a table', None),
         ("[spark]\nmaster = 3", 'invalid value for parameter "spark.master": "3"', None),
+        ("housekeeping = 3", 'parameter "housekeeping" must be a table', None),
+        (
+            '[housekeeping]\nlog_retention = "30s"',
+            '30 s is outside the valid range for parameter "housekeeping.log_retention" (60 s .. 2147483647 s)',
+            None,
+        ),
+        (
+            '[housekeeping]\nlog_retention = "30min"',
+            'parameter "housekeeping.log_retention" must not be less than "housekeeping.deleted_file_retention"',
+            None,
+        ),
+        ('[housekeeping]\nwindow = "night"', '"night" is no window of the day', 'Write it as in "22:00-04:00".'),
+        ("[housekeeping]\nwindow = 22", 'invalid value for parameter "housekeeping.window": "22"', None),
     ],
 )
 def test_a_bad_value_is_refused_in_postgresql_s_words(
@@ -115,7 +153,7 @@ def test_a_bad_value_is_refused_in_postgresql_s_words(
     assert caught.value.sqlstate == "22023"
 
 
-def test_what_is_no_toml_names_the_file(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(PubsubError, match="contains errors") as caught:
         load(tmp_path, "wal_receiver_timeout =")
     assert caught.value.sqlstate == "F0000"
@@ -142,6 +180,19 @@ def test_spark_conf_takes_quoted_and_dotted_names(tmp_path: Path) -> None:
         "spark.ui.enabled": "false",
         "spark.executor.cores": "2",
     }
+
+
+def test_large_batches_are_a_statement_s_on_a_cluster(tmp_path: Path) -> None:
+    def least(text: str) -> int:
+        return load(tmp_path, text).spark.least_statement_rows
+
+    assert least("") == 0
+    assert least("[spark]\nmaster = 'local[4]'") == 0
+    assert least("[spark]\nmaster = 'spark://host:7077'") == 1_000_000
+    assert least("[spark]\nmaster = 'spark://host:7077'\nstatement_rows = 0") == 0
+    assert least("[spark]\nstatement_rows = 5") == 5
+    with pytest.raises(PubsubError, match=r'parameter "spark\.statement_rows": "-1"'):
+        least("[spark]\nstatement_rows = -1")
 
 
 def test_a_password_in_the_catalog_s_url_does_not_show(tmp_path: Path) -> None:

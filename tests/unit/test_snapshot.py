@@ -64,13 +64,13 @@ def test_an_altered_table_is_shown_from_the_lsn_of_its_change() -> None:
     ]
 
 
-def test_asked_lsn_that_all_show() -> None:
+def test_an_lsn_that_every_table_shows_is_kept() -> None:
     lsn, chosen = _together(0x350)
     assert lsn == 0x350
     assert chosen == {1: 3, 2: 7}
 
 
-def test_rounded_down_until_all_show_it() -> None:
+def test_an_lsn_is_rounded_down_until_every_table_shows_it() -> None:
     lsn, chosen = _together(0x520)
     assert lsn == 0x4FF
     assert chosen == {1: 3, 2: 8}
@@ -85,7 +85,7 @@ def test_rounding_one_table_may_round_another() -> None:
     assert (lsn, chosen[1].version, chosen[2].version) == (0x37F, 1, 5)
 
 
-def test_no_lsn_that_all_show() -> None:
+def test_no_common_lsn_is_an_error() -> None:
     _, chosen = together({1: [Shown(1, Lsn(0x100), Lsn(0x1FF))], 2: [Shown(1, Lsn(0x200), Lsn(0x300))]}, Lsn(0x300))
     assert chosen is None
 
@@ -201,7 +201,7 @@ def test_a_listing_that_lacks_a_commit(log: HandWrittenLog, monkeypatch: pytest.
     assert (found.oldest, found.newest) == (0, 2)
 
 
-def test_a_log_that_lacks_a_commit_is_told(log: HandWrittenLog) -> None:
+def test_a_log_that_lacks_a_commit_is_an_error(log: HandWrittenLog) -> None:
     log.make()
     log.commit(2)
     with pytest.raises(DataCorrupted, match="commits are missing"):

@@ -26,7 +26,7 @@ time.sleep(600)
 """
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
+def test_directories_of_dead_processes_are_removed_and_those_in_use_stay(tmp_path: Path) -> None:
     (tmp_path / "spill-old").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "spill-file").touch()

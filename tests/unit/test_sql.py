@@ -245,7 +245,8 @@ def test_drop_and_show(text: str, expected: object) -> None:
         ("ALTER SUBSCRIPTION s SET ()", 'syntax error at or near ")"', 26),
         ("ALTER SUBSCRIPTION s RENAME TO select", 'syntax error at or near "select"', 31),
         ("DROP SUBSCRIPTION a b;", 'syntax error at or near "b"', 20),
-        ("DROP SUBSCRIPTION if", "syntax error at end of input", 20),
+        ("DROP SUBSCRIPTION if foo", 'syntax error at or near "foo"', 21),
+        ("DROP SUBSCRIPTION if exists", "syntax error at end of input", 27),
         ("SHOW 1", 'syntax error at or near "1"', 5),
         ("SELECT 1 WHERE", "syntax error at end of input", 14),
         ("SELECT * FROM (SELECT 1", "syntax error at end of input", 23),
@@ -353,7 +354,7 @@ def test_a_mistyped_option_brings_the_nearest_to_mind(statement: str, hint: str 
     assert caught.value.hint == (None if hint is None else f'Perhaps you meant the option "{hint}".')
 
 
-def test_what_is_no_amount_names_the_units() -> None:
+def test_a_malformed_amount_names_the_units() -> None:
     with pytest.raises(PubsubError) as caught:
         parse("ALTER SUBSCRIPTION s SET (batch_age = 'fast')")
     assert caught.value.message == 'invalid value for parameter "batch_age": "fast"'

@@ -54,7 +54,7 @@ class Bench:
         return raised.value
 
 
-def test_each_table_gets_its_own_and_others_nothing() -> None:
+def test_each_table_gets_only_its_own_changes() -> None:
     b = Bench()
     b.send(
         A, B, relation(9, "c"), insert(A.oid, 1, "x"), insert(9, 5, "z"), insert(B.oid, 2, "y"), insert(A.oid, 3, "x")
@@ -66,13 +66,13 @@ def test_each_table_gets_its_own_and_others_nothing() -> None:
     assert (found["a"].commit.first, found["a"].commit.last) == (100, 200)
 
 
-def test_a_table_that_has_nothing_in_the_batch_is_left_out() -> None:
+def test_a_table_without_changes_in_the_batch_is_not_staged() -> None:
     b = Bench()
     b.send(A, B, insert(A.oid, 1, "x"))
     assert set(b.stage()) == {"a"}
 
 
-def test_what_a_table_holds_already_is_filtered_by_transaction() -> None:
+def test_transactions_that_a_table_holds_already_are_dropped() -> None:
     b = Bench()
     b.send(A, insert(A.oid, 1, "x"), truncate(A.oid))
     b.send(insert(A.oid, 2, "x"))

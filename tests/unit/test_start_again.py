@@ -10,7 +10,7 @@ import pytest
 
 import launcher.runner
 from apply.handover import Handover
-from apply.metrics import Figures
+from apply.worker_statistics import Figures
 from launcher.runner import Runner
 from launcher.worker_slots import WorkerSlots
 from pubsub.errors import Overtaken, StartAgain
@@ -61,7 +61,7 @@ def test_a_worker_that_starts_again(error: Exception, pause: float) -> None:
 
     async def go() -> None:
         nonlocal runner
-        around: Any = SimpleNamespace(
+        node: Any = SimpleNamespace(
             node_id="n",
             catalog=Catalog(),
             engine=None,
@@ -69,7 +69,7 @@ def test_a_worker_that_starts_again(error: Exception, pause: float) -> None:
             settings=settings,
             workers=WorkerSlots(1),
         )
-        runner = Runner(subscription, around, Handover())
+        runner = Runner(subscription, node, Handover())
         await runner.run()
 
     runner: Any = None

@@ -19,6 +19,7 @@ from catalog.records import (
     Subscription,
     SubscriptionRel,
     TableRows,
+    TableStorage,
     Warned,
     WorkerStats,
 )
@@ -96,7 +97,7 @@ def waiting(waits: dict[int, Warned], *, alive: bool = True, enabled: bool = Tru
     return from_state(state, 1 if alive else None)
 
 
-def test_what_is_waited_for() -> None:
+def test_status_names_what_a_worker_waits_for() -> None:
     lock = Warned("waits for a lock on table public.t2", "Process 7 holds it.", "End it.")
     spark = Warned("waits for Spark to start")
     turn = Warned("waits for one of 2 sync workers", "They are at work on public.t2 and public.t3.")
@@ -113,7 +114,7 @@ def test_what_is_waited_for() -> None:
     assert "public.t4, public.t5, public.t6, public.t7, public.t8 and 5 more: waits for one of 2 sync workers" in text
 
 
-def test_a_subscription_without_a_slot_is_told_of_once() -> None:
+def test_a_subscription_without_a_slot_is_reported_once() -> None:
     found = waiting(dict.fromkeys(range(14), SLOTS))
     (one,) = found.as_json()["subscriptions"]
     assert one["waiting"]["message"] == SLOTS.message
@@ -154,7 +155,29 @@ def test_lag_is_unknown_since_the_publisher_was_heard() -> None:
     assert "lag 512 B " in shown(found)
 
 
-def test_rows_and_lsn_are_the_table_s() -> None:
+def test_what_the_retention_costs() -> None:
+    time = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    state = State(
+        NodeRow("9", time), None, (subscription(),), tuple(relation(n, f"t{n}") for n in range(1, 5)), (), (), (), (),
+        storage=(
+            TableStorage(5, 1, 1, 9, 2, 1024, 3 * 1024, 512, time),
+            TableStorage(5, 2, 1, 9, 2, 1024, 1024, 512),
+            TableStorage(5, 3, 0, 9, 2, 1 << 30, 1 << 30, 1 << 30),  # of an earlier copy
+        ),
+    )  # fmt: skip
+    found = from_state(state, 1)
+    names = ("live_bytes", "retained_bytes", "log_bytes", "last_vacuum")
+    said = [tuple(t[name] for name in names) for t in found.as_json()["subscriptions"][0]["tables"]]
+    assert said == [
+        (1024, 3072, 512, "2026-01-02T03:04:05+00:00"),
+        (1024, 1024, 512, None),
+        (None, None, None, None),
+        (None, None, None, None),
+    ]
+    assert "Delta 2.0 kB, old files 4.0 kB, logs 1.0 kB" in shown(found)
+
+
+def test_rows_and_lsn_come_from_the_table() -> None:
     tables = (
         relation(1, "quiet"),
         relation(2, "busy"),

@@ -13,17 +13,17 @@ ZONE = TimeZone((0, REPEAT // 2), (3600, 7200), ("A", "B"), end=REPEAT)
 
 
 @pytest.mark.parametrize("turns", [-3, -1, 0, 1, 700])
-def test_rules_repeat(turns: int) -> None:
+def test_a_time_zone_rule_repeats(turns: int) -> None:
     rule = TimeZone(ZONE.since, ZONE.offsets, ZONE.names, ZONE.end, is_rule=True)
     for moment in (0, REPEAT // 2 - 1, REPEAT // 2, REPEAT - 1):
         assert rule.at(moment + turns * REPEAT) == ZONE.at(moment)
 
 
-def test_before_the_first_change_all_was_as_at_first() -> None:
+def test_the_first_offset_holds_before_the_first_change() -> None:
     assert ZONE.at(-1) == ZONE.at(-REPEAT) == (3600, "A")
 
 
-def test_what_is_usual_is_not_written_otherwise() -> None:
+def test_default_styles_need_no_output_functions() -> None:
     assert Styles().outputs() == {}
     assert set(Styles(zone=ZONE).outputs()) == {1184}
 

@@ -11,13 +11,14 @@ from typing import cast
 
 import pytest
 
-from catalog.daemon import DaemonLock
+from catalog.home_lock import DaemonLock
 from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
 from launcher import option_effects
 from launcher.altersubscription import _difference
-from launcher.client_session import Notice, Session
+from launcher.client_session import Session
+from launcher.notices import Notice
 from launcher.subscriptioncmds import execute
 from launcher.sync_slots import slot_names
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PubsubError
@@ -95,7 +96,7 @@ async def test_create_with_an_unreachable_publisher_leaves_nothing(client: Clien
     assert await client.session.catalog.subscriptions() == []
 
 
-async def test_create_with_a_connection_string_that_can_not_be_read(client: Client) -> None:
+async def test_create_with_a_malformed_connection_string(client: Client) -> None:
     error = await client.fails(UNCONNECTED.format("no such thing"))
     assert error.sqlstate == "42601"
     assert error.message.startswith("invalid connection string syntax: ")
@@ -338,7 +339,7 @@ def _published(oid: int, name: str) -> PublishedTable:
     return PublishedTable(Oid(oid), "public", name, None, None, "r", False, "d", False)
 
 
-def test_options_without_effect_are_said() -> None:
+def test_options_without_effect_give_a_notice() -> None:
     said: list[str] = []
 
     class Listening:

@@ -11,9 +11,9 @@ import pytest
 from apply.schema_changes.table_definition import definition_json, target_table
 from pubsub.delta import table as delta
 from pubsub.errors import FeatureNotSupported
-from pubsub.protocol import types
-from pubsub.protocol.contract import BY_NAME
+from pubsub.protocol.column_types import NUMERICOID
 from pubsub.protocol.ids import Oid
+from pubsub.protocol.type_contract import BY_NAME
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 
 TEXT = 25
@@ -33,7 +33,7 @@ ID = column("id", BY_NAME["int8"].oid)
 
 
 def test_columns_in_order_and_the_key_is_not_null() -> None:
-    made = target_table(table(ID, column("n", types.NUMERICOID, typmod=(12 << 16 | 2) + 4), column("v")), None, "/w/t")
+    made = target_table(table(ID, column("n", NUMERICOID, typmod=(12 << 16 | 2) + 4), column("v")), None, "/w/t")
     assert made.schema == pa.schema(
         [pa.field("id", pa.int64(), False), pa.field("n", pa.decimal128(12, 2)), pa.field("v", pa.string())]
     )
@@ -76,7 +76,7 @@ def test_names_that_differ_only_in_case_are_refused() -> None:
     assert target_table(table(column("Id"), column("iD"), pk=()), ["iD"], "").schema.names == ["iD"]
 
 
-def test_a_type_that_can_not_be_held_names_its_column() -> None:
+def test_an_unsupported_type_names_its_column() -> None:
     with pytest.raises(FeatureNotSupported, match=r'column "p" of table "s\.t"'):
         target_table(table(ID, column("p", 2249, kind="p")), None, "")
 

@@ -1,4 +1,4 @@
-"""Two daemons on one table: what was worked out for another state of it is refused, whoever commits."""
+"""Two daemons on one table: a commit worked out for another state of the table is refused."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from apply.pipeline.commit import commit_table
 from apply.staging.destination import Destination
 from apply.staging.staged_table import StagedTable
 from catalog.records import CopyPlan
-from pubsub.delta import alter, arrow_writer, copy_chunks, tidying
+from pubsub.delta import alter, arrow_writer, copy_chunks
 from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.data_files import write_table
+from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, application_id, is_of_later_copy
 from pubsub.errors import Overtaken
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tablesync import copyjob
+from tests.support.json_transactions import JsonTransactions
 
 APP = application_id("node", 1, 2, 1)
 COPIED_AGAIN = application_id("node", 1, 2, 2)
@@ -43,7 +45,7 @@ class Worker:
     def __init__(self, table: TargetTable, app_id: str = APP) -> None:
         self.table = table
         self.app_id = app_id
-        self.log = TableLog(table.path)
+        self.log = TableLog(table.path, JsonTransactions())
         self.log.refresh()
         self.version = delta.committed_lsn(table.path, app_id) or INVALID_LSN
 
@@ -55,13 +57,13 @@ class Worker:
         record = Commit(self.app_id, Lsn(first), Lsn(last))
         return StagedTable(destination, staged, record, len(ids), 0, 0, Conflicts())
 
-    def commit(self, prepared: StagedTable) -> None:
+    def commit(self, table: StagedTable) -> None:
         engine: Any = Engine()
         try:
-            asyncio.run(commit_table(engine, prepared, self.version))
+            asyncio.run(commit_table(engine, table, self.version))
         finally:
-            arrow_writer.discard(prepared.staged)  # type: ignore[arg-type]
-        self.version = prepared.commit.last
+            arrow_writer.discard(table.staged)  # type: ignore[arg-type]
+        self.version = table.commit.last
 
     def copy(self, lsn: int, *ids: int) -> None:
         added = write_table(self.table, pa.table({"id": pa.array(ids, pa.int64())}))
@@ -72,7 +74,7 @@ class Worker:
 @pytest.fixture
 def table(tmp_path: Path) -> TargetTable:
     table = TargetTable(str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64())]), (), "public.t")
-    assert delta.create_directly(table, {})
+    assert delta.create_empty(JsonTransactions(), table, {})
     return table
 
 
@@ -163,7 +165,7 @@ def test_a_copy_that_a_later_one_has_replaced(table: TargetTable) -> None:
 def test_chunks_of_another_daemon_are_not_taken(table: TargetTable) -> None:
     """They were read under another snapshot, though the plan and the copy's id are the same."""
     table = replace(table, schema=pa.schema([pa.field("id", pa.int64(), False)]), key=("id",))
-    log = TableLog(table.path)
+    log = TableLog(table.path, JsonTransactions())
     log.refresh()
     plan = CopyPlan(1, Lsn(10), Lsn(10), log.version, (0, 5, 9), "", "f", ("ours", "ours again"))
     for chunk, attempt in enumerate(("ours", "theirs", "ours again")):
@@ -178,27 +180,30 @@ def test_an_alteration_of_another_daemon(table: TargetTable) -> None:
     kind = pa.int64()
     change = Alteration((), "public.t", add=((pa.field("c", kind), pa.scalar(7, kind)),))
     with pytest.raises(Overtaken):
-        alter.alter(table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=a.version or None))
-    altered = alter.alter(table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
+        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=a.version or None))
+    altered = alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
     assert altered.schema.names == ["id", "c"]
     # The same again, by one that has not seen it: nothing of the rows has changed.
     with pytest.raises(Overtaken) as refused:
-        alter.alter(table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
+        alter.alter(JsonTransactions(), table, change, {}, Commit(APP, Lsn(30), Lsn(30), before=Lsn(20)))
     assert refused.value.detail == "Its columns were altered."
     assert [field.name for field in DeltaTable(table.path).schema().fields] == ["id", "c"]
     no_orphans(table)
 
 
-def test_merging_is_left_when_another_daemon_has_written(table: TargetTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tidying, "_MERGE", 2)
+def test_files_are_merged_beside_another_daemon_s_batches(table: TargetTable) -> None:
     a = Worker(table)
     for number in (1, 2):
         a.commit(a.stage(number * 10, number * 10, number))
-    one = Worker(table)
-    b = Worker(table)
-    b.commit(b.stage(30, 30, 3))
-    tidying.merge_small(one.log, table)
+    one, b = Worker(table), Worker(table)
+
+    def load() -> TargetTable:
+        b.commit(b.stage(30, 30, 3))
+        return table
+
+    assert rewrite(one.log, load, lambda files: files)
     assert ids(table) == [1, 2, 3]
+    assert len(DeltaTable(table.path).file_uris()) == 2
     no_orphans(table)
 
 

@@ -32,10 +32,10 @@ def preparation(home: Path, xid: int = 7, gid: str = "it's 1", end: int = 108) -
         Lsn(end),
         5,
         streamed=False,
-        settled={A.oid: A},
+        relation_cache={A.oid: A},
         relations=[(2, A)],
         truncations=[(3, (16384, 16385))],
-        told=(1, 2),
+        announced=(1, 2),
     )
 
 
@@ -43,7 +43,7 @@ def names(home: Path) -> list[str]:
     return sorted(path.name for path in (home / "prepared").glob("*"))
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_a_kept_transaction_is_loaded_as_it_was(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
     store.keep(preparation(tmp_path))
     assert names(tmp_path) == ["7.prepared"]
@@ -53,12 +53,12 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert (kept.xid, kept.gid, kept.prepare_lsn, kept.end_lsn, kept.prepare_time) == (7, "it's 1", 100, 108, 5)
     assert kept.relations == [(0, A), (2, A)]
     assert kept.truncations == [(3, (16384, 16385))]
-    assert (kept.streamed, kept.told) == (False, (1, 2))
+    assert (kept.streamed, kept.announced) == (False, (1, 2))
     assert [f for block in kept.transaction.blocks() for f in block.frames()] == ROWS
     assert [(x.xid, x.gid) for x in store.waiting()] == [(7, "it's 1")]
 
 
-def test_it_goes_when_the_origin_is_past_its_outcome(tmp_path: Path) -> None:
+def test_a_kept_transaction_is_removed_once_the_origin_is_past_its_outcome(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
     store.keep(preparation(tmp_path))
     store.done(7, Lsn(200))
@@ -70,7 +70,7 @@ def test_it_goes_when_the_origin_is_past_its_outcome(tmp_path: Path) -> None:
     store.done(7, Lsn(200))
 
 
-def test_only_the_same_one_is_forgotten(tmp_path: Path) -> None:
+def test_only_the_transaction_with_the_same_prepare_is_forgotten(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
     store.keep(preparation(tmp_path))
     assert not store.forget(8, "it's 1", Lsn(108), 5)
@@ -81,7 +81,7 @@ def test_only_the_same_one_is_forgotten(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_sent_again_it_is_replaced_and_half_of_one_is_removed(tmp_path: Path) -> None:
+def test_a_transaction_sent_again_replaces_the_first_and_unfinished_files_are_removed(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
     store.keep(preparation(tmp_path))
     store.keep(replace(preparation(tmp_path), end_lsn=Lsn(300)))
@@ -91,7 +91,7 @@ def test_sent_again_it_is_replaced_and_half_of_one_is_removed(tmp_path: Path) ->
     assert names(tmp_path) == ["7.prepared"]
 
 
-def test_what_is_missing_or_altered_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_or_altered_file_is_an_error(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
     with pytest.raises(UndefinedObject, match='prepared transaction with identifier "gone" does not exist'):
         store.load(7, "gone")
@@ -102,7 +102,7 @@ def test_what_is_missing_or_altered_is_an_error(tmp_path: Path) -> None:
         store.load(7, "it's 1")
 
 
-def test_it_is_read_under_the_definition_that_it_was_prepared_with(tmp_path: Path) -> None:
+def test_a_transaction_is_read_under_the_definitions_it_was_prepared_with(tmp_path: Path) -> None:
     """What follows its outcome is read under the newest definition, which is not sent again."""
     store = PreparedStore(tmp_path / "prepared")
     wider = relation(A.oid, "a", (("id", INT8), ("v", TEXT), ("w", TEXT)))

@@ -36,14 +36,14 @@ COMMIT = Message(0, 0, b"C" + bytes(25))
 LOGICAL = Message(5, 0, b"M\1" + bytes(8) + b"p\0" + bytes(4))
 
 
-def test_what_a_rolled_back_part_of_a_stream_said_does_not_hold() -> None:
+def test_definitions_in_a_rolled_back_part_of_a_stream_are_ignored() -> None:
     told = [BEGIN, relation(1), row(1, 1), COMMIT]
     part = [*told, *stream(9, relation(2, 10), row(2, 2, 10)), aborted(9, 10), committed(9)]
     assert inconsistency([*part, BEGIN, row(3, 1), COMMIT]) == ""
     assert "a row of 2 columns" in inconsistency([*part, BEGIN, row(3, 2), COMMIT])
 
 
-def test_what_a_stream_said_holds_when_it_is_applied() -> None:
+def test_definitions_in_a_stream_take_effect_when_it_is_applied() -> None:
     late = [*stream(9, relation(2, 9), row(2, 2, 9)), BEGIN, relation(1), row(1, 1), COMMIT, committed(9)]
     assert "a row of 1 columns" in inconsistency([*late, BEGIN, row(3, 1), COMMIT])
     assert inconsistency([*late, BEGIN, relation(1), row(3, 1), COMMIT]) == ""
@@ -72,7 +72,7 @@ def test_a_message_and_the_next_change_may_be_exchanged() -> None:
     assert differences(first, [BEGIN, relation(1), row(6, 1), LOGICAL, row(5, 1), COMMIT]) != ""
 
 
-def test_what_a_server_that_stopped_has_not_sent_is_no_difference() -> None:
+def test_messages_missing_at_the_end_of_a_stopped_server_are_no_difference() -> None:
     sent = [BEGIN, relation(1), row(5, 1), COMMIT]
     more = [*sent, BEGIN, row(6, 1), COMMIT]
     assert differences(more, sent, stopped=True) == ""
@@ -102,7 +102,7 @@ def test_a_stream_without_changes_is_no_difference_behind_a_message_of_no_transa
     assert differences([*of_one, *rows], rows, whole=True) != ""
 
 
-def test_what_was_prepared_and_rolled_back_may_be_less_on_a_server() -> None:
+def test_a_server_may_send_less_of_a_prepared_transaction_that_is_rolled_back() -> None:
     def prepared(*messages: Message, xid: int = 9) -> list[Message]:
         begin = Message(0, 0, b"b" + bytes(24) + U32.pack(xid) + b"gid\0")
         return [begin, *messages, Message(0, 0, b"P" + bytes(25) + U32.pack(xid) + b"gid\0")]

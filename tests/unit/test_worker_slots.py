@@ -111,7 +111,7 @@ def test_one_slot_and_two_subscriptions() -> None:
     assert 'apply worker of "a"' in entries[1]["detail"]
 
 
-def test_a_free_slot_goes_to_an_apply_worker_then_to_who_copies_least() -> None:
+def test_a_free_slot_goes_to_an_apply_worker_then_to_the_fewest_copies() -> None:
     async def main() -> None:
         workers = Workers(5)
         await workers.start("a", "b", "a.1", "a.2", "a.3", "a.4", "b.1", "a.5", "b.2", "c")
@@ -127,7 +127,7 @@ def test_a_free_slot_goes_to_an_apply_worker_then_to_who_copies_least() -> None:
     logged(main())
 
 
-def test_forty_subscriptions_are_told_of_once() -> None:
+def test_a_shortage_for_forty_subscriptions_is_reported_once() -> None:
     names = [chr(ord("A") + number) for number in range(40)]
 
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_forty_subscriptions_are_told_of_once() -> None:
     assert [entry["log_level"] for entry in entries] == ["warning", "info"]
 
 
-def test_who_gives_up_waits_no_more() -> None:
+def test_a_cancelled_worker_leaves_the_queue() -> None:
     async def main() -> None:
         workers = Workers(1)
         await workers.start("a", "b", "c")

@@ -173,7 +173,7 @@ class MemoryAccounting:
             if largest is not None:
                 self._send(*largest)
                 continue
-            # A server would write it to disk: it counts no longer.
+            # A server would write it to disk, so it no longer counts.
             if not self._write_largest():
                 return
 
@@ -199,7 +199,7 @@ class MemoryAccounting:
     def _push(self, account: Account, xid: int) -> None:
         assert self._largest is not None
         self._pushed += 1
-        # The number sorts it behind older entries of its size; it is unique, so that accounts are never compared.
+        # The number sorts it after older entries of its size; it is unique, so accounts are never compared.
         heappush(self._largest, (-account.sizes[xid], self._bound + self._pushed, account, xid))
         if len(self._largest) > self._bound:
             # Most entries may be stale: the next spill builds the heap anew.

@@ -1,14 +1,14 @@
 """Transactions in progress: their subtransactions, and their changes on the way to the project's reorder buffer.
 
 Most transactions are small, but the reorder buffer's blocks are made for large ones.  So a transaction's first frames
-stay here as they are.  They are handed over when they reach `HANDOVER_BYTES`, or those of all transactions a quarter of
-work_mem.
+stay here as they are.  A transaction's frames are handed over when they exceed `HANDOVER_BYTES`; all frames are handed over
+when together they exceed a quarter of work_mem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
@@ -17,6 +17,9 @@ from pubsub.reorderbuffer.transaction import Transaction
 from walsender.decode.changes import HEAD
 from walsender.decode.merge import merged
 from walsender.hot.walk import FRAME_OVERHEAD
+
+if TYPE_CHECKING:
+    from walsender.decode.relations import Found
 
 HANDOVER_BYTES: Final = 256 << 10
 _CHUNK_BYTES: Final = 4 << 20
@@ -59,15 +62,15 @@ class Txn:
         self.handed_over = False
         self.has_base = False
         """Whether it has done something that needs a snapshot; only then is it sent at all."""
-        self.cache: dict[int, Any] | None = None
+        self.cache: dict[int, Found[Any]] | None = None
         """Relations by file as it sees them, once it has changed the catalog itself."""
         self.catalog_xids: set[int] = set()
         """The (sub)transactions that changed any catalog.  Kept, like `invalidations`, only for streaming."""
         self.invalidations = 0
         self.messages = False
-        """Whether its changes contain a logical message, or did."""
+        """Whether a logical message was ever among its changes; stays true once they have been sent."""
         self.errors: dict[int, tuple[int, PubsubError]] = {}
-        """Why it cannot be sent: the LSN of the change and the error, by the change's subtransaction."""
+        """Errors that prevent sending it: the xid of the change's subtransaction, its LSN and the error."""
         self.sent: Any = None
         """Its SentTransaction, once part of it was sent or its PREPARE was seen."""
         self.prepared = False

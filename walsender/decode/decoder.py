@@ -24,7 +24,7 @@ from walsender.decode.heap import HeapDecoder
 from walsender.decode.relations import Registry
 from walsender.decode.replay import Replay
 from walsender.decode.snapbuild import SnapshotBuilder
-from walsender.historic.tracker import CatalogTracker
+from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.walk import Walk
 from walsender.output.plugin import OutputPlugin, SentTransaction
 from walsender.xlog import formats as f
@@ -105,10 +105,10 @@ class Decoder:
         )
 
         self._heap = HeapDecoder(database, tracker, registry, assembly, plugin, self._memory)
-        self._boring = _boring(counted=self._memory is not None)
+        self._irrelevant = _irrelevant(counted=self._memory is not None)
         self._walk = Walk(
             database,
-            self._boring,
+            self._irrelevant,
             assembly.by_xid,
             registry.by_file,
             registry.ignored_files,
@@ -137,7 +137,7 @@ class Decoder:
             for data, offset, length, lsn, xid, info, rmgr in reader.records():
                 if lsn >= stop:
                     return True
-                if self._boring[rmgr << 4 | info >> 4] and (not xid or xid in by_xid):
+                if self._irrelevant[rmgr << 4 | info >> 4] and (not xid or xid in by_xid):
                     continue
                 self._record(parse_record(data, offset, length, lsn, lsn, xid, info, rmgr))
         except struct.error as error:
@@ -480,7 +480,7 @@ class Decoder:
             self._registry.retire(txn.cache, lsn)
             txn.cache = None
 
-    def _changed(self, changed: Iterable[Any], lsn: int) -> None:
+    def _changed(self, changed: Iterable[ChangedKey], lsn: int) -> None:
         self._registry.forget(changed, lsn)
         for txn in {id(t): t for t in self.assembly.by_xid.values()}.values():
             if txn.cache:
@@ -512,8 +512,8 @@ class Decoder:
             self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
 
 
-def _boring(*, counted: bool) -> bytes:
-    """Build the table of record kinds to skip (walk.py).  `counted`: what a server would hold is counted."""
+def _irrelevant(*, counted: bool) -> bytes:
+    """Build the table of record kinds to skip (walk.py).  `counted`: a server's memory is counted (accounting.py)."""
     kinds = bytearray(4096)
     for rmgr in range(256):
         for upper in range(16):

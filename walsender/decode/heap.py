@@ -28,6 +28,7 @@ _INSERT: Final = Struct("<HB")
 _UPDATE: Final = Struct("<IHBBIH")
 _DELETE: Final = Struct("<IHBB")
 _TRUNCATE: Final = Struct("<IIB")
+_TRUNCATE_FLAGS: Final = f.XLH_TRUNCATE_CASCADE | f.XLH_TRUNCATE_RESTART_SEQS
 _MULTI: Final = Struct("<BxH")
 _MULTI_TUPLE: Final = Struct("<HHHB")
 
@@ -173,7 +174,9 @@ class HeapDecoder:
                 numbers.append(found.number)
         if numbers:
             head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
-            self._assembly.append(txn, head + bytes((flags & 3,)) + struct.pack(f"<{len(numbers)}I", *numbers))
+            self._assembly.append(
+                txn, head + bytes((flags & _TRUNCATE_FLAGS,)) + struct.pack(f"<{len(numbers)}I", *numbers)
+            )
         if self._memory is not None:
             self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
 

@@ -36,7 +36,7 @@ class Decoded(Generic[Entry]):
     names: tuple[tuple[int, Output], ...] = ()
     """Index and output of the columns whose values name catalog objects: resolved when a change is read."""
     code: int = field(init=False)
-    """What the walk over records does with its changes (walk.py)."""
+    """How the walk over records treats its changes (walk.py)."""
 
     def __post_init__(self) -> None:
         self.code = -1 if self.names else self.number * 2 + (walk.TOAST if self.is_toast else 0)

@@ -84,7 +84,7 @@ class Replay:
                     self._message(xid, lsn, frame)
             except (struct.error, IndexError, ValueError) as error:
                 raise DataCorrupted(
-                    "a row's bytes can not be read",
+                    "a row's bytes cannot be read",
                     context=f"change at WAL position {Lsn(lsn)} of transaction {self._txn.xid}",
                 ) from error
             except PubsubError as error:

@@ -49,16 +49,12 @@ class SnapshotBuilder:
 
     def enter(self, state: State) -> None:
         if state not in STEPS[self.state]:
-            raise ValueError(f"the snapshot builder can not go from {self.state.value} to {state.value}")
+            raise ValueError(f"the snapshot builder cannot go from {self.state.value} to {state.value}")
         self.state = state
 
     @property
     def consistent(self) -> bool:
         return self.state is State.CONSISTENT
-
-    @property
-    def full(self) -> bool:
-        return self.state in {State.FULL, State.CONSISTENT}
 
     def running(self, lsn: int, running: RunningXacts) -> None:
         """Take note of a list of running transactions at `lsn` (SnapBuildFindSnapshot)."""

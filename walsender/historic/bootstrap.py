@@ -23,7 +23,7 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalogs import DEFINITIONS, CatalogLayout, CatalogName
+from walsender.historic.catalog_layouts import DEFINITIONS, CatalogLayout, CatalogName
 from walsender.historic.encodings import python_encoding
 from walsender.historic.heappage import (
     HEAP_MOVED,
@@ -48,7 +48,7 @@ from walsender.xlog.xact import parse_end, parse_prepare, parse_running_xacts
 
 _FIRST_NORMAL_XID: Final = 3
 _EMPTY: Final = b""
-_BORING: Final = bytes(
+_IRRELEVANT: Final = bytes(
     kind in {Rmgr.XLOG << 4 | f.XLOG_FPI >> 4, Rmgr.XLOG << 4 | f.XLOG_FPI_FOR_HINT >> 4}
     or kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY, Rmgr.DBASE, Rmgr.RELMAP, Rmgr.SMGR}
     for kind in range(4096)
@@ -66,7 +66,7 @@ class _Page:
 
 
 class WindowScan:
-    """What the records of [R, E] say about R."""
+    """Collects from the records of [R, E] what held at R."""
 
     def __init__(self, database: int, files: list[CatalogFile], start: int = 0) -> None:
         """`start`: LSN from which decoding was requested; 0: after the window."""
@@ -81,7 +81,7 @@ class WindowScan:
         self.pages: dict[tuple[int, int], _Page] = {}
         self.seen: set[int] = set()
         """Every transaction that has a record or is named in one."""
-        self._skim = Skim(_BORING, self._files.keys(), self.seen)
+        self._skim = Skim(_IRRELEVANT, self._files.keys(), self.seen)
         self._creator = 0
         """The transaction that created the database, if that was in the window: it logs the catalogs whole
         (dbcommands.c: CreateDatabaseUsingWalLog), so what they are at R does not matter."""
@@ -143,10 +143,10 @@ class WindowScan:
     def _level(self, record: Record) -> None:
         """Find out whether the WAL so far was written with wal_level = logical.
 
-        wal_level is logical now but may have been lower at R: up to 16 no record there says.  It changes only with a
-        restart, which is logged, as is one that changes another setting.  What was changed before that restart shows
-        which level it was: only WAL for logical decoding has rows, command ids and invalidations.  Raises
-        NotInPrerequisiteState if WAL that was requested has none: its rows would silently be missing.
+        wal_level is logical now but may have been lower at R; up to 16 no record at R says so.  It changes only with a
+        restart.  A restart that changes this or another setting is logged, and the changes before it show the level:
+        only WAL for logical decoding has rows, command ids and invalidations.  Raises NotInPrerequisiteState if the
+        requested WAL has none, since its rows would silently be missing.
         """
         kind = record.info & f.XLOG_HEAP_OPMASK
         if record.rmgr == Rmgr.XLOG and record.info & 0xF0 == f.XLOG_PARAMETER_CHANGE:
@@ -257,11 +257,13 @@ class CatalogBootstrap:
 
     def _layout(self, file: CatalogFile) -> CatalogLayout:
         definition = next(d for d in DEFINITIONS if d.name == file.name)
-        told = definition.told
+        invalidates = definition.invalidates
         if file.name == "pg_namespace" and self._server.version < 160000:
             # Only since 16 are subscribers told of a schema's new name at once.
-            told = NOBODY
-        return CatalogLayout(definition, file.attributes, python_encoding(self._server.encoding), told=told)
+            invalidates = NOBODY
+        return CatalogLayout(
+            definition, file.attributes, python_encoding(self._server.encoding), invalidates=invalidates
+        )
 
     def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
         """Yield the tuples at R, each with its block."""

@@ -47,7 +47,7 @@ def python_encoding(server_encoding: str) -> str:
 
 
 def encoded(name: str, server_encoding: str) -> bytes | None:
-    """Encode a name that was given to this process as the catalogs have it; None if no name there can be it.
+    """Encode a name given to this process as the catalogs store it; None if the encoding cannot hold it.
 
     In SQL_ASCII the result is the bytes that were given.
     """

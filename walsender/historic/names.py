@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from pubsub.sql.identifiers import quote_identifier
-from walsender.historic.catalogs import CatalogName
+from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.tracker import CatalogTracker
 from walsender.hot.catalogs import Row
 from walsender.types import registry

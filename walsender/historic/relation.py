@@ -1,4 +1,4 @@
-"""A relation from the historic catalog, for one transaction at one position: all that a change's bytes do not say.
+"""Build a relation from the historic catalog, as one transaction sees it at one position.
 
 It is made once and kept until a row that it was made from changes (`depends`).  Follows relcache.c
 (RelationGetIdentityKeyBitmap, RelationGetIndexList), partition.c (get_partition_ancestors), lsyscache.c (getBaseType).
@@ -316,7 +316,7 @@ class RelationResolver:
             named = element.named
         else:
             raise UnsupportedType(
-                f'values of type "{namespace}.{name}" can not be decoded',
+                f'values of type "{namespace}.{name}" cannot be decoded',
                 hint="Leave the column out with a column list, or the table out of the publication.",
             )
         info = TypeInfo(

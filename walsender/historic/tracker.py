@@ -1,8 +1,8 @@
 """The catalogs followed along the WAL.
 
 The tracker is given every record that touches a catalog's file, and every transaction's end.  In between, `find` and
-`first` answer for the position reached.  A commit returns what it changed for everyone as keys (`ChangedKey`); they
-tell the owner of a cache made from the catalogs what to forget.
+`first` answer for the position reached.  A commit returns the keys (`ChangedKey`) of what it changed for everyone,
+so that a cache made from the catalogs can forget them.
 
 VACUUM FULL and CLUSTER rewrite a catalog into the file of a transient relation (pg_class.relrewrite).  That file is
 followed, too, and takes the old one's place when the relation map or pg_class say so.
@@ -20,7 +20,7 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalogs import CatalogName, Toasted
+from walsender.historic.catalog_layouts import CatalogName, Toasted
 from walsender.historic.heappage import (
     HEAP_XMAX_COMMITTED,
     HEAP_XMAX_INVALID,
@@ -63,8 +63,8 @@ class CatalogDiverged(DataCorrupted):
 class CatalogTracker:
     """The catalogs from a starting position on.
 
-    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` tells
-    whether a transaction has not ended yet.  `aborted`: transactions known to have been rolled back before.
+    `tables`: the catalogs at that position, by file number.  `oids`: the catalogs' own oids.  `in_progress` says
+    whether a transaction has not ended yet.  `aborted`: transactions known to have been rolled back before the starting position.
     """
 
     def __init__(

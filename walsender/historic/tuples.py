@@ -1,4 +1,4 @@
-"""What a heap record does to the tuples of its blocks; for catalogs, of which every tuple is followed.
+"""The tuples that a heap record inserts, changes or deletes: for catalogs, whose every tuple is followed.
 
 A catalog's tuples are not logged for logical decoding: a full-page image may stand in place of a tuple's bytes, and an
 update may leave out the bytes that old and new tuple share.  Follows heapam_xlog.c (heap_xlog_insert, heap_xlog_update,

@@ -1,6 +1,6 @@
-"""What the upstream server is asked once, when decoding begins: all SQL of this package.
+"""Query the upstream server, once, when decoding begins: all SQL of this package.
 
-Works on 15 to 18.  It follows no source of PostgreSQL: it asks for what physical WAL does not say.
+Works on 15 to 18.  It follows no source of PostgreSQL: it asks for facts that physical WAL lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.output.styles import Styles, TimeZone
 from pubsub.publisher.connection import Connection
 from pubsub.sql.identifiers import ANY_NAME
-from walsender.historic.catalogs import DEFINITIONS, CatalogAttribute, CatalogName
+from walsender.historic.catalog_layouts import DEFINITIONS, CatalogAttribute, CatalogName
 from walsender.types.layout import alignment_of
 from walsender.types.registry import DOLLARS
 from walsender.xlog.formats import BLCKSZ, XLOG_BLCKSZ, format_of_version
@@ -99,7 +99,6 @@ class Upstream:
     version: int
     """As libpq numbers versions."""
     database: int
-    database_name: str
     encoding: str
     system_identifier: int
     segment_size: int
@@ -112,7 +111,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """Where a catalog's rows lie and what they look like."""
+    """The file of a catalog and the layout of its rows."""
 
     name: CatalogName
     oid: int
@@ -122,7 +121,7 @@ class CatalogFile:
 
 
 async def inspect(connection: Connection) -> Upstream:
-    """Check that the server can be decoded and that the role may do what is needed; return what was learned of it.
+    """Check that the server can be decoded and that the role has the needed privileges; return its properties.
 
     Raises NotInPrerequisiteState, InsufficientPrivilege, FeatureNotSupported with all that is missing.
     """
@@ -133,7 +132,7 @@ async def inspect(connection: Connection) -> Upstream:
     version = int(str(row[12]))
     if format_of_version(version) is None:
         raise FeatureNotSupported(
-            f"the WAL of PostgreSQL {version // 10000} can not be decoded", hint="PostgreSQL 15 to 18 can."
+            f"the WAL of PostgreSQL {version // 10000} cannot be decoded", hint="PostgreSQL 15 to 18 can."
         )
     if int(str(block)) != BLCKSZ or int(str(wal_block)) != XLOG_BLCKSZ:
         raise FeatureNotSupported(f"pages of {block} bytes and WAL pages of {wal_block} bytes are not supported")
@@ -150,7 +149,7 @@ async def inspect(connection: Connection) -> Upstream:
         hints.append("Decode the primary, or promote the standby.")
     if wrong:
         raise NotInPrerequisiteState(
-            "the server's WAL can not be decoded", detail="; ".join(wrong) + ".", hint=" ".join(hints)
+            "the server's WAL cannot be decoded", detail="; ".join(wrong) + ".", hint=" ".join(hints)
         )
     missing: list[str] = []
     if replication != "t":
@@ -166,7 +165,6 @@ async def inspect(connection: Connection) -> Upstream:
     return Upstream(
         version,
         int(str(database)),
-        connection.dbname,
         str(encoding),
         int(str(system)),
         int(str(segment)),
@@ -261,7 +259,7 @@ async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class Builtins:
-    """What came with the server: the operators and functions that row filters' expression trees name, and keywords."""
+    """Objects that came with the server: the operators and functions that row filters name, and the keywords."""
 
     operators: dict[int, tuple[str, int]]
     """oid → name, function."""

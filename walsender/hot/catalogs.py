@@ -167,7 +167,7 @@ class CatalogTable:
         self.layout = layout
         self.name: str = layout.name
         self.owned: bool = layout.owned
-        self.told: int = layout.told
+        self.invalidates: int = layout.invalidates
         self.tuples: dict[int, CatalogTuple] = {}
         self.stands_in = False
         """A transaction is rewriting the catalog into this table."""
@@ -333,9 +333,9 @@ class Catalogs:
 
     def tell(self, table: CatalogTable, found: CatalogTuple, xid: int) -> None:
         """Count the relcache invalidations of a changed row: by transaction `xid` in progress, or for everyone (0)."""
-        if table.told == NOBODY:
+        if table.invalidates == NOBODY:
             return
-        key = table.key(found) if table.told == RELATION else 0
+        key = table.key(found) if table.invalidates == RELATION else 0
         generation = self.generations.get(key, 0) + 1
         self.generations[key] = generation
         if xid != 0:

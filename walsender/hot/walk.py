@@ -76,7 +76,7 @@ TOAST: Final = 1
 class Walk:
     """The walk while decoding, with the decoder's state that it needs.
 
-    `boring`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 if only
+    `irrelevant`: a byte for each kind of record (16 * resource manager + the upper four bits of its info), not 0 if only
     the transaction ids of such records matter.
     `by_xid`: the transactions in progress; `begin` makes one, from its id and the LSN of its first record.
     `by_file`: relations by file number; `code` says what is done with their changes.  `ignored_files`: files whose
@@ -88,7 +88,7 @@ class Walk:
     def __init__(
         self,
         database: int,
-        boring: bytes,
+        irrelevant: bytes,
         by_xid: dict[int, Any],
         by_file: dict[int, Any],
         ignored_files: set[int],
@@ -100,7 +100,7 @@ class Walk:
         rows: bool,
     ) -> None:
         self.database: i64 = database
-        self.boring = boring
+        self.irrelevant = irrelevant
         self.by_xid = by_xid
         self.by_file = by_file
         self.ignored_files = ignored_files
@@ -129,7 +129,7 @@ class Walk:
         limit: i64 = end
         shift: i64 = delta
         previous: i64 = self.previous
-        boring = self.boring
+        irrelevant = self.irrelevant
         by_xid = self.by_xid
         stop: i64 = self.stop
         while offset + RECORD_HEADER_BYTES <= limit:
@@ -146,7 +146,7 @@ class Walk:
             xid: i64 = (word >> 32) & 0xFFFFFFFF
             word = read_i64_le(buffer, offset + 16)
             rmgr: i64 = (word >> 8) & 0xFF
-            if boring[(rmgr << 4) | ((word >> 4) & 15)] != 0:
+            if irrelevant[(rmgr << 4) | ((word >> 4) & 15)] != 0:
                 if xid != 0 and xid not in by_xid and not self._begins(buffer, offset, total, lsn, xid):
                     break
                 if rmgr > RM_MAX_BUILTIN and rmgr < 128:
@@ -382,13 +382,13 @@ class Walk:
 class Skim:
     """The walk over WAL that is searched for a few kinds of records, before decoding begins.
 
-    It skips the kinds of records that are `boring`, as Walk has them.  XLOG_SWITCH must not be one: no record follows
+    It skips the kinds of records that are `irrelevant`, as Walk has them.  XLOG_SWITCH must not be one: no record follows
     it in its segment.  With `seen` it adds the records' transactions there and also skips ends of transactions that
     name no others, but stops at records that have a block of one of `files` or name a top-level transaction.
     """
 
-    def __init__(self, boring: bytes, files: Set[int] | None = None, seen: set[int] | None = None) -> None:
-        self.boring = boring
+    def __init__(self, irrelevant: bytes, files: Set[int] | None = None, seen: set[int] | None = None) -> None:
+        self.irrelevant = irrelevant
         self.files = files
         self.seen = seen
         self.stop: i64 = 0
@@ -402,7 +402,7 @@ class Skim:
         shift: i64 = delta
         previous: i64 = self.previous
         stop: i64 = self.stop
-        boring = self.boring
+        irrelevant = self.irrelevant
         seen = self.seen
         last: i64 = 0
         while offset + RECORD_HEADER_BYTES <= limit:
@@ -420,7 +420,7 @@ class Skim:
             rmgr: i64 = (word >> 8) & 0xFF
             if rmgr > RM_MAX_BUILTIN and rmgr < 128:
                 break
-            if boring[(rmgr << 4) | ((word >> 4) & 15)] == 0:
+            if irrelevant[(rmgr << 4) | ((word >> 4) & 15)] == 0:
                 if rmgr != XACT or seen is None or not _ends_alone(buffer, offset, after, word):
                     break
             elif seen is not None and not self._elsewhere(buffer, offset + RECORD_HEADER_BYTES, after):

@@ -8,14 +8,16 @@ A node is a `Node` with its fields; a list is a list; a datum is bytes; `<>` is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pubsub.errors import DataCorrupted
 
 _TOKEN: Final = re.compile(r"\s*((?:\\.|[^\\\s(){}\[\]])+|[(){}\[\]])", re.DOTALL)
 _MAX_DEPTH: Final = 500
+
+# A field's value.
+Field: TypeAlias = "Node | list[Field] | bytes | str | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Node:
         return value if isinstance(value, list) else []
 
 
-def read_nodes(text: str) -> Any:
+def read_nodes(text: str) -> Field:
     """Parse an expression.  Raises DataCorrupted."""
     tokens = [match[1] for match in _TOKEN.finditer(text)]
     try:
@@ -49,24 +51,13 @@ def read_nodes(text: str) -> Any:
     return value
 
 
-def walk(value: Any) -> Iterator[Node]:
-    """Yield all nodes in `value`."""
-    if isinstance(value, Node):
-        yield value
-        for field in value.fields.values():
-            yield from walk(field)
-    elif isinstance(value, list):
-        for item in value:
-            yield from walk(item)
-
-
-def _value(tokens: list[str], at: int, depth: int) -> tuple[Any, int]:
+def _value(tokens: list[str], at: int, depth: int) -> tuple[Field, int]:
     if depth > _MAX_DEPTH:
         raise DataCorrupted("an expression in the catalog is nested too deeply")
     token = tokens[at]
     if token == "{":
         kind = tokens[at + 1]
-        fields: dict[str, Any] = {}
+        fields: dict[str, Field] = {}
         at += 2
         while tokens[at] != "}":
             name = tokens[at]
@@ -81,7 +72,7 @@ def _value(tokens: list[str], at: int, depth: int) -> tuple[Any, int]:
             fields[name[1:]] = value
         return Node(kind, fields), at + 1
     if token == "(":
-        items: list[Any] = []
+        items: list[Field] = []
         at += 1
         if tokens[at] in {"i", "o", "b", "x"}:
             at += 1

@@ -6,8 +6,8 @@ this; a subscriber must not depend on it.
 
 Messages inside a stream count for the stream's transaction only.  A subscriber processes them when it applies the
 transaction, after messages that were sent since, and never if their subtransaction is rolled back.  A subscriber that
-applies in parallel may also have processed them at once (worker.c: handle_streamed_transaction): what it knows then is
-uncertain.
+applies in parallel may also have processed them at once (worker.c: handle_streamed_transaction): its relation cache is
+then uncertain.
 
 A message that is followed by another one of the same change has no LSN (0): a walsender must not send an LSN twice
 (walsender.c: WalSndPrepareWrite, last_write).
@@ -131,12 +131,12 @@ class PgoutputEntry:
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """What the subscriber was sent: each relation's messages, and its generation when they were last compared."""
+    """The state of the subscriber: the messages it was sent for each relation, and the generation when they were last compared."""
 
     generations: dict[int, tuple[int, ...]] = field(default_factory=dict)
     messages: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)
-    """Relations of which it may have been sent other messages, inside of this stream."""
+    """Relations of which the subscriber may have been sent other messages, inside this stream."""
 
     def is_uncertain(self, oid: int) -> None:
         """Have the relation's messages sent again before its next change."""
@@ -452,8 +452,8 @@ class PgoutputPlugin:
         self._send(txn, lsn, message)
         if xid == txn.xid:
             self._known_in_stream.pop(xid, None)
-        elif (told := self._known_in_stream.get(txn.xid)) is not None:
-            told.rolled_back()
+        elif (sent := self._known_in_stream.get(txn.xid)) is not None:
+            sent.rolled_back()
 
     def stream_commit(self, txn: SentTransaction) -> None:
         fields = _COMMIT.pack(0, txn.final_lsn, txn.end_lsn, txn.time)
@@ -466,19 +466,19 @@ class PgoutputPlugin:
 
     def _applied(self, txn: SentTransaction) -> None:
         """Take over what the stream sent: the subscriber has applied all of it."""
-        told = self._known_in_stream.pop(txn.xid, None)
-        if told is None:
+        sent = self._known_in_stream.pop(txn.xid, None)
+        if sent is None:
             return
         known = self._known
-        for oid in told.uncertain - told.messages.keys():
+        for oid in sent.uncertain - sent.messages.keys():
             known.is_uncertain(oid)
-        for oid, messages in told.messages.items():
+        for oid, messages in sent.messages.items():
             if known.messages.get(oid) != messages:
                 known.is_uncertain(oid)
                 if self._options.streaming != "parallel":
                     known.messages[oid] = messages
         if self._options.streaming != "parallel":
-            known.generations |= told.generations
+            known.generations |= sent.generations
 
     def _send(self, txn: SentTransaction, lsn: int, message: bytes) -> None:
         self._write(lsn, txn.xid, message)

@@ -39,7 +39,6 @@ class SentTransaction:
     gid: bytes = b""
     prepare_end_lsn: int = 0
     prepare_time: int = 0
-    streamed: bool = False
     private: Any = None
     """The plugin's own data, made at begin or at the first stream."""
 

@@ -20,7 +20,7 @@ VERSION_18 = 180000
 
 
 def missing_publication(name: str) -> UndefinedObject:
-    """What says that a publication is not there, at this point in the WAL."""
+    """Return the error for a publication that does not exist at this point in the WAL."""
     return UndefinedObject(
         f'publication "{name}" does not exist',
         hint="Create it, or begin behind its creation; --missing-publication server does what the server itself would do.",
@@ -40,7 +40,7 @@ class PublishedRelation:
     source_of: tuple[int | None, ...] | None
     columns: tuple[int, ...]
     own_columns: tuple[int, ...]
-    """The same of the relation itself, whose definition is sent after its ancestor's."""
+    """The same for the relation itself, whose definition is sent after its ancestor's."""
     insert: bool
     update: bool
     delete: bool
@@ -80,7 +80,7 @@ class PublicationFilter:
         self._missing_is_error = missing_is_error
 
     def published(self, relation: RelationInfo, resolver: RelationResolver) -> PublishedRelation | None:
-        """Return how the relation's changes are sent; None: nothing of it is sent.
+        """Return how the relation's changes are sent; None if nothing of it is sent.
 
         Raises UndefinedObject for a missing publication (before 18), FeatureNotSupported for publications that
         contradict each other and for unsupported row filters.
@@ -142,9 +142,8 @@ class PublicationFilter:
             filters = self._filters(through, target, resolver)
         listed, generated = self._column_list(through, target, resolver)
         columns = self._sent(target, listed, generated)
-        own_columns = (
-            columns if target is relation else self._sent(relation, _numbers_in(listed, target, relation), generated)
-        )
+        # A column list is applied by number to the relation itself, whatever columns have these numbers there.
+        own_columns = columns if target is relation else self._sent(relation, listed, generated)
         return PublishedRelation(target, source_of, columns, own_columns, insert, update, delete, truncate, filters)
 
     def _skip(self, name: str) -> None:
@@ -283,8 +282,3 @@ def _attribute_map(source: RelationInfo, target: RelationInfo) -> tuple[int | No
     by_name = {column.name: index for index, column in enumerate(source.columns) if not column.dropped}
     found = tuple(None if column.dropped else by_name.get(column.name) for column in target.columns)
     return None if found == tuple(range(len(source.columns))) else found
-
-
-def _numbers_in(listed: frozenset[int] | None, target: RelationInfo, relation: RelationInfo) -> frozenset[int] | None:
-    """Return the list as it applies to the relation itself: by number, whatever columns have these numbers there."""
-    return listed

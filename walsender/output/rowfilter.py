@@ -14,7 +14,7 @@ from walsender.historic.relation import RelationInfo
 from walsender.historic.upstream import Builtins
 from walsender.output import functions
 from walsender.output.functions import FixedFunction, Settings
-from walsender.output.nodetree import Node, read_nodes
+from walsender.output.nodetree import Field, Node, read_nodes
 from walsender.types.layout import Raw, read_varlena
 from walsender.types.registry import array_elements
 
@@ -44,7 +44,7 @@ class RowFilterCompiler:
         self._encoding = encoding
         self._c_collation = c_collation
         self._tested: list[list[Any]] = []
-        """Where the operands of the enclosing CASE expressions are put, while one is compiled."""
+        """While CASE expressions are compiled: one cell for each enclosing CASE, with its operand's value at run time."""
 
     def any_of(self, texts: Sequence[str], relation: RelationInfo) -> Filter:
         """Return a filter that holds if one of the filters `texts` does.  Raises UnsupportedFilter, DataCorrupted."""
@@ -52,7 +52,7 @@ class RowFilterCompiler:
             compiled = [self._compile(read_nodes(text), relation) for text in texts]
         except FeatureNotSupported as error:
             raise UnsupportedFilter(
-                f'the row filter of table "{relation.qualified_name}" can not be evaluated: {error.message}',
+                f'the row filter of table "{relation.qualified_name}" cannot be evaluated: {error.message}',
                 hint="Leave the table out of the publication, or change its filter.",
             ) from error
         if len(compiled) == 1:
@@ -60,7 +60,7 @@ class RowFilterCompiler:
             return lambda row: only(row) is True
         return lambda row: any(one(row) is True for one in compiled)
 
-    def _compile(self, node: Any, relation: RelationInfo) -> Evaluate:
+    def _compile(self, node: Field, relation: RelationInfo) -> Evaluate:
         if not isinstance(node, Node):
             raise FeatureNotSupported("an expression of an unknown form")
         method = _METHODS.get(node.kind)
@@ -68,7 +68,7 @@ class RowFilterCompiler:
             raise FeatureNotSupported(f"expressions of the kind {node.kind} are not supported")
         return method(self, node, relation)
 
-    def _all(self, nodes: Sequence[Any], relation: RelationInfo) -> list[Evaluate]:
+    def _all(self, nodes: Sequence[Field], relation: RelationInfo) -> list[Evaluate]:
         return [self._compile(node, relation) for node in nodes]
 
     def _var(self, node: Node, relation: RelationInfo) -> Evaluate:
@@ -200,7 +200,7 @@ class RowFilterCompiler:
         tests = [self._is_null(one, relation, wanted) for one in arg.items("args")]
         return lambda row: all(test(row) for test in tests)
 
-    def _is_null(self, arg: Any, relation: RelationInfo, wanted: bool) -> Evaluate:
+    def _is_null(self, arg: Field, relation: RelationInfo, wanted: bool) -> Evaluate:
         inner = self._compile(arg, relation)
         if isinstance(arg, Node) and arg.kind == "VAR":
             # The test needs no value, which may not be in the WAL.

@@ -10,7 +10,7 @@ from pubsub.errors import ConnectionFailure, PublisherError
 from pubsub.publisher.connection import Connection
 
 RETRY_SECONDS: Final = 60.0
-"""How long to try a server again that does not answer."""
+"""How long to retry a server that does not answer."""
 RETRY_INTERVAL: Final = 0.5
 _STARTING_OR_STOPPING: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
 _OBJECT_IN_USE: Final = "55006"
@@ -23,7 +23,7 @@ class Retry:
         self.connected()
 
     def connected(self) -> None:
-        """Start the time anew: all was well until now."""
+        """Start the time anew, since the connection worked until now."""
         self._deadline = time.monotonic() + RETRY_SECONDS
 
     def judge(self, error: ConnectionFailure | PublisherError, *, slot: bool = False) -> None:

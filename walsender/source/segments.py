@@ -85,9 +85,6 @@ class SegmentDirectory:
                 return
             lsn = start + size
 
-    def has_from(self, lsn: int, history: TimelineHistory) -> bool:
-        return self.find(lsn, history) is not None
-
     def has_written(self, lsn: int, history: TimelineHistory) -> bool:
         """Return whether the segment that begins at `lsn` is there and has been written to.
 

@@ -36,9 +36,7 @@ class WalStream:
         self._sent = 0.0
         self._next = 0  # LSN of the byte to come
         self.flushed = 0
-        self._told = 0
-        self.server_end = 0
-        """The end of the server's WAL, as it last reported."""
+        self._reported = 0
 
     async def start(self, lsn: int, timeline: int) -> None:
         """Begin at the page that holds `lsn`.  Raises WalMissing if the server no longer has it, PublisherError."""
@@ -57,7 +55,7 @@ class WalStream:
         )
 
     async def pieces(self) -> AsyncIterator[tuple[int, bytes] | None]:
-        """Yield (LSN, bytes) in order, and None whenever all bytes received were given.
+        """Yield (LSN, bytes) in order, and None whenever all received bytes have been yielded.
 
         Ends where the timeline ends.  Raises WalMissing if the server no longer has the next bytes (it notices only
         when it has to send them), ConnectionFailure, PublisherError, ProtocolViolation.
@@ -80,12 +78,11 @@ class WalStream:
                 else:
                     message = read_server_message(frame)
                     if isinstance(message, Keepalive):
-                        self.server_end = max(self.server_end, int(message.wal_end))
                         reply |= message.reply_requested
             yield None
             # Report a new `flushed` at once: an idle server may send nothing for long, and this loop only runs
             # when it sends.
-            if reply or self.flushed != self._told or time.monotonic() - self._sent > STATUS_INTERVAL:
+            if reply or self.flushed != self._reported or time.monotonic() - self._sent > STATUS_INTERVAL:
                 await self.send_status()
 
     async def send_status(self) -> None:
@@ -96,7 +93,7 @@ class WalStream:
         reported once and then taken back.
         """
         self._sent = time.monotonic()
-        self._told = self.flushed
+        self._reported = self.flushed
         if self._stream is None:
             return
         if self._slot is None:

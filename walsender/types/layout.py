@@ -1,7 +1,7 @@
-"""Where a tuple's columns lie: from a row's bytes to the bytes of each column.
+"""Split a row's bytes into the bytes of each column.
 
-A row is what WAL holds of a tuple: xl_heap_header (infomask2, infomask, hoff: 5 bytes), then what follows a tuple's
-fixed header, null bitmap and padding first.  The bytes of a tuple on a page from byte 18 on are the same.
+A row is the part of a tuple that WAL holds: xl_heap_header (infomask2, infomask, hoff: 5 bytes), then the bytes after a
+tuple's fixed header, null bitmap and padding first.  The bytes of a tuple on a page from byte 18 on are the same.
 
 A value is None (NULL), the column's bytes (without a varlena's header, decompressed), or a `ToastPointer`.
 
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from pubsub.errors import DataCorrupted, PubsubError
+from pubsub.errors import DataCorrupted
 from walsender.xlog import pglz
 
 ROW_HEADER: Final = Struct("<HHB")
@@ -80,7 +80,7 @@ def alignment_of(attalign: str) -> int:
 def decompress(method: int, data: bytes, raw_size: int) -> bytes:
     """Decompress a value of `raw_size` bytes; `method` 0 is pglz, 1 lz4.  Raises DataCorrupted."""
     if not 0 <= raw_size <= MAX_VALUE_BYTES:
-        raise DataCorrupted(f"a compressed value of {raw_size} bytes can not be")
+        raise DataCorrupted(f"a compressed value of {raw_size} bytes cannot be")
     if method == 0:
         return pglz.decompress(data, raw_size)
     if method == 1:
@@ -125,7 +125,7 @@ def read_varlena(data: bytes, position: int) -> tuple[Raw, int]:
 class RowLayout:
     """The columns of one tuple descriptor, dropped ones included."""
 
-    __slots__ = ("_count", "_fast", "_missing", "_steps", "columns")
+    __slots__ = ("_count", "_missing", "_steps", "columns")
 
     def __init__(self, columns: Sequence[ColumnLayout]) -> None:
         self.columns = tuple(columns)
@@ -139,8 +139,6 @@ class RowLayout:
             return self._deform(row)
         except (IndexError, ValueError, struct.error) as error:
             raise DataCorrupted("a value reaches past its tuple") from error
-        except PubsubError:
-            raise
 
     def _deform(self, row: bytes) -> list[Raw]:
         infomask2, infomask, hoff = ROW_HEADER.unpack_from(row)

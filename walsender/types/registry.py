@@ -183,7 +183,7 @@ ARRAY_OUT: Final = 751
 
 
 def read_element(data: bytes, position: int, length: int, alignment: int, *, nominal: bool) -> tuple[bytes, int]:
-    """Read a value inside another one; return it and where it ends.  `nominal`: aligned whatever its first byte is."""
+    """Read a value inside another one; return it and where it ends.  `nominal`: aligned regardless of its first byte."""
     mask = alignment - 1
     if length > 0:
         position = (position + mask) & ~mask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 
-_HINT = "The WAL from here on can not be decoded: take it from the server or its archive again, or start anew after it."
+_HINT = "The WAL from here on cannot be decoded: take it from the server or its archive again, or start anew after it."
 
 
 class WalCorrupted(DataCorrupted):

@@ -1,4 +1,4 @@
-"""Columns in binary transfer, converted to what types.from_text makes of their text; all rows at once where possible.
+"""Columns in binary transfer, converted to what text.columns makes of their text; all rows at once where possible.
 
 Converted by columns: booleans, integers, oid, floats, dates and timestamps, numeric, uuid, bytea, jsonb, jsonpath,
 types whose binary form is text, and plain arrays.  Other types are converted value by value (values.py), and so is a
@@ -8,8 +8,7 @@ type with another target than its natural one (a date kept as text).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.errors import ProtocolViolation
-from pubsub.protocol.arrays import Bytes, Mask, bitmap, contents, slices, validity
-from pubsub.protocol.binary.arraycolumns import array_elements, array_texts, plain_rows, record_columns
-from pubsub.protocol.binary.values import BinaryTypes
-from pubsub.protocol.contract import VARIANT
-from pubsub.protocol.nested import OtherShape
-from pubsub.protocol.types import (
-    BadValue,
-    InvalidText,
-    first_refused,
-    from_text,
-    is_nested,
-    list_array,
-    nested_values,
-    spark_ddl,
-    struct_array,
-)
+from pubsub.protocol.arrow_arrays import Bytes, Mask, bitmap, contents, slices, validity
+from pubsub.protocol.binary.nested import array_elements, array_texts, plain_rows, record_columns
+from pubsub.protocol.binary.single_values import BinaryTypes
+from pubsub.protocol.column_types import is_nested, spark_ddl
+from pubsub.protocol.nested_arrays import list_array, struct_array
+from pubsub.protocol.refused_values import BadValue, Convert, InvalidText, OtherShape, first_refused, nested_values
+from pubsub.protocol.text.columns import from_text
+from pubsub.protocol.type_contract import VARIANT
 
 _UUID: Final = 2950
 _NUMERIC: Final = 1700
@@ -45,12 +36,15 @@ _MICROSECONDS_PER_DAY: Final = 86_400_000_000
 _FIRST_DAY: Final = -719_162 - _EPOCH_DAYS  # 0001-01-01
 _LAST_DAY: Final = 2_932_896 - _EPOCH_DAYS  # 9999-12-31
 
+_Numbers = npt.NDArray[np.integer] | npt.NDArray[np.floating]
+# Indices of rows, or all of them.
+_Rows = npt.NDArray[np.int64] | slice
 
-def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> Any:
-    """Convert a send function's bytes to values of `target`: a pyarrow Array to one of the same length, NULLs kept.
 
-    `values` is a binary array (32-bit offsets).  Raises InvalidText with the value's text, like from_text;
-    UnknownBinary; ProtocolViolation for malformed bytes.
+def from_binary(values: pa.BinaryArray, type_oid: int, target: pa.DataType, types: BinaryTypes) -> pa.Array:
+    """Convert a send function's bytes to values of `target`, one for each, NULLs kept.
+
+    Raises InvalidText with the value's text, like from_text; UnknownBinary; ProtocolViolation for malformed bytes.
     """
     oid = types.base(type_oid)
     if target == VARIANT and oid in _VERSIONED:
@@ -88,7 +82,7 @@ def from_binary(values: Any, type_oid: int, target: Any, types: BinaryTypes) -> 
     return from_text(_texts_one_by_one(values, oid, types), target)
 
 
-def _nested(values: Any, oid: int, target: Any, types: BinaryTypes) -> Any:
+def _nested(values: pa.BinaryArray, oid: int, target: pa.DataType, types: BinaryTypes) -> pa.Array:
     """Convert to a list, a struct, or a VARIANT's text: arrays and composites from their binary elements."""
     valid = validity(values)
     if pa.types.is_list(target) and types.is_array(oid):
@@ -113,22 +107,22 @@ def _nested(values: Any, oid: int, target: Any, types: BinaryTypes) -> Any:
     return from_text(_texts_one_by_one(values, oid, types), target)
 
 
-def _invalid(error: InvalidText, values: Any, oid: int, types: BinaryTypes) -> InvalidText:
+def _invalid(error: InvalidText, values: pa.BinaryArray, oid: int, types: BinaryTypes) -> InvalidText:
     return InvalidText(error.index, types.out(oid)(values[error.index].as_py()), error.target, str(error.sqlstate))
 
 
-def _texts_one_by_one(values: Any, oid: int, types: BinaryTypes) -> Any:
+def _texts_one_by_one(values: pa.BinaryArray, oid: int, types: BinaryTypes) -> pa.BinaryArray:
     out = types.out(oid)
     return pa.array([None if value is None else out(value) for value in values.to_pylist()], pa.binary())
 
 
-def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
+def _array_texts(values: pa.BinaryArray, oid: int, types: BinaryTypes) -> pa.BinaryArray:
     """Return arrays' texts: those of plain arrays by columns, the others' one by one."""
     plain, element = plain_rows(values)
     if types.delimiter(element) != b",":
         return _texts_one_by_one(values, oid, types)
 
-    def convert(elements: Any) -> Any:
+    def convert(elements: pa.BinaryArray) -> pa.Array:
         return from_binary(elements, element, pa.string(), types) if element else elements
 
     try:
@@ -144,7 +138,7 @@ def _array_texts(values: Any, oid: int, types: BinaryTypes) -> Any:
         return _texts_one_by_one(values, oid, types)
 
 
-def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
+def _fixed(values: pa.BinaryArray, width: int) -> tuple[Bytes, Mask | None]:
     """Return values of `width` bytes as a matrix, zeros for NULL, and which are not NULL.  Raises ProtocolViolation."""
     data, offsets = contents(values)
     valid = validity(values)
@@ -161,43 +155,43 @@ def _fixed(values: Any, width: int) -> tuple[Bytes, Mask | None]:
     return matrix, valid
 
 
-def _numbers(values: Any, kind: str) -> tuple[npt.NDArray[Any], Mask | None]:
+def _numbers(values: pa.BinaryArray, kind: str) -> tuple[_Numbers, Mask | None]:
     """Read numbers of numpy's big-endian type `kind`; return them in native byte order, and which are not NULL."""
     big = np.dtype(kind)
     matrix, valid = _fixed(values, big.itemsize)
     return np.ascontiguousarray(matrix).view(big).reshape(-1).astype(big.newbyteorder("=")), valid
 
 
-def _array(numbers: npt.NDArray[Any], valid: Mask | None, target: Any) -> Any:
+def _array(numbers: _Numbers, valid: Mask | None, target: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(target, len(numbers), [bitmap(valid), pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
-def _number(kind: str) -> Callable[[Any, Any], Any]:
-    def convert(values: Any, target: Any) -> Any:
+def _number(kind: str) -> Convert:
+    def convert(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
         numbers, valid = _numbers(values, kind)
         return _array(numbers, valid, target)
 
     return convert
 
 
-def _oid(values: Any, target: Any) -> Any:
+def _oid(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
     numbers, valid = _numbers(values, ">u4")
     return _array(numbers.astype(np.int64), valid, target)
 
 
-def _boolean(values: Any, target: Any) -> Any:
+def _boolean(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
     matrix, valid = _fixed(values, 1)
     return pa.Array.from_buffers(target, len(values), [bitmap(valid), bitmap(matrix.reshape(-1) != 0)])
 
 
-def _since_2000(kind: str, unit: int) -> Callable[[Any, Any], Any]:
+def _since_2000(kind: str, unit: int) -> Convert:
     """Make the converter of a date or timestamp, counted from 2000-01-01 with `unit` to the day.
 
     The converter raises BadValue for values outside the years 1 to 9999; infinities, the ends of the range, are among
     them.
     """
 
-    def convert(values: Any, target: Any) -> Any:
+    def convert(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
         numbers, valid = _numbers(values, kind)
         outside = (numbers < _FIRST_DAY * unit) | (numbers >= (_LAST_DAY + 1) * unit)
         if (outside if valid is None else outside & valid).any():
@@ -207,11 +201,11 @@ def _since_2000(kind: str, unit: int) -> Callable[[Any, Any], Any]:
     return convert
 
 
-def _as_is(values: Any, target: Any) -> Any:
+def _as_is(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
     return values.cast(target)
 
 
-_CONVERTERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
+_CONVERTERS: Final[dict[int, Convert]] = {
     16: _boolean,
     17: _as_is,
     20: _number(">i8"),
@@ -224,7 +218,7 @@ _CONVERTERS: Final[dict[int, Callable[[Any, Any], Any]]] = {
     1114: _since_2000(">i8", _MICROSECONDS_PER_DAY),
     1184: _since_2000(">i8", _MICROSECONDS_PER_DAY),
 }
-_NATURAL: Final[dict[int, Any]] = {
+_NATURAL: Final[dict[int, pa.DataType]] = {
     16: pa.bool_(),
     17: pa.binary(),
     20: pa.int64(),
@@ -239,7 +233,7 @@ _NATURAL: Final[dict[int, Any]] = {
 }
 
 
-def _without_version(values: Any) -> Any:
+def _without_version(values: pa.BinaryArray) -> pa.BinaryArray:
     """Return the texts without the version byte before them, which must be 1."""
     data, offsets = contents(values)
     valid = validity(values)
@@ -255,7 +249,7 @@ _UUID_LENGTH: Final = 36
 _UUID_PARTS: Final = ((0, 0, 8), (9, 8, 12), (14, 12, 16), (19, 16, 20), (24, 20, 32))
 
 
-def _uuid_texts(values: Any) -> Any:
+def _uuid_texts(values: pa.BinaryArray) -> pa.StringArray:
     matrix, valid = _fixed(values, 16)
     count = len(values)
     digits = _HEX.take(matrix).view(np.uint8)
@@ -265,7 +259,7 @@ def _uuid_texts(values: Any) -> Any:
     return _strings(texts.reshape(-1), np.full(count, _UUID_LENGTH), valid, pa.string())
 
 
-def _strings(data: Bytes, lengths: npt.NDArray[Any], valid: Mask | None, target: Any) -> Any:
+def _strings(data: Bytes, lengths: npt.NDArray[np.int64], valid: Mask | None, target: pa.DataType) -> pa.Array:
     """Return the concatenated texts `data`, of these lengths, as an array."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -287,7 +281,7 @@ class _Numerics:
     longest value has groups; shorter ones are filled with 0.  The constructor raises ProtocolViolation.
     """
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: pa.BinaryArray) -> None:
         self.valid = validity(values)
         self.there = np.arange(len(values)) if self.valid is None else np.flatnonzero(self.valid)
         data, offsets = contents(values if self.valid is None else values.drop_null())
@@ -320,7 +314,7 @@ _WHOLE_GROUPS: Final = 4
 """The number of digit groups that fit into one 64-bit integer."""
 
 
-def _decimals(values: Any, target: Any) -> Any | None:
+def _decimals(values: pa.BinaryArray, target: pa.Decimal128Type) -> pa.Decimal128Array | None:
     """Convert numerics to a decimal; None if 18 digits do not hold each, or a value is not finite or does not fit."""
     parts = _Numerics(values)
     scale, weight, digits = target.scale, parts.weight, parts.digits
@@ -358,8 +352,8 @@ def _shifted(numbers: npt.NDArray[np.int64], exponents: npt.NDArray[np.int64]) -
     return numbers * _POWERS[np.clip(exponents, 0, 18)] if exponents.max(initial=0) > 0 else numbers
 
 
-def numeric_texts(values: Any) -> Any:
-    """Return numeric_out of each value, as a binary array.
+def numeric_texts(values: pa.BinaryArray) -> pa.BinaryArray:
+    """Return numeric_out of each value.
 
     Values of the same shape (number of groups, weight, sign, scale, length of the first group) are written together: a
     column has few shapes.
@@ -370,12 +364,12 @@ def numeric_texts(values: Any) -> Any:
     leading = 1 + (first > 9) + (first > 99) + (first > 999)
     shape = ((((count << 16 | weight + (1 << 15)) << 16 | sign) << 14 | scale & 0x3FFF) << 2) | (leading - 1)
     if len(shape) and int(shape.min()) == int(shape.max()):
-        picks: list[Any] = [slice(None)]  # one shape: no rows to sort or gather
+        picks: list[_Rows] = [slice(None)]  # one shape: no rows to sort or gather
     else:
         order = np.argsort(shape, kind="stable")
         borders = np.flatnonzero(np.diff(shape[order], prepend=-1, append=-1))
         picks = [order[begin:end] for begin, end in itertools.pairwise(borders.tolist())]
-    matrices: list[tuple[Any, Bytes]] = []
+    matrices: list[tuple[_Rows, Bytes]] = []
     text_lengths = np.zeros(len(values), np.int64)
     for rows in picks:
         one = 0 if isinstance(rows, slice) else rows[0]

@@ -54,7 +54,7 @@ def _pairs(value: bytes) -> list[tuple[bytes | None, bytes | None]]:
     try:
         (header,) = _U4.unpack_from(value)
         if not header & _NEW_VERSION:
-            raise FeatureNotSupported("values of hstore that were stored by PostgreSQL 8.4 can not be read")
+            raise FeatureNotSupported("values of hstore that were stored by PostgreSQL 8.4 cannot be read")
         count = header & _COUNT
         entries = struct.unpack_from(f"<{2 * count}I", value, 4)
     except struct.error as error:

@@ -24,8 +24,8 @@ def xml_out(value: bytes) -> bytes:
 
 def xml_send(encoding: str) -> Callable[[bytes], bytes]:
     """Return the send function for an encoding; the declaration names the encoding unless it is UTF8 or SQL_ASCII."""
-    told = b"" if encoding in {"UTF8", "SQL_ASCII"} else b' encoding="%s"' % encoding.encode()
-    return lambda value: _written(value, told)
+    encoding_attribute = b"" if encoding in {"UTF8", "SQL_ASCII"} else b' encoding="%s"' % encoding.encode()
+    return lambda value: _written(value, encoding_attribute)
 
 
 def _written(value: bytes, encoding: bytes) -> bytes:

@@ -139,7 +139,7 @@ def test_vectors(kind: str, stored: str, text: bytes, binary: str) -> None:
         statistics.dependencies_out,
     ],
 )
-def test_what_is_too_short(out: Callable[[bytes], bytes]) -> None:
+def test_values_that_are_too_short_are_refused(out: Callable[[bytes], bytes]) -> None:
     for value in (b"", b"\3", b"\3\0\0\0", b"\3\0\0\0" * 3, b"\377" * 40):
         with pytest.raises(DataCorrupted):
             out(value)

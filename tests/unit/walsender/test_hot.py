@@ -23,7 +23,7 @@ def run(*arguments: str, interpreted: bool) -> str:
     return done.stdout
 
 
-def test_what_was_compiled_from_these_sources_is_used() -> None:
+def test_the_modules_compiled_from_these_sources_are_used() -> None:
     program = "from walsender import hot; from walsender.hot import walk; print(hot.COMPILED, walk.__file__)"
     compiled, file = run("-c", program, interpreted=False).split()
     assert compiled == str(hot.compiled_directory().is_dir())
@@ -31,11 +31,11 @@ def test_what_was_compiled_from_these_sources_is_used() -> None:
     assert run("-c", program, interpreted=True).split()[0] == "False"
 
 
-def test_the_other_kind_passes_the_same_tests() -> None:
+def test_interpreted_modules_pass_the_same_tests() -> None:
     """This run uses one kind, compiled if there is a compiler; the readers' tests run with the other kind, too."""
     tests = [str(_HERE / "test_reader.py"), str(_HERE / "test_values.py")]
     tests.append(
-        f"{_HERE.parent.parent / 'property' / 'test_wal_fuzz.py'}::test_the_walk_does_what_the_general_way_does"
+        f"{_HERE.parent.parent / 'property' / 'test_wal_fuzz.py'}::test_the_fast_walk_agrees_with_the_general_decoder"
     )
     run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, interpreted=hot.COMPILED)
 

@@ -39,7 +39,7 @@ def some(wal: Wal) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 8, 100, 8191, 8192, 8193, 1 << 20])
-def test_any_pieces(step: int) -> None:
+def test_records_are_read_from_pieces_of_any_size(step: int) -> None:
     wal = Wal()
     some(wal)
     found, reader = read(wal, step)
@@ -49,7 +49,7 @@ def test_any_pieces(step: int) -> None:
     assert reader.format.version == 18
 
 
-def test_over_a_segments_end() -> None:
+def test_a_record_across_the_end_of_a_segment() -> None:
     wal = Wal()
     while wal.end < 2 * SEGMENT + 5000:
         wal.record(main_data(bytes(3000)), xid=7, rmgr=10)
@@ -188,7 +188,7 @@ def test_timelines_only_grow_but_for_what_is_read_again() -> None:
         list(reader.records())
 
 
-def test_other_versions() -> None:
+def test_wal_of_other_versions_is_refused() -> None:
     unknown = Wal(magic=0xD101)
     unknown.record(main_data(b"x"))
     with pytest.raises(WalCorrupted, match="invalid magic number D101"):
@@ -201,7 +201,7 @@ def test_other_versions() -> None:
         read(wal)
 
 
-def test_start_in_the_middle() -> None:
+def test_reading_can_start_at_any_record() -> None:
     wal = Wal()
     some(wal)
     lsn = wal.records[40][0]
@@ -222,7 +222,7 @@ def test_find_first() -> None:
 
 
 @pytest.mark.parametrize("step", [8, 100, 8192, 1 << 20])
-def test_boring_records_are_passed_over(step: int) -> None:
+def test_irrelevant_records_are_skipped(step: int) -> None:
     wal = Wal()
     for number in range(300):
         above = b"\xfc\1\0\0\0" if number % 7 > 3 else b""
@@ -230,7 +230,7 @@ def test_boring_records_are_passed_over(step: int) -> None:
     wal.record(main_data(bytes(8192 - wal.end % 8192 - 29)), rmgr=11)  # ends at the page's end
     assert wal.end % 8192 == 0
     reader = WalReader(GEOMETRY, wal.start)
-    reader.walk = walk({1: None, 2: None, 3: None}, boring={11})
+    reader.walk = walk({1: None, 2: None, 3: None}, irrelevant={11})
     found = []
     for at in range(0, len(wal.data), step):
         reader.feed(wal.start + at, bytes(wal.data[at : at + step]))
@@ -245,7 +245,7 @@ def test_boring_records_are_passed_over(step: int) -> None:
     assert reader.position == wal.end
 
 
-def test_a_boring_record_begins_its_transaction() -> None:
+def test_an_irrelevant_record_begins_its_transaction() -> None:
     wal = Wal()
     wal.record(main_data(b"a lock"), xid=700, rmgr=11)
     wal.record(main_data(bytes(300)), xid=701, rmgr=11)
@@ -253,13 +253,13 @@ def test_a_boring_record_begins_its_transaction() -> None:
     wal.record(main_data(b"the end"), rmgr=10)
     begun: list[int] = []
     reader = WalReader(GEOMETRY, wal.start)
-    reader.walk = walk({}, boring={11}, begin=lambda xid, lsn: begun.append(xid))
+    reader.walk = walk({}, irrelevant={11}, begin=lambda xid, lsn: begun.append(xid))
     reader.feed(wal.start, bytes(wal.data))
     assert [record[4] for record in reader.records()] == [701, 702, 0]
     assert begun == [700]
 
 
-def test_images_of_pages_that_are_no_catalogs_are_passed_over() -> None:
+def test_page_images_of_tables_other_than_catalogs_are_skipped() -> None:
     wal = Wal()
     for number in (16400, 1259, 16400):
         head = struct.pack("<BBHHHBIIII", 0, 0x10, 0, 100, 24, 1, 1663, 5, number, 0)
@@ -334,11 +334,11 @@ def test_what_is_looked_for_is_left_before_decoding_begins() -> None:
 def walk(
     by_xid: dict[int, Any],
     *,
-    boring: set[int] = frozenset(),  # type: ignore[assignment]
+    irrelevant: set[int] = frozenset(),  # type: ignore[assignment]
     begin: Callable[[int, int], Any] = Txn,
     by_file: dict[int, Any] | None = None,
     tables: dict[int, Any] | None = None,
 ) -> Walk:
-    kinds = bytes(kind >> 4 in boring for kind in range(4096))
+    kinds = bytes(kind >> 4 in irrelevant for kind in range(4096))
     catalogs = SimpleNamespace(files=tables or {})
     return Walk(5, kinds, by_xid, by_file or {}, set(), catalogs, begin, lambda *_: None, lambda _: None, 1 << 20, True)

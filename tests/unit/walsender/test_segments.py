@@ -43,7 +43,7 @@ def whole(directory: SegmentDirectory, lsn: int, history: TimelineHistory = ONLY
     return pieces[0][0], b"".join(data for _, data in pieces)
 
 
-def test_files_as_they_are_and_compressed(tmp_path: Path) -> None:
+def test_plain_compressed_and_partial_files_are_read(tmp_path: Path) -> None:
     one, two, three = segments(3)
     (tmp_path / FIRST).write_bytes(one)
     (tmp_path / f"{SECOND}.gz").write_bytes(gzip.compress(two))
@@ -53,7 +53,7 @@ def test_files_as_they_are_and_compressed(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     start = SEGMENT + 123_456
     assert whole(directory, start) == (start, (one + two + three[:50_000])[123_456:])
-    assert not directory.has_from(4 * SEGMENT, ONLY)
+    assert directory.find(4 * SEGMENT, ONLY) is None
     assert directory.has_after(2 * SEGMENT + 5)
     assert not directory.has_after(3 * SEGMENT)
 
@@ -90,7 +90,7 @@ def test_files_that_a_server_keeps_for_later_are_not_written(tmp_path: Path) -> 
     assert directory.has_written(2 * SEGMENT, ONLY)
 
 
-def test_another_cluster(tmp_path: Path) -> None:
+def test_segments_of_another_cluster_are_refused(tmp_path: Path) -> None:
     one, two = segments(2)
     (tmp_path / FIRST).write_bytes(one)
     (tmp_path / SECOND).write_bytes(two)
@@ -116,7 +116,7 @@ def test_a_timeline_counts_up_to_where_it_was_left(tmp_path: Path) -> None:
     assert whole(directory, SEGMENT, history) == (SEGMENT, one[: switch - SEGMENT] + b"2" * 100)
 
 
-def test_a_directory_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors are typed, with the system's words.  Denials are simulated: tests may be allowed to read everything."""
     (tmp_path / FIRST).write_bytes(b"")
     for path, text in (

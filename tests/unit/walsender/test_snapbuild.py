@@ -15,7 +15,7 @@ def building(start: int = 0) -> SnapshotBuilder:
     return builder
 
 
-def test_nobody_runs() -> None:
+def test_consistent_at_once_if_no_transaction_runs() -> None:
     builder = building()
     assert builder.needs_skip(100)
     builder.running(100, RunningXacts((), 10, 10))
@@ -25,7 +25,7 @@ def test_nobody_runs() -> None:
     assert not builder.needs_skip(101)
 
 
-def test_all_on_the_list_must_end() -> None:
+def test_consistent_once_every_listed_transaction_has_ended() -> None:
     builder = building(start=500)
     builder.running(100, RunningXacts((7, 8, 9), 10, 7))
     builder.ended(200, (7, 8))
@@ -37,7 +37,7 @@ def test_all_on_the_list_must_end() -> None:
     assert not builder.needs_skip(500)
 
 
-def test_a_crash_ends_them_too() -> None:
+def test_a_crash_ends_listed_transactions() -> None:
     builder = building()
     builder.running(100, RunningXacts((7, 8), 10, 7))
     builder.running(200, RunningXacts((8, 12), 13, 8))
@@ -49,7 +49,7 @@ def test_a_crash_ends_them_too() -> None:
     assert other.consistent_point == 50
 
 
-def test_what_is_prepared_outlives_a_shutdown() -> None:
+def test_prepared_transactions_outlive_a_shutdown() -> None:
     builder = building()
     builder.running(100, RunningXacts((7, 8), 10, 7))
     builder.shutdown(200, prepared=[8, 9])
@@ -59,7 +59,7 @@ def test_what_is_prepared_outlives_a_shutdown() -> None:
     assert builder.consistent_point == 300
 
 
-def test_what_was_wanted_and_can_not_be_sent() -> None:
+def test_transactions_that_were_asked_for_and_are_missed() -> None:
     builder = building(start=150)
     builder.running(100, RunningXacts((7,), 10, 7))
     assert not builder.misses(140)
@@ -72,9 +72,9 @@ def test_what_was_wanted_and_can_not_be_sent() -> None:
     assert not builder.misses(150)
 
 
-def test_only_forward() -> None:
+def test_states_change_only_forward() -> None:
     builder = SnapshotBuilder()
-    with pytest.raises(ValueError, match="can not go"):
+    with pytest.raises(ValueError, match="cannot go"):
         builder.enter(State.CONSISTENT)
 
 

@@ -20,7 +20,7 @@ from walsender.output.encoder import Encoder, compiled_encoder, interpreted_enco
 from walsender.output.functions import Settings, find
 from walsender.output.functions.json_values import Document
 from walsender.output.functions.values import Interval
-from walsender.output.nodetree import Node, read_nodes, walk
+from walsender.output.nodetree import Node, read_nodes
 from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
 from walsender.xlog import pglz
 
@@ -134,7 +134,7 @@ def test_node_tree() -> None:
     assert tree.number("opno") == 521
     assert tree.fields["x"] is None
     assert tree.fields["l"] == ["1", "2"]
-    assert [node.kind for node in walk(tree)] == ["OPEXPR", "VAR", "CONST"]
+    assert [tree.kind, *(node.kind for node in tree.items("args"))] == ["OPEXPR", "VAR", "CONST"]
     assert tree.items("args")[1].fields["constvalue"] == bytes((10, 0, 0, 0, 255, 0, 0, 0))
     with pytest.raises(DataCorrupted):
         read_nodes("{OPEXPR :args (")

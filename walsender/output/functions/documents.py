@@ -7,17 +7,17 @@ from decimal import Decimal
 from typing import Any, Final
 
 from pubsub.errors import PubsubError
-from walsender.output.functions.json_values import Document, as_text, contains
+from walsender.output.functions.json_values import Document, Json, as_text, contains
 from walsender.output.functions.values import FixedFunction, Maker, Settings, fixed
 
 _MISSING: Final = object()
 
 
-def _field(value: Any, key: str) -> Any:
+def _field(value: Json, key: str) -> Any:
     return value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
 
 
-def _element(value: Any, place: int) -> Any:
+def _element(value: Json, place: int) -> Any:
     if not isinstance(value, list):
         return _MISSING
     return value[place] if -len(value) <= place < len(value) else _MISSING
@@ -62,16 +62,16 @@ def _found(find: Callable[[Any, Any, str], Any], *, text: bool) -> Maker:
     return make
 
 
-def _by_key(value: Any, key: bytes, encoding: str) -> Any:
+def _by_key(value: Json, key: bytes, encoding: str) -> Any:
     return _field(value, key.decode(encoding))
 
 
-def _by_place(value: Any, place: int, _: str) -> Any:
+def _by_place(value: Json, place: int, _: str) -> Any:
     # A scalar by itself is stored as an array of one element.
     return _element(value if isinstance(value, dict | list) else [value], place)
 
 
-def _exists(value: Any, key: str) -> bool:
+def _exists(value: Json, key: str) -> bool:
     """Return whether `key` is a key of an object, a string in an array, or a string by itself."""
     if isinstance(value, dict):
         return key in value
@@ -82,7 +82,7 @@ def _exists(value: Any, key: str) -> bool:
 
 def _exist(which: Callable[[list[bool]], bool]) -> Maker:
     def make(types: tuple[int, ...], settings: Settings) -> FixedFunction:
-        def applied(document: Document, keys: Any) -> bool:
+        def applied(document: Document, keys: bytes | Sequence[bytes | None]) -> bool:
             wanted = [keys] if isinstance(keys, bytes) else [one for one in keys if one is not None]
             return which([_exists(document.value, one.decode(settings.encoding)) for one in wanted])
 

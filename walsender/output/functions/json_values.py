@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final, TypeAlias
+
+# A value as its text says, numbers as Decimal.
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | Decimal | bool | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A jsonb: `value` is a dict, list, str, Decimal, bool, or None for null, as its text has it."""
+    """A jsonb; `value` is None for null."""
 
-    value: Any
+    value: Json
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Document) and same(self.value, other.value)
@@ -29,7 +32,7 @@ def read_document(text: bytes) -> Document:
     return Document(_DECODER.decode(text.decode()))
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: Json, b: Json) -> bool:
     """Return whether two values are equal (jsonb_util.c: compareJsonbContainers)."""
     if isinstance(a, dict):
         return (
@@ -42,7 +45,7 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def contains(a: Any, b: Any, *, outermost: bool = True) -> bool:
+def contains(a: Json, b: Json, *, outermost: bool = True) -> bool:
     """Return whether `a` contains `b` (jsonb_util.c: JsonbDeepContains)."""
     if isinstance(a, dict):
         return isinstance(b, dict) and all(
@@ -62,11 +65,11 @@ def contains(a: Any, b: Any, *, outermost: bool = True) -> bool:
     return not _is_container(b) and same(a, b)
 
 
-def _is_container(value: Any) -> bool:
+def _is_container(value: Json) -> bool:
     return isinstance(value, dict | list)
 
 
-def written(value: Any) -> str:
+def written(value: Json) -> str:
     """Write a value as jsonb_out does."""
     if isinstance(value, dict):
         return "{" + ", ".join([f"{_quoted(key)}: {written(one)}" for key, one in value.items()]) + "}"
@@ -83,7 +86,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def as_text(value: Any) -> str | None:
+def as_text(value: Json) -> str | None:
     """Return what ->> does: a string itself, NULL for null."""
     if isinstance(value, str):
         return value

@@ -38,7 +38,7 @@ def _characters(function: Callable[..., Any]) -> Maker:
 
 
 def _in_bytes(function: FixedFunction) -> Maker:
-    """Wrap a function that knows only ASCII letters."""
+    """Wrap a function that folds only ASCII letters; it is supported only if the collation is bytewise."""
     return lambda types, settings: function if types[0] in _TEXTS and settings.bytewise else None
 
 

@@ -1,0 +1,79 @@
+"""Decide when the open batch closes.
+
+    full      it has `rows` rows, `nbytes` bytes or half of `memory`, ends at `align_at`, or must be taken before the next
+              transaction: it closes at once, and nothing is received until it has been taken
+    age       its first transaction joined it `age` seconds ago
+    growing   while a commit runs, a batch of fewer than _WORTH_STAGING_AHEAD rows stays open beyond its age, so a backlog
+              makes batches larger, not more numerous; a larger one closes at its age and is staged ahead
+    backlog   the publisher sends transactions long after their commit: more frames are there already, so the batch stays
+              open beyond its age until the stream runs dry
+
+Nothing here waits or reads a clock: the pipeline does, and asks again whenever something has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from apply.batch import Batch
+from apply.pipeline.interfaces import Limits
+from pubsub.protocol.lsn import Lsn
+
+# A batch of this many rows is staged while another commits; a smaller one waits and grows.
+_WORTH_STAGING_AHEAD: Final = 50_000
+# A transaction sent more than this after its commit, in microseconds, belongs to a backlog.
+_BACKLOG: Final = 2_000_000
+# A backlog's stream has run dry after this long without a frame, in seconds.
+_STALLED: Final = 0.25
+
+
+class Trigger:
+    """Say when the batches of one stream close.
+
+    `align_at`: the first batch that reaches this LSN closes there; None from then on.
+    """
+
+    def __init__(self, limits: Limits, align_at: Lsn | None = None) -> None:
+        self.align_at = align_at
+        self._limits = limits
+
+    def full(self, batch: Batch, *, closing: bool) -> bool:
+        """Tell whether the batch closes at once, whatever its age.
+
+        `closing`: the dispatcher cannot add its next transaction to this batch (Dispatcher.closing).
+        """
+        if not batch.transactions:
+            return False
+        if closing or self._reaches_alignment(batch):
+            return True
+        if batch.memory >= self._limits.memory // 2:
+            return True
+        return batch.rows >= self._limits.rows or batch.nbytes >= self._limits.nbytes
+
+    def due_at(
+        self, batch: Batch, *, closing: bool, committing: bool, sent_at: int, last_receive: float
+    ) -> float | None:
+        """Return when the batch closes, in monotonic seconds, if nothing changes until then; None: not by time alone.
+
+        The batch has transactions.  `closing`: as in `full`, or the stream is being drained.  `committing`: a commit is running.
+        `sent_at`: when the publisher sent the newest frame, by its clock, in microseconds since 2000-01-01 UTC.
+        `last_receive`: when it arrived, in monotonic seconds.
+        """
+        opened_at = batch.opened_at
+        assert opened_at is not None
+        if self.full(batch, closing=closing):
+            return opened_at
+        if committing and batch.rows < _WORTH_STAGING_AHEAD:
+            return None
+        due = opened_at + self._limits.age
+        if sent_at - batch.transactions[-1].commit_time > _BACKLOG:
+            due = max(due, last_receive + _STALLED)
+        return due
+
+    def closed(self, batch: Batch) -> None:
+        """Note that the batch was taken: later ones no longer close at `align_at` if it has been reached."""
+        if self._reaches_alignment(batch):
+            self.align_at = None
+
+    def _reaches_alignment(self, batch: Batch) -> bool:
+        return self.align_at is not None and batch.last_lsn >= self.align_at

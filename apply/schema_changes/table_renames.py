@@ -1,0 +1,161 @@
+"""Follow the publisher's renames of tables.
+
+A table is known by its oid; its name in the subscription is the catalog's until the publisher is seen to use another one.  A
+name is seen in the relation's last Relation message of a batch, but a table that sends nothing announces nothing:
+
+    the batch announces             what happened                                         what is done
+    16384 as b, ours is a           16384 was renamed                                     it is renamed
+    16400 as a, not one of ours,    our a was dropped and created again, or renamed       the publisher is asked for
+      while our a is 16384            and another table took its name                       the name of 16384
+    16384 as b, while our b         both were renamed, as when two tables exchange        the publisher is asked for
+      is 16385                        names                                                 the name of 16385
+
+The publisher's catalog is ahead of the stream.  A name that another of our tables still has is not taken: that table's own rename
+comes later in the stream.
+
+Under schema_changes = refuse a renamed table is an error, because its changes would go to no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import structlog
+
+from apply.batch import Batch
+from apply.schema_changes.follow import Columns, Follower, UntilCommitted
+from catalog.records import SubscriptionRel
+from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
+
+log = structlog.get_logger()
+
+Name = tuple[str, str]
+"""Schema and name of a table."""
+
+
+class Table(Protocol):
+    """A table of the subscription, as far as its name is concerned."""
+
+    relation: SubscriptionRel
+    after: Lsn | None
+    """None: no changes are applied to the table, so its name is not followed."""
+    columns: Columns | None
+    announced_name: Name | None
+    """In the last Relation message that was looked at."""
+
+    @property
+    def name(self) -> Name:
+        """In the catalog."""
+
+
+def announced_names(batch: Batch) -> dict[int, Name]:
+    """Return each relation's name in its last Relation message of the batch, by oid."""
+    return {oid: (messages[-1][1].namespace, messages[-1][1].name) for oid, messages in batch.relations.items()}
+
+
+def refuse_renamed(batch: Batch, tables: Mapping[int, Table], names: Collection[Name]) -> None:
+    """Raise NotInPrerequisiteState for a renamed table, whose changes would find no destination and be lost.
+
+    `names`: the names of `tables` in the catalog.
+    """
+    for oid, (schema, name) in announced_names(batch).items():
+        table = tables.get(oid)
+        if table is not None and table.after is not None and (schema, name) not in names:
+            error = NotInPrerequisiteState(
+                f'logical replication target relation "{schema}.{name}" does not exist',
+                detail=f'The publisher has renamed "{table.relation.qualified_name}".',
+                hint="Rename it back; a rename is not followed.",
+            )
+            error.relid = oid
+            raise error
+
+
+def newly_announced(announced: Mapping[int, Name], tables: Mapping[int, Table]) -> dict[int, Name]:
+    """Return the tables that are announced under a name which is neither ours nor the one last announced."""
+    return {
+        oid: name
+        for oid, name in announced.items()
+        if (table := tables.get(oid)) is not None
+        and table.after is not None
+        and name not in (table.announced_name, table.name)
+    }
+
+
+def displaced(
+    announced: Mapping[int, Name],
+    renamed: Mapping[int, Name],
+    tables: Mapping[int, Table],
+    by_name: Mapping[Name, Table],
+) -> set[int]:
+    """Return the tables whose names are announced for another relation: they were renamed, too, or dropped."""
+    found = {other.relation.relid for name in renamed.values() if (other := by_name.get(name)) is not None}
+    for oid, name in announced.items():
+        other = by_name.get(name)
+        if oid not in tables and other is not None and other.after is not None:
+            found.add(other.relation.relid)
+    return found - renamed.keys()
+
+
+def without_taken(renamed: Mapping[int, Name], tables: Mapping[int, Table]) -> dict[int, Name]:
+    """Leave out the renames to a name that another table has, and keeps for now."""
+    taken = {table.name for oid, table in tables.items() if oid not in renamed}
+    return {oid: name for oid, name in renamed.items() if name not in taken}
+
+
+def use_our_names(batch: Batch, tables: Mapping[int, Table]) -> None:
+    """Rename the batch's relations to the names of their tables, and remember the announced names."""
+    for oid, name in announced_names(batch).items():
+        table = tables.get(oid)
+        if table is not None:
+            table.announced_name = name
+            batch.rename(oid, *table.name)
+
+
+class Renames:
+    """Renames a subscription's tables as the publisher's were renamed."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        # Tables that the publisher has not renamed although another table uses their name: they were dropped.
+        self._not_renamed: set[int] = set()
+
+    async def follow(
+        self,
+        batch: Batch,
+        tables: Mapping[int, Table],
+        by_name: Mapping[Name, Table],
+        until_committed: UntilCommitted | None,
+    ) -> bool:
+        """Rename tables, and return whether any was renamed; the catalog must then be read again.
+
+        `tables`, by oid, may lose some while this waits.  Everything before the batch is committed first (`until_committed`);
+        if that is None, the batch may still be rolled back, and NotInPrerequisiteState is raised for a rename.  Raises the
+        errors of asking the publisher, too.
+        """
+        renamed = await self._renamed(announced_names(batch), tables, by_name)
+        if not renamed:
+            return False
+        if until_committed is None:
+            raise NotInPrerequisiteState("a table is renamed in a transaction in progress")
+        await until_committed()
+        for oid, (schema, name) in renamed.items():
+            table = tables.get(oid)
+            if table is None:
+                continue  # removed meanwhile
+            log.info("table was renamed as the publisher's was", relation=table.relation.qualified_name, name=name)
+            await self._follower.rename(oid, table.columns, schema, name)
+        return True
+
+    async def _renamed(
+        self, announced: Mapping[int, Name], tables: Mapping[int, Table], by_name: Mapping[Name, Table]
+    ) -> dict[int, Name]:
+        """Return the tables to rename, with their new names; ask the publisher about those that others displace."""
+        renamed = newly_announced(announced, tables)
+        doubtful = displaced(announced, renamed, tables, by_name) - self._not_renamed
+        if doubtful:
+            now = await self._follower.renamed([*doubtful])
+            renamed |= {oid: name for oid, name in now.items() if oid in tables and name != tables[oid].name}
+            self._not_renamed |= doubtful - renamed.keys()
+        return without_taken(renamed, tables)

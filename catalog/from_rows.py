@@ -1,0 +1,144 @@
+"""Builds the catalog's records from its rows; needs no SQLAlchemy, so that a file can be read without it (catalog.file).
+
+A row maps the names of a table's columns to Python's values: LSNs, aware times, booleans, and what JSON holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from catalog.records import (
+    CopyProgress,
+    DaemonRow,
+    ForeignCommit,
+    NodeRow,
+    OriginStatus,
+    PinnedSnapshot,
+    PinnedTable,
+    PreparedXact,
+    PublisherStatus,
+    Subscription,
+    SubscriptionRel,
+    SubscriptionStats,
+    TableRows,
+    TableStorage,
+    Warned,
+    WorkerStats,
+)
+from catalog.states import RelState
+from pubsub.errors import DataCorrupted
+from pubsub.protocol.lsn import Lsn
+from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
+
+Row = Mapping[Any, Any]
+
+#: Raised with every added column or table; opening an older catalog adds the ones it lacks.
+SCHEMA_VERSION: Final = 5
+
+#: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
+_NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
+OPTION_NAMES: Final = frozenset(field.name for field in fields(SubscriptionOptions)) - _NOT_IN_JSON
+"""The options that are stored as JSON."""
+
+
+def node(row: Row) -> NodeRow:
+    """Build the node's record."""
+    return NodeRow(row["node_id"], row["created"])
+
+
+def daemon(row: Row) -> DaemonRow | None:
+    """Build the daemon's record from the node's row; None if no daemon is registered."""
+    if row["daemon_pid"] is None:
+        return None
+    return DaemonRow(row["daemon_pid"], row["daemon_host"], row["daemon_started"])
+
+
+def subscription(row: Row) -> Subscription:
+    """Build a subscription.  Raises DataCorrupted for an option that this program does not know."""
+    values = {name: row[name] for name in Subscription.__slots__}
+    stored = dict(row["options"])
+    unknown = stored.keys() - OPTION_NAMES
+    if unknown:
+        raise DataCorrupted(f"the catalog holds an unknown subscription option {min(unknown)!r}")
+    if stored.get("stop_lsn") is not None:
+        stored["stop_lsn"] = Lsn(stored["stop_lsn"])
+    options = replace(
+        SubscriptionOptions(**stored), enabled=row["enabled"], slot_name=row["slot_name"], target=row["target"]
+    )
+    return Subscription(**values | {"options": options, "publications": tuple(row["publications"])})
+
+
+def relation(row: Row) -> SubscriptionRel:
+    """Build a table of a subscription from its row and that of its incident (every column None if it has none)."""
+    return SubscriptionRel(
+        subid=row["subid"],
+        relid=row["relid"],
+        schema=row["schema_name"],
+        name=row["name"],
+        state=RelState(row["state"]),
+        lsn=row["lsn"],
+        copy_generation=row["copy_generation"],
+        sync_slot=row["sync_slot"],
+        path=row["path"],
+        error=row["error"],
+        error_hint=row["error_hint"],
+        definition=row["definition"],
+        estimated_rows=row["estimated_rows"],
+        stopped=bool(row["stopped"]),
+        error_lsn=row["error_lsn"],
+        foreign=None
+        if row["foreign_version"] is None
+        else ForeignCommit(row["foreign_version"], row["foreign_operation"], row["foreign_engine"]),
+        look_again=row["look_again"] or 0,
+    )
+
+
+def origin(row: Row) -> OriginStatus:
+    """Build a replication origin."""
+    return OriginStatus(row["subid"], row["relid"] or None, row["remote_lsn"], row["local_lsn"])
+
+
+def worker(row: Row) -> WorkerStats:
+    """Build a worker's figures."""
+    return WorkerStats(**dict(row) | {"relid": row["relid"] or None})
+
+
+def copy(row: Row) -> CopyProgress:
+    """Build a copy's progress."""
+    return CopyProgress(**row)
+
+
+def statistics(row: Row) -> SubscriptionStats:
+    """Build a subscription's counters and last failure."""
+    return SubscriptionStats(**row)
+
+
+def table_rows(row: Row) -> TableRows:
+    """Build the count of a table's rows."""
+    return TableRows(**row)
+
+
+def table_storage(row: Row) -> TableStorage:
+    """Build what a table takes on disk."""
+    return TableStorage(**row)
+
+
+def prepared(row: Row) -> tuple[int, PreparedXact]:
+    """Build a prepared transaction, with its subscription's oid."""
+    return row["subid"], PreparedXact(row["xid"], row["gid"], row["prepared"])
+
+
+def pinned_snapshot(row: Row) -> PinnedSnapshot:
+    """Build a pinned snapshot."""
+    return PinnedSnapshot(**dict(row) | {"tables": tuple(PinnedTable(**one) for one in row["tables"])})
+
+
+def publisher(row: Row) -> tuple[int, PublisherStatus]:
+    """Build a publisher's status, with its subscription's oid."""
+    values = {name: row[name] for name in PublisherStatus.__slots__}
+    values["warnings"] = tuple(Warned(**one) for one in row["warnings"])
+    # JSON's keys are strings.
+    values["waits"] = {int(relid): Warned(**one) for relid, one in row["waits"].items() if relid.isdecimal()}
+    return int(row["subid"]), PublisherStatus(**values)

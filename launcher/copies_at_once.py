@@ -1,0 +1,109 @@
+"""Decide which tables of a subscription get a sync worker: how many at once, in which order, when again after a failure.
+
+    at once    max_sync_workers_per_subscription tables, and none before the apply worker has its slot: a subscription
+               that cannot begin copies nothing
+    order      the catalog's, which is that of the tables' oids; a table that pauses lets the next one go first
+    again      wal_retrieve_retry_interval after the table's failure, as in PostgreSQL
+
+(tablesync.c: process_syncing_tables_for_apply.)  A sync worker that was chosen here still asks for one of the slots
+that all subscriptions share (launcher.worker_slots), and counts while it waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from catalog.records import SubscriptionRel, Warned
+from catalog.states import RelState
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which tables get a sync worker now."""
+
+    begin: Sequence[SubscriptionRel]
+    """The tables whose sync workers begin now, in this order."""
+    without: frozenset[int]
+    """The oids of tables that need a worker and wait until another one ends, or until the apply worker has its slot."""
+    pauses: Sequence[float]
+    """For each table that pauses after its failure, the seconds until it may be tried again."""
+
+
+class CopiesAtOnce:
+    """Chooses the tables of one subscription that are copied.  Times are those of one monotonic clock, in seconds."""
+
+    def __init__(self, most: int, pause: float) -> None:
+        """`most` is max_sync_workers_per_subscription, `pause` wal_retrieve_retry_interval."""
+        self._most = most
+        self._pause = pause
+        self._failed_at: dict[int, float] = {}
+
+    @property
+    def failing(self) -> bool:
+        """Whether a table's sync worker failed and no later one of that table has succeeded."""
+        return bool(self._failed_at)
+
+    def failed(self, relid: int, now: float) -> None:
+        """Note that the table's sync worker has failed: the next one begins after the pause."""
+        self._failed_at[relid] = now
+
+    def succeeded(self, relid: int) -> None:
+        """Forget the failures of the table's earlier sync workers."""
+        self._failed_at.pop(relid, None)
+
+    def keep(self, relids: Collection[int]) -> None:
+        """Forget the failures of all other tables: they have left the subscription."""
+        for relid in self._failed_at.keys() - relids:
+            del self._failed_at[relid]
+
+    def choose(
+        self, relations: Iterable[SubscriptionRel], running: Collection[int], *, applies: bool, now: float
+    ) -> Chosen:
+        """Choose the tables whose sync workers begin now.
+
+        `relations` are the subscription's tables in the catalog's order; `running` are the oids of those that have a
+        worker, also one that waits for its slot.  `applies`: the apply worker has its slot.
+        """
+        begin: list[SubscriptionRel] = []
+        without: set[int] = set()
+        pauses: list[float] = []
+        for relation in relations:
+            if not needs_sync_worker(relation) or relation.relid in running:
+                continue
+            rest = self._failed_at.get(relation.relid, -1e9) + self._pause - now
+            if rest > 0:
+                pauses.append(rest)
+            elif not applies or len(running) + len(begin) >= self._most:
+                without.add(relation.relid)
+            else:
+                begin.append(relation)
+        return Chosen(begin, frozenset(without), pauses)
+
+    def turn(self, at_work: Iterable[str]) -> Warned:
+        """Return why no more tables are copied now; `at_work` names those whose sync workers have a slot.
+
+        PostgreSQL reports nothing about this.
+        """
+        if self._most == 0:
+            return Warned(
+                "waits for a sync worker",
+                '"max_sync_workers_per_subscription" is 0: no table is copied.',
+                'Increase "max_sync_workers_per_subscription".',
+            )
+        names = ", ".join(at_work)
+        return Warned(f"waits for one of {self._most} sync workers", f"They are at work on {names}." if names else None)
+
+
+def needs_sync_worker(relation: SubscriptionRel) -> bool:
+    """Return whether the table is not synchronized, still has a sync slot to drop, or lacks its Delta table.
+
+    A table that has stopped needs a worker only until its slot is dropped.
+    """
+    if relation.stopped:
+        return relation.sync_slot is not None
+    return (
+        relation.state not in (RelState.SYNCDONE, RelState.READY)
+        or relation.sync_slot is not None
+        or relation.definition is None
+    )

@@ -1,0 +1,278 @@
+"""Keeps the node's Delta tables small: a task of the daemon for data files, and one for what is deleted.
+
+    every two seconds   the tables that batches were staged for since (Stage.staged)
+                        ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py)
+                        ─► a minute later, and then as long as old files lie there: a visit (housekeeping/upkeep.py)
+
+A table that rests costs nothing: it is neither opened nor listed, except once when the daemon starts, by a look at the
+names in its log, since the last daemon may have been killed before it visited the table.  Only tables in state r are
+touched: the files of a copy's finished chunks are named by no version yet, and may be older than any retention.
+
+Each task works on one table at a time, and pauses after each piece of work three times as long as that took: VACUUM may
+take long, and small files must not wait for it.  A failure is logged, and the table left alone for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from catalog.records import SubscriptionRel, TableStorage
+from catalog.states import RelState
+from catalog.store import Catalog
+from pubsub.delta import table as delta
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.engine import Engine, said
+from pubsub.delta.file_rows import rows_in
+from pubsub.delta.housekeeping import inventory
+from pubsub.delta.housekeeping.choose_files import choose_files
+from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
+from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.housekeeping.upkeep import Upkeep, Visit
+from pubsub.delta.log import AddFile, TableLog, directory, is_local
+from pubsub.delta.transactions import Cleaning
+from pubsub.errors import ObjectInUse
+from pubsub.settings import HousekeepingSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAP: Final = 2.0
+# Files are looked at after so many batches, or so many seconds after the first one.
+_BATCHES: Final = 4
+_LOOK: Final = 60.0
+# A table that has had no batch for so long rests.
+_REST: Final = 300.0
+# A table that is written is measured as often, in seconds.
+_MEASURE: Final = 300.0
+# How long a table is left alone after a failure.
+_AFTER_FAILURE: Final = 300.0
+# A pause after work is so many times as long as the work, up to a bound in seconds.
+_PAUSE: Final = 3.0
+_LONGEST_PAUSE: Final = 60.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Table:
+    """What is known of a table.  Times are of time.time(); `staged` counts batches as Stage does."""
+
+    relation: SubscriptionRel
+    staged: int = 0
+    looked: int = 0
+    changed_at: float = 0.0
+    look_at: float | None = None
+    visit_at: float | None = None
+    upkeep: Upkeep | None = None
+    log: TableLog | None = None
+    storage: TableStorage | None = None
+
+
+class Housekeeper:
+    """One node's housekeeper: `run` lasts until it is cancelled, and then until the work under way has ended."""
+
+    def __init__(self, settings: HousekeepingSettings, catalog: Catalog, engine: Engine, stage: Stage) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._engine = engine
+        self._stage = stage
+        self._tables: dict[str, _Table] = {}
+        self._seen = -1
+        self._started = time.time()
+        self._wanted = retention_properties(settings.deleted_file_retention, settings.log_retention)
+        self._reading = asyncio.Lock()
+        self.nap = NAP
+
+    async def run(self) -> None:
+        """Work until cancelled, or until another daemon has taken over the catalog."""
+        if self._settings.enabled:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_working(visits=False))
+                group.create_task(self._keep_working(visits=True))
+
+    async def _keep_working(self, *, visits: bool) -> None:
+        while True:
+            await asyncio.sleep(self.nap)
+            try:
+                async with self._reading:
+                    await self._read_tables()
+                self._notice(time.time())
+                await self._work(visits=visits)
+            except ObjectInUse:
+                return  # the launcher finds out, too, and ends
+            except Exception as error:
+                log.warning("housekeeping could not go on", reason=said(error))
+
+    async def _read_tables(self) -> None:
+        """Take over the catalog's tables if it has changed."""
+        counter = await self._catalog.change_counter()
+        if counter == self._seen:
+            return
+        state = await self._catalog.state()
+        first = self._seen < 0
+        storage = {(one.subid, one.relid): one for one in state.storage}
+        ready = {one.path: one for one in state.relations if one.state is RelState.READY}
+        for path in self._tables.keys() - ready.keys():
+            del self._tables[path]
+        for path, relation in ready.items():
+            known = self._tables.get(path)
+            if known is not None and known.relation.copy_generation == relation.copy_generation:
+                known.relation = relation
+                continue
+            held = storage.get((relation.subid, relation.relid))
+            if held is not None and held.generation != relation.copy_generation:
+                held = None
+            staged = self._stage.staged[path]
+            table = self._tables[path] = _Table(relation, staged, staged, time.time(), storage=held)
+            if not first or held is None or await self._was_written(held, path):
+                # Its copy has ended, or this daemon knows nothing of it, or it was written since it was visited.
+                table.visit_at = table.look_at = time.time()
+            elif held.due is not None:
+                table.visit_at = held.due.timestamp()
+        self._seen = counter
+
+    async def _was_written(self, held: TableStorage, path: str) -> bool:
+        if not is_local(path):
+            return False
+        try:
+            return (await asyncio.to_thread(inventory.newest_version, directory(path))) != held.version
+        except OSError:
+            return False
+
+    def _notice(self, now: float) -> None:
+        """Note which tables were written since the last look."""
+        for path, staged in self._stage.staged.items():
+            table = self._tables.get(path)
+            if table is None or table.staged == staged:
+                continue
+            table.staged, table.changed_at = staged, now
+            if table.look_at is None or staged - table.looked >= _BATCHES:
+                table.look_at = now if staged - table.looked >= _BATCHES else now + _LOOK
+            if not is_local(path):
+                if table.visit_at is None:
+                    table.visit_at = now + self._settings.deleted_file_retention + _LOOK
+            elif table.visit_at is None or table.visit_at > now + _MEASURE:
+                table.visit_at = now + (_LOOK if table.visit_at is None else _MEASURE)
+
+    async def _work(self, *, visits: bool) -> None:
+        """Do what is due, visits or looks, one table after the other, beginning with the one that is due for longest."""
+        now = time.time()
+        times = ((table.visit_at if visits else table.look_at, path) for path, table in self._tables.items())
+        for _, path in sorted((due, path) for due, path in times if due is not None and due <= now):
+            await self._engine.fence()
+            await self._catalog.prove()
+            table = self._tables.get(path)
+            if table is None or await self._catalog.change_counter() != self._seen:
+                return  # a table may have been given to a copy
+            began = time.monotonic()
+            await self._work_on(table, visits=visits)
+            await asyncio.sleep(min(_PAUSE * (time.monotonic() - began), _LONGEST_PAUSE))
+
+    async def _work_on(self, table: _Table, *, visits: bool) -> None:
+        try:
+            await (self._visit(table) if visits else self._look(table))
+        except Exception as error:
+            log.warning("housekeeping of a table failed", relation=table.relation.qualified_name, reason=said(error))
+            table.upkeep = None
+            table.visit_at = time.time() + _AFTER_FAILURE
+            if table.look_at is not None:
+                table.look_at = table.visit_at
+
+    def _log(self, table: _Table) -> TableLog:
+        return self._stage.log_of(table.relation.path)
+
+    async def _look(self, table: _Table) -> None:
+        """Merge and rewrite files of a table if that is worth it; look again soon if it was."""
+        path = table.relation.path
+        table.looked = table.staged
+        now = time.time()
+        resting = table.changed_at + _REST <= now
+        table.look_at = None if resting else max(table.changed_at, now - _REST) + _REST + 1.0
+        if not self._settings.merge_files or not is_local(path):
+            table.look_at = None
+            return
+        found = self._log(table)
+        worn = self._window_opens() == 0
+        relation = table.relation
+        load = partial(delta.load, path, relation.qualified_name, relation.definition)
+
+        def choose(files: Sequence[AddFile]) -> list[AddFile]:
+            return choose_files(files, partial(rows_in, found), worn=worn, resting=resting)
+
+        began = time.monotonic()
+        if await self._engine.run_without_spark(rewrite, found, load, choose):
+            log.info(
+                "data files were merged", relation=relation.qualified_name, seconds=round(time.monotonic() - began, 1)
+            )
+            table.look_at = time.time()
+            if table.visit_at is None:
+                table.visit_at = time.time() + _LOOK
+
+    async def _visit(self, table: _Table) -> None:
+        """Visit a table, and store what was found."""
+        relation = table.relation
+        opens = self._window_opens()
+        if not is_local(relation.path):
+            again = await self._engine.run(_clean_elsewhere, relation.path, self._engine.transactions, opens)
+            table.visit_at = None if again is None else time.time() + again
+            return
+        found = self._log(table)
+        if table.upkeep is None or table.log is not found:
+            table.log = found
+            table.upkeep = Upkeep(found, self._engine.transactions, self._started)
+            if await self._engine.run_without_spark(follow_settings, found, self._wanted):
+                log.info("a table's retention was set as the settings say", relation=relation.qualified_name)
+        visit = await self._engine.run(_visited, table.upkeep, opens == 0)
+        now = time.time()
+        due = visit.due
+        if due is not None and due < now + opens:
+            due = now + opens
+        vacuumed = datetime.now(UTC) if visit.vacuumed else table.storage.last_vacuum if table.storage else None
+        usage = visit.usage
+        table.storage = TableStorage(
+            relation.subid,
+            relation.relid,
+            relation.copy_generation,
+            usage.version,
+            usage.files,
+            usage.live,
+            usage.retained,
+            usage.log,
+            vacuumed,
+            None if due is None else datetime.fromtimestamp(due, UTC),
+        )
+        await self._catalog.put_statistics(storage=[table.storage])
+        table.visit_at = due
+        if visit.vacuumed:
+            log.info("vacuumed", relation=relation.qualified_name, retained_bytes=usage.retained)
+
+    def _window_opens(self) -> float:
+        """Return the seconds until the window opens; 0 within it."""
+        return self._settings.window.wait(datetime.now().astimezone())
+
+
+def _visited(session: SparkSession, upkeep: Upkeep, clean: bool) -> Visit:
+    return upkeep.visit(clean=clean)
+
+
+def _clean_elsewhere(session: SparkSession, path: str, cleaning: Cleaning, opens: float) -> float | None:
+    """Clean a table in another file system, of which only Delta knows the files.
+
+    `opens`: the seconds until the window opens.  Returns in how many seconds to come again; None: not before it is
+    written again.
+    """
+    if opens:
+        return opens
+    retention = cleaning.retention(path)
+    cleaning.vacuum(path, None)
+    if retention.cleans_log:
+        cleaning.clean_log(path, int((time.time() - retention.log) * 1000))
+    return None

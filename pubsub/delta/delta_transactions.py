@@ -1,0 +1,344 @@
+"""Commit by Delta's own transaction, in Spark's JVM, without a Spark job.
+
+Every call of Delta's internal classes stands in this file, because they may change with any release; the jar is pinned,
+and tests/scenarios/test_022_delta_transactions.py has a test for each call.  Conflicts are Delta's to find:
+`readWholeTable` and the application's entry in `readTxn` make every commit conflict that changed the table or its
+version since it was read.
+
+    DeltaLog.forTable ─► startTransaction ─► at the version read here? ─► commit(actions, operation)
+
+Traps, measured: as `ManualUpdate` a commit takes five times as long, because its checksum is computed anew;
+`txnVersion(app)` reconstructs the table's state with a Spark job; a `remove` without size, stats and
+extendedFileMetadata spoils the checksum's incremental computation.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+# pyspark turns exceptions of the JVM that it knows into its own.  With this import it knows Delta's conflicts, too.
+import delta.exceptions
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from pubsub.delta.spark_session import Spark
+from pubsub.delta.table import quote
+from pubsub.delta.transactions import (
+    CommitFailed,
+    Conflict,
+    Listed,
+    Operation,
+    Request,
+    Retention,
+    UnknownOutcome,
+)
+from pubsub.errors import UndefinedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pubsub.delta.pins import Change
+
+# They have no class in common but PySparkException.
+_CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.exceptions.__all__)
+_USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+# With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
+_LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
+_INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
+# How VersionCheck.java begins its exception's message.
+_REFUSED: Final = "pubsub.VersionCheck: "
+
+
+class SparkTransactions:
+    """Implements transactions.Transactions for a node: in its Spark's JVM, which the first call starts.
+
+    Any thread may call it; the calls wait while the JVM starts.  They also raise what Spark.running raises.
+    """
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+        self._made: DeltaTransactions | None = None
+
+    def commit(self, request: Request) -> str:
+        """See transactions.Transactions."""
+        return self._running().commit(request)
+
+    def forget(self, path: str) -> None:
+        """See transactions.Transactions."""
+        self._running().forget(path)
+
+    def change_properties(self, path: str, change: Change) -> None:
+        """See pins.Properties."""
+        self._running().change_properties(path, change)
+
+    def retention(self, path: str) -> Retention:
+        """See transactions.Cleaning."""
+        return self._running().retention(path)
+
+    def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
+        """See transactions.Cleaning."""
+        self._running().vacuum(path, listed)
+
+    def clean_log(self, path: str, until: int) -> None:
+        """See transactions.Cleaning."""
+        self._running().clean_log(path, until)
+
+    def _running(self) -> DeltaTransactions:
+        session, made = self._spark.running(), self._made
+        if made is None or made.session is not session:
+            made = self._made = DeltaTransactions(session)
+        return made
+
+
+class DeltaTransactions:
+    """Implements transactions.Transactions in the JVM of `session`, for any thread."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self.session = session
+        jvm: Any = session._jvm
+        self._jvm = jvm
+        self._delta = jvm.org.apache.spark.sql.delta
+        self._java = _Classes(jvm)
+
+    def commit(self, request: Request) -> str:
+        """See transactions.Transactions."""
+        name = ""
+        try:
+            transaction = self._log(request.path).startTransaction()
+            name = str(transaction.txnId())
+            at = transaction.readVersion()
+            if at != request.read_version or (at >= 0 and transaction.metadata().id() != request.table_id):
+                # Either another writer has just committed, or what Delta keeps is of a table that was replaced.
+                self.forget(request.path)
+                raise Conflict(f"the table is at version {at}")
+            transaction.readWholeTable()
+            for app_id in request.applications:
+                transaction.readTxn().addOne(app_id)
+            self._commit(transaction, request)
+        except (Py4JJavaError, PySparkException) as error:
+            if isinstance(error, _CONFLICTS):
+                raise Conflict(_said(error)) from error
+            failure = CommitFailed(f'could not commit to the Delta table "{request.path}": {_said(error)}')
+            failure.txn_id = name
+            raise failure from error
+        except (Py4JError, OSError) as error:
+            raise UnknownOutcome(
+                f'could not find out whether a commit to the Delta table "{request.path}" was made: {error}',
+                hint="The worker starts again and looks.",
+            ) from error
+        return name
+
+    def forget(self, path: str) -> None:
+        """See transactions.Transactions."""
+        self._java.invalidate(self.session._jsparkSession, self._java.path(path))
+
+    def change_properties(self, path: str, change: Change) -> None:
+        """See pins.Properties.  Delta finds no conflict in commits that leave the metadata alone, such as ours."""
+        try:
+            transaction = self._log(path).startTransaction()
+            if transaction.readVersion() < 0:
+                raise UndefinedTable(f'Delta table "{path}" does not exist')
+            action = json.loads(transaction.metadata().json())
+            before = action["metaData"]["configuration"]
+            after = dict(change(before))
+            if after == before:
+                return
+            action["metaData"]["configuration"] = after
+            transaction.updateMetadata(self._action(action), False)
+            changed = {name: value for name, value in after.items() if before.get(name) != value}
+            operation = getattr(self._delta, "DeltaOperations$SetTableProperties")(self._map(changed))
+            transaction.commit(self._java.nil, operation)
+        except (Py4JJavaError, PySparkException) as error:
+            if isinstance(error, _CONFLICTS):
+                raise Conflict(_said(error)) from error
+            raise CommitFailed(
+                f'could not change the properties of the Delta table "{path}": {_said(error)}'
+            ) from error
+        except (Py4JError, OSError) as error:
+            raise UnknownOutcome(
+                f'could not find out whether the properties of the Delta table "{path}" were changed: {error}'
+            ) from error
+
+    def checkpoint(self, path: str) -> None:
+        """Write a checkpoint of the table's newest version, and remove the log's expired files."""
+        log = self._log(path)
+        log.checkpoint(self._snapshot(log), self._java.none)
+
+    def retention(self, path: str) -> Retention:
+        """See transactions.Cleaning."""
+        log = self._log(path)
+        metadata = self._snapshot(log).metadata()
+        return Retention(
+            files=self._delta.DeltaLog.tombstoneRetentionMillis(metadata) / 1000,
+            log=log.deltaRetentionMillis(metadata) / 1000,
+            cleans_log=bool(log.enableExpiredLogCleanup(metadata)),
+        )
+
+    def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
+        """See transactions.Cleaning."""
+        own = self.session.newSession()
+        own.conf.set(_LOG_VACUUM, "false")
+        if listed is None:
+            own.sql(f"VACUUM delta.{quote(path)} LITE").collect()
+            return
+        place = self._java.path(path)
+        base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
+        rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
+        inventory: Any = own.createDataFrame(rows, _INVENTORY)
+        empty = _module(self._jvm.scala.collection.immutable, "Map").empty()
+        table = self._delta.catalog.DeltaTableV2.apply(
+            own._jsparkSession, place, self._java.none, self._java.none, empty, self._java.none
+        )
+        # As LITE it records up to which version all removed files are gone; SQL refuses an inventory with LITE.
+        self._delta.commands.VacuumCommand.gc(
+            own._jsparkSession,
+            table,
+            False,
+            self._java.none,
+            self._java.some(inventory._jdf),
+            self._java.some("LITE"),
+            empty,
+            self._jvm.org.apache.spark.util.SystemClock(),
+        )
+
+    def clean_log(self, path: str, until: int) -> None:
+        """See transactions.Cleaning."""
+        log = self._log(path)
+        age = max(0, int(time.time() * 1000) - until)
+        # Through OptionalLong, because py4j makes an Integer of a small number.
+        options = self._jvm.scala.jdk.javaapi.OptionConverters
+        kept = options.toScala(self._jvm.java.util.OptionalLong.of(age))
+        # Delta's own clean-up, after a checkpoint, cuts off at the last midnight before the retention.
+        minute = _module(self._delta, "TruncationGranularity").MINUTE()
+        log.cleanUpExpiredLogs(self._snapshot(log), self._java.none, kept, minute)
+
+    def _snapshot(self, log: Any) -> Any:
+        """Return the table's newest snapshot."""
+        return log.update(False, self._java.none, self._java.none)
+
+    def _commit(self, transaction: Any, request: Request) -> None:
+        metadata = next((self._action(action) for action in request.actions if "metaData" in action), None)
+        if metadata is not None:
+            # Delta checks the change, and derives the protocol.
+            transaction.updateMetadata(metadata, False)
+        actions = self._actions(action for action in request.actions if "metaData" not in action)
+        operation = self._operation(transaction, request)
+        if request.user_metadata is None or request.operation is Operation.WRITE:
+            transaction.commit(actions, operation)
+            return
+        # Only DeltaOperations.Write carries userMetadata; for others Delta reads the active session's setting.
+        sessions = self._java.sessions
+        own = self.session._jsparkSession.newSession()
+        own.conf().set(_USER_METADATA, request.user_metadata)
+        sessions.setActiveSession(own)
+        try:
+            transaction.commit(actions, operation)
+        finally:
+            sessions.setActiveSession(self.session._jsparkSession)
+
+    def _operation(self, transaction: Any, request: Request) -> Any:
+        """Return the DeltaOperations.Operation, which Delta records, and asks what the commit may do."""
+        java = self._java
+        none, nil = java.none, java.nil
+        match request.operation:
+            case Operation.WRITE:
+                rewrites = any("remove" in action for action in request.actions)
+                said = none if request.user_metadata is None else java.some(request.user_metadata)
+                mode = java.overwrite if rewrites else java.append
+                return java.write(mode, none, none, said, none, none, none, none, none)
+            case Operation.MERGE_FILES:
+                return java.optimize(nil, nil, False, none, False)
+            case Operation.CREATE:
+                return java.create_table(transaction.metadata(), False, False, none)
+            case Operation.ALTER:
+                return java.update_schema(transaction.snapshot().schema(), transaction.metadata().schema())
+
+    def _actions(self, wanted: Iterable[Mapping[str, Any]]) -> Any:
+        actions = self._java.array_list()
+        for action in wanted:
+            actions.add(self._action(action))
+        return self._java.as_scala(actions).toSeq()
+
+    def _map(self, values: Mapping[str, str]) -> Any:
+        found = self._jvm.java.util.HashMap()
+        for name, value in values.items():
+            found.put(name, value)
+        converted = self._java.as_scala(found)
+        return getattr(_module(self._jvm.scala.collection.immutable, "Map"), "from")(converted)
+
+    def _action(self, action: Mapping[str, Any]) -> Any:
+        return self._java.from_json(json.dumps(action, ensure_ascii=False, separators=(",", ":")))
+
+    def _log(self, path: str) -> Any:
+        # Delta's own threads, and what it does after a commit, ask for the session that is active in the caller's
+        # thread; without one a checkpoint cannot be read (DeltaThreadPool.scala: NonFateSharingFuture).
+        self._java.sessions.setActiveSession(self.session._jsparkSession)
+        return self._java.for_table(self.session._jsparkSession, self._java.path(path))
+
+
+class _Classes:
+    """The classes, static methods and objects of the JVM that commits need.
+
+    They are looked up once: py4j asks the JVM for every part of a dotted name, which took most of a commit's time.
+    """
+
+    def __init__(self, jvm: Any) -> None:
+        scala, spark = jvm.scala, jvm.org.apache.spark.sql
+        delta = spark.delta
+        self.for_table = delta.DeltaLog.forTable
+        self.invalidate = delta.DeltaLog.invalidateCache
+        self.from_json = delta.actions.Action.fromJson
+        self.write = getattr(delta, "DeltaOperations$Write")
+        self.optimize = getattr(delta, "DeltaOperations$Optimize")
+        self.create_table = getattr(delta, "DeltaOperations$CreateTable")
+        self.update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
+        self.append = spark.SaveMode.Append
+        self.overwrite = spark.SaveMode.Overwrite
+        self.sessions = spark.classic.SparkSession
+        self.path = jvm.org.apache.hadoop.fs.Path
+        self.array_list = jvm.java.util.ArrayList
+        self.as_scala = scala.jdk.javaapi.CollectionConverters.asScala
+        self.some = scala.Some
+        self.none = _module(scala, "None")
+        self.nil = _module(scala.collection.immutable, "Nil")
+
+
+@contextmanager
+def at_version(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
+    """While it lasts, have this thread's statements refused by a table that holds another version of `app_id` (0: none).
+
+    The statement's own transaction is asked, so nothing can come between the answer and its commit; a table whose later
+    copy has begun refuses, too.  `is_refusal` knows the error.
+    """
+    jvm: Any = spark._jvm
+    observers = _module(jvm.org.apache.spark.sql.delta, "TransactionExecutionObserver")
+    before = observers.getObserver()
+    observers.setObserver(jvm.pubsub.VersionCheck.observer(app_id, version))
+    try:
+        yield
+    finally:
+        with suppress(Py4JError, OSError):  # a JVM that is gone has no observer
+            observers.setObserver(before)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a statement failed since the table is not `at_version`; it has committed nothing."""
+    return _REFUSED in str(error)
+
+
+def _module(package: Any, name: str) -> Any:
+    """Return a Scala object, such as None, which Java sees as the static MODULE$ of a class name$."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _said(error: Py4JJavaError | PySparkException) -> str:
+    """Return the first line of what the JVM's exception says."""
+    if isinstance(error, Py4JJavaError):
+        text = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
+    else:
+        text = str(error)
+    return text.strip().splitlines()[0]

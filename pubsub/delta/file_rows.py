@@ -1,0 +1,175 @@
+"""Read the rows of data files without a JVM: by their keys, or whole, without those that deletion vectors remove.  Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pubsub.delta import deletion_vectors, partitions
+from pubsub.delta import schema_json as schema
+from pubsub.delta.key_set import KeySet
+from pubsub.delta.log import AddFile, TableLog, local_path
+from pubsub.delta.table import TargetTable
+from pubsub.errors import DataCorrupted
+from pubsub.protocol.arrow_arrays import nulls
+
+BATCH_ROWS: Final = 1 << 18
+WIDE_BATCH_ROWS: Final = 1 << 11
+# Rows of more compressed bytes than this are wide.
+_WIDE_BYTES: Final = 256
+
+Indices = npt.NDArray[np.int64]
+
+
+def laid_out(log: TableLog, table: TargetTable) -> TargetTable:
+    """Return the table with what the log says of its data files: its partition and cluster columns, and how columns are found."""
+    names = {table.stored_name(name): name for name in table.schema.names}
+    return replace(
+        table,
+        partitioned_by=log.partition_columns,
+        clustered_by=tuple(names[name] for name in log.cluster_columns if name in names),
+        by_id=log.properties.get(schema.MODE) == "id",
+    )
+
+
+def files_with(log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet) -> Iterator[AddFile]:
+    """Yield the files that can have one of the keys, whose columns are `names`, by their partitions and statistics."""
+    possible = partitions.Partitions(table, wanted.keys)
+    for file in list(log.files.values()):
+        if not possible.exclude(file.partition) and not wanted.outside(file.bounds.get(table.stored_name(names[0]))):
+            yield file
+
+
+def live_columns(
+    log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None
+) -> Iterator[tuple[pa.RecordBatch, AddFile]]:
+    """Yield the named columns of the table's live rows, with their file.
+
+    With `wanted`, files and row groups whose partition or bounds exclude all of its keys are left out.
+    """
+    table = laid_out(log, table)
+    for file in log.files.values() if wanted is None else files_with(log, table, names, wanted):
+        gone = deleted_positions(log, file)
+        size = batch_rows(log, file) if wanted is None else BATCH_ROWS
+        for start, batch in read_columns(log, file, table, names, size, wanted):
+            yield _without(batch, start, gone), file
+
+
+def live_rows(log: TableLog, files: Sequence[AddFile], table: TargetTable) -> Iterator[pa.Table]:
+    """Yield the rows of these files that are not deleted, with the table's column names, a piece at a time."""
+    table = laid_out(log, table)
+    for file in files:
+        gone = deleted_positions(log, file)
+        size = batch_rows(log, file)
+        for start, batch in read_columns(log, file, table, table.schema.names, size):
+            yield pa.Table.from_batches([_without(batch, start, gone)])
+
+
+def deleted_positions(log: TableLog, file: AddFile) -> Indices:
+    """Return the positions, ascending, of the rows that the file's deletion vector removes."""
+    if file.vector is None:
+        return np.empty(0, np.int64)
+    return deletion_vectors.positions(deletion_vectors.read(log.table, file.vector))
+
+
+def _without(batch: pa.RecordBatch, start: int, gone: Indices) -> pa.RecordBatch:
+    """Drop the rows at the file positions `gone` from a piece of the file that begins at position `start`."""
+    if not len(gone):
+        return batch
+    there = np.ones(batch.num_rows, np.bool_)
+    first, last = np.searchsorted(gone, (start, start + batch.num_rows))
+    there[gone[first:last] - start] = False
+    return batch.filter(pa.array(there))
+
+
+def batch_rows(log: TableLog, file: AddFile) -> int:
+    """Return how many whole rows of a file to read at once: fewer where rows are wide."""
+    return WIDE_BATCH_ROWS if file.size > _WIDE_BYTES * rows_in(log, file) else BATCH_ROWS
+
+
+def rows_in(log: TableLog, file: AddFile) -> int:
+    """Return the number of rows in a data file, including deleted ones."""
+    if file.rows is None:
+        file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
+    return file.rows
+
+
+def read_columns(
+    log: TableLog, file: AddFile, table: TargetTable, names: Sequence[str], size: int, wanted: KeySet | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the named columns of a file, a piece at a time in file order, each with its first row's position.
+
+    A column that the file lacks, because it was added later, is NULL.  Partition columns come from the log.  With
+    `wanted`, row groups whose statistics exclude all of its keys are left out.
+    """
+    with _opened(log, file) as parquet:
+        inside = _columns_inside(parquet.schema_arrow, table, names)
+        start = 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            if wanted is None or not wanted.outside(_group_bounds(parquet, group, inside.get(names[0]))):
+                at = start
+                # Without a column Arrow would not count the rows of each piece.
+                columns = list(inside.values()) or parquet.schema_arrow.names[:1]
+                for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+                    yield at, _named(batch, file, table, names, inside)
+                    at += batch.num_rows
+            start += count
+
+
+def _columns_inside(found: pa.Schema, table: TargetTable, names: Sequence[str]) -> dict[str, str]:
+    """Return the name in a data file of each of the columns that it holds."""
+    if table.by_id:
+        by_id = {int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name for one in found}
+        places = {name: by_id.get(table.mapped[name][1]) for name in names}
+    else:
+        there = set(found.names)
+        places = {name: stored for name in names if (stored := table.stored_name(name)) in there}
+    return {name: place for name, place in places.items() if place is not None and name not in table.partitioned_by}
+
+
+def _named(
+    batch: pa.RecordBatch, file: AddFile, table: TargetTable, names: Sequence[str], inside: Mapping[str, str]
+) -> pa.RecordBatch:
+    columns = []
+    for name in names:
+        kind = table.schema.field(name).type
+        if name in table.partitioned_by:
+            columns.append(partitions.column(table, name, file.partition, batch.num_rows))
+        elif name in inside:
+            columns.append(batch.column(inside[name]))
+        else:
+            columns.append(nulls(batch.num_rows, kind))
+    return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _opened(log: TableLog, file: AddFile) -> pq.ParquetFile:
+    path = local_path(file, log.table)
+    try:
+        return pq.ParquetFile(path, memory_map=False)
+    except FileNotFoundError as error:
+        raise DataCorrupted(
+            f'data file "{path}" of a Delta table does not exist',
+            detail="Its log names it: VACUUM with a short retention, or a deletion by hand, has removed it.",
+            hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
+        ) from error
+
+
+def _group_bounds(parquet: pq.ParquetFile, group: int, name: str | None) -> tuple[Any, Any] | None:
+    if name is None:
+        return None
+    leaves = map(parquet.schema.column, range(parquet.metadata.num_columns))
+    # A field of a struct has a path that another column's name may be, but not the column's name.
+    index = next((place for place, leaf in enumerate(leaves) if leaf.path == leaf.name == name), None)
+    if index is None:
+        return None
+    statistics = parquet.metadata.row_group(group).column(index).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    return statistics.min, statistics.max

@@ -1,0 +1,120 @@
+"""Look at what lies in a table's directory and its log: sizes, times, and files that no version needs.  Blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from pubsub.delta import deletion_vectors
+from pubsub.delta.log import AddFile
+from pubsub.delta.transactions import Action, Listed
+
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\b.*")
+_LAST_VACUUM: Final = "_last_vacuum_info"
+_DATA: Final = (".parquet", ".bin")
+
+
+@dataclass(frozen=True, slots=True)
+class LogListing:
+    """A table's log: each commit's time in seconds by version, its checkpoints' versions, the bytes of all its files.
+
+    `vacuumed`: Delta's record of the version up to which VACUUM has deleted all removed files; None: there is none.
+    """
+
+    commits: Mapping[int, float]
+    checkpoints: frozenset[int]
+    size: int
+    vacuumed: int | None
+
+    @property
+    def oldest(self) -> int:
+        return min(self.commits)
+
+    @property
+    def newest(self) -> int:
+        return max(self.commits)
+
+    def at(self, time: float) -> int | None:
+        """Return the version that the table had at `time`; None if its commit is gone, or was made later."""
+        return max((version for version, made in self.commits.items() if made <= time), default=None)
+
+
+def list_log(table: Path) -> LogListing:
+    """List the log of the table in the directory `table`.  Raises OSError."""
+    log = table / "_delta_log"
+    commits: dict[int, float] = {}
+    checkpoints: set[int] = set()
+    size = 0
+    for entry, stat in _files(log):
+        size += stat.st_size
+        if match := _COMMIT.fullmatch(entry.name):
+            commits[int(match[1])] = stat.st_mtime
+        elif match := _CHECKPOINT.fullmatch(entry.name):
+            checkpoints.add(int(match[1]))
+    return LogListing(commits, frozenset(checkpoints), size, _vacuumed(log))
+
+
+def newest_version(table: Path) -> int:
+    """Return the newest version in the log of the table in the directory `table`; -1: none.  Raises OSError."""
+    versions = (int(match[1]) for name in os.listdir(table / "_delta_log") if (match := _COMMIT.fullmatch(name)))
+    return max(versions, default=-1)
+
+
+def _vacuumed(log: Path) -> int | None:
+    try:
+        found = json.loads((log / _LAST_VACUUM).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    version = found.get("latestCommitVersionOutsideOfRetentionWindow") if isinstance(found, dict) else None
+    return version if isinstance(version, int) else None
+
+
+def list_files(table: Path) -> list[Listed]:
+    """List the data files and deletion vectors in a table's directory and its partitions.  Raises OSError."""
+    return [
+        Listed(os.path.relpath(entry.path, table), stat.st_size, int(stat.st_mtime * 1000))
+        for entry, stat in _files(table)
+        if entry.name.endswith(_DATA)
+    ]
+
+
+def _files(directory: Path | str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """Yield the files of a directory and its visible subdirectories; those that vanish meanwhile are left out."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if not entry.name.startswith((".", "_")) or "=" in entry.name:
+                        yield from _files(entry.path)
+                else:
+                    yield entry, entry.stat()
+            except FileNotFoundError:
+                continue
+
+
+def needed(files: Iterable[AddFile]) -> set[str]:
+    """Return the paths of data files and of their deletion vectors, in the table's directory."""
+    paths: set[str] = set()
+    for file in files:
+        paths.add(unquote(file.path))
+        if (vector := deletion_vectors.relative_path(file.vector)) is not None:
+            paths.add(vector)
+    return paths
+
+
+def removed(actions: Iterable[Action]) -> set[str]:
+    """Return the paths of the data files and deletion vectors that the `remove` actions among `actions` name."""
+    paths: set[str] = set()
+    for action in actions:
+        if (what := action.get("remove")) is not None:
+            paths.add(unquote(what["path"]))
+            if (vector := deletion_vectors.relative_path(what.get("deletionVector"))) is not None:
+                paths.add(vector)
+    return paths

@@ -1,0 +1,161 @@
+"""Rewrite data files of a partition into one, while batches go on being committed to it.
+
+    under the lock     the log is replayed; files are chosen (choose_files.py)
+    without it         their live rows ─► one new file, in the files' order
+    under the lock     the log is replayed again; rows that were deleted meanwhile ─► a deletion vector of the new file
+                       ─► one commit (dataChange false)
+
+Under load each commit gives a large file another deletion vector, so a rewriting that failed on every such conflict
+would never end.  A deletion vector only grows: a row at position p of an old file lies in the new one behind the rows of
+the files before it and the live rows before p.
+
+    old file: 10 rows, 2 and 5 deleted at the choice; since then 7, too
+    new file: begins at 100; row 7 was the sixth live one (0 1 3 4 6 7), so position 105 is deleted
+
+A file that is gone by then, whoever removed it, has no live rows any more: all of its rows are deleted from the new one.
+If the columns have changed, or rows have come back (RESTORE), the new file is dropped.  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pyroaring import BitMap64
+
+from pubsub import faults
+from pubsub.delta import data_files, deletion_vectors
+from pubsub.delta.arrow_writer import remove_action, row_count
+from pubsub.delta.deletion_vectors import Positions
+from pubsub.delta.file_rows import deleted_positions, laid_out, live_rows, rows_in
+from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.table import TargetTable
+from pubsub.delta.transactions import Action, Conflict, Operation
+
+_NONE: Positions = np.empty(0, np.int64)
+
+
+class _Dropped(Exception):
+    """The new file cannot take the place of the old ones any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file as it was chosen: `rows` with deleted ones, `gone`: their positions, `begin`: its place in the new file."""
+
+    file: AddFile
+    rows: int
+    gone: Positions
+    begin: int
+
+
+def rewrite(
+    log: TableLog, load: Callable[[], TargetTable], choose: Callable[[Sequence[AddFile]], Sequence[AddFile]]
+) -> bool:
+    """Rewrite the files that `choose` returns, and commit that; return whether it was committed.
+
+    `choose` gets the files of one partition at a time, until it returns some.  `load` returns the table as its log
+    describes it.  The rows stay the same.  Raises what TableLog's methods and data_files.write raise; a failure leaves
+    nothing behind.
+    """
+    with log.writing:
+        log.refresh()
+        if not _can_be_rewritten(log):
+            return False
+        metadata = log.metadata
+        chosen = next(filter(None, map(choose, _by_partition(log))), ())
+    if not chosen:
+        return False
+    sources = _sources(log, chosen)
+    table = laid_out(log, load())
+    added = data_files.write(table, live_rows(log, chosen, table))
+    made = data_files.paths(log.table, added)
+    try:
+        faults.point("files rewritten")
+        with log.writing:
+            log.refresh()
+            if not _can_be_rewritten(log) or log.metadata != metadata:
+                return False
+            actions = _actions(log, sources, added, made)
+            owned, made = made, []  # the log removes them if it does not commit, unless the outcome is unknown
+            log.commit(actions, Operation.MERGE_FILES, made=owned)
+            return True
+    except (Conflict, _Dropped):
+        return False
+    finally:
+        data_files.remove(made)
+
+
+def _can_be_rewritten(log: TableLog) -> bool:
+    """Return whether our files serve the table.  Where rows are tracked they keep their files: moved, they look new."""
+    return log.unsupported() is None and not log.tracks_rows
+
+
+def _by_partition(log: TableLog) -> list[list[AddFile]]:
+    """Return the table's files, those of each partition together."""
+    found: dict[Hashable, list[AddFile]] = {}
+    for file in log.files.values():
+        found.setdefault(file.partition_key, []).append(file)
+    return list(found.values())
+
+
+def _sources(log: TableLog, chosen: Sequence[AddFile]) -> list[_Source]:
+    sources: list[_Source] = []
+    begin = 0
+    for file in chosen:
+        rows, gone = rows_in(log, file), deleted_positions(log, file)
+        sources.append(_Source(file, rows, gone, begin))
+        begin += rows - len(gone)
+    return sources
+
+
+def _actions(log: TableLog, sources: Sequence[_Source], added: Sequence[Action], made: list[Path]) -> list[Action]:
+    """Return the commit's actions for the log's present state; add a vector's file to `made`.  Raises _Dropped."""
+    now = int(time.time() * 1000)
+    actions: list[Action] = []
+    dead = [_NONE]
+    for source in sources:
+        held = log.files.get(source.file.path)
+        if held is None:
+            dead.append(np.arange(source.rows - len(source.gone)) + source.begin)
+        else:
+            dead.append(_deleted_since(source, held, log) + source.begin)
+            actions.append(remove_action(held, now, data_change=False))
+    if not actions:
+        raise _Dropped
+    positions = np.concatenate(dead)
+    for action in added:
+        add = action["add"] | {"dataChange": False}
+        if len(positions) == row_count(action):
+            data_files.remove(made)  # every row was deleted meanwhile
+            made.clear()
+            continue
+        if len(positions):
+            path, (descriptor,) = deletion_vectors.write(log.table, [BitMap64(positions.astype(np.uint64))])
+            made.append(path)
+            add |= {
+                "deletionVector": descriptor,
+                "stats": add["stats"].replace('"tightBounds":true', '"tightBounds":false'),
+            }
+        actions.append({"add": add})
+    return actions
+
+
+def _deleted_since(source: _Source, held: AddFile, log: TableLog) -> Positions:
+    """Return which of the source's rows in the new file were deleted since it was chosen, as numbers of live rows.
+
+    Raises _Dropped if the file is another, or rows have come back.
+    """
+    if held.size != source.file.size:
+        raise _Dropped
+    before, after = deletion_vectors.unique_id(source.file.vector), deletion_vectors.unique_id(held.vector)
+    if before == after:
+        return _NONE
+    deleted = deleted_positions(log, held)
+    if not np.isin(source.gone, deleted, assume_unique=True).all():
+        raise _Dropped
+    new = np.setdiff1d(deleted, source.gone, assume_unique=True)
+    return new - np.searchsorted(source.gone, new)

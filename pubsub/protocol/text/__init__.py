@@ -1,0 +1,1 @@
+"""Values in PostgreSQL's text (the output functions' results) as Arrow columns, all rows at once."""

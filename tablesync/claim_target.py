@@ -1,0 +1,56 @@
+"""Decide whether a copy may fill a Delta table: one that it creates, one without rows, or one of the same subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from catalog.records import Subscription
+from pubsub.delta import table as delta
+from pubsub.delta.engine import Engine
+from pubsub.delta.housekeeping.retention import retention_properties
+from pubsub.delta.table import TargetTable
+from pubsub.errors import NotInPrerequisiteState, UndefinedTable
+from pubsub.settings import HousekeepingSettings
+
+
+async def claim_target(
+    target: TargetTable,
+    subscription: Subscription,
+    node_id: str,
+    engine: Engine,
+    housekeeping: HousekeepingSettings,
+    start_spark: Callable[[], Awaitable[None]],
+) -> None:
+    """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own.
+
+    A new table keeps removed files and its log as `housekeeping` says.
+    Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable.
+    """
+    identity = {
+        "pubsub.node": node_id,
+        "pubsub.subscription": str(subscription.oid),
+        "pubsub.publisher": f"{subscription.publisher_system_identifier}/{subscription.publisher_database}",
+    }
+    if await asyncio.to_thread(delta.exists, target.path):
+        have = await asyncio.to_thread(delta.properties, target.path)
+        # The publisher may differ: a RESYNC may have changed it.
+        ours = all(have.get(name) == identity[name] for name in ("pubsub.node", "pubsub.subscription"))
+        if ours:
+            return  # the copy's commit adds missing columns
+        if await asyncio.to_thread(delta.row_count, target.path) > 0:
+            raise NotInPrerequisiteState(
+                f'the Delta table for "{target.relation}" holds rows already',
+                detail=f'It lies at "{target.path}".',
+                hint="Move it away, use WITH (copy_data = false), or choose another target.",
+            )
+    elif not subscription.options.create_tables:
+        raise UndefinedTable(
+            f'Delta table for "{target.relation}" does not exist',
+            detail=f'It should lie at "{target.path}".',
+            hint="Create it, or use WITH (create_tables = true).",
+        )
+    kept = retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
+    if not await engine.run_without_spark(delta.create_empty, engine.transactions, target, identity | kept):
+        await start_spark()
+        await engine.run(delta.create, target, identity | kept)

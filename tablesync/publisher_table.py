@@ -1,0 +1,105 @@
+"""The publisher's table, as the connections of its sync worker see it.
+
+A failure that is the table's own, and not one that other tables would have too, is attributed to it here (`blaming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from apply.schema_changes.table_definition import target_table
+from apply.worker_statistics import Figures
+from catalog.records import Subscription, SubscriptionRel
+from pubsub.delta.table import TargetTable
+from pubsub.errors import UndefinedTable
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import definitions, publication, snapshots
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.publication import PublishedTable
+from pubsub.sql.typechoices import TypeChoices
+from tablesync import copyjob
+from tablesync.resume import Conditions, conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The publisher's table as one transaction sees it."""
+
+    definition: TableDefinition
+    target: TargetTable
+    source: copyjob.CopySource
+    conditions: Conditions
+
+
+class PublisherTable:
+    """One table of a subscription on its publisher."""
+
+    def __init__(self, subscription: Subscription, relation: SubscriptionRel, slot: str, figures: Figures) -> None:
+        """`slot` names the sync slot, and is the application_name of all connections."""
+        self.relation = relation
+        """The table as of the worker's last read of the catalog."""
+        self.slot = slot
+        self.to_blame = False
+        """Whether the failure is the table's own, and not one that other tables would have, too."""
+        self._subscription = subscription
+        self._figures = figures
+
+    async def connect(self, *, replication: bool) -> Connection:
+        """Connect to the publisher as the sync worker.  Raises ConnectionFailure."""
+        with self._figures.waits_for("a connection to the publisher"):
+            return await Connection.connect(
+                self._subscription.conninfo, replication=replication, application_name=self.slot
+            )
+
+    async def describe(self, connection: Connection, snapshot: str, lsn: Lsn) -> Described:
+        """Return the table as the connection's transaction sees it, and what to copy under its `snapshot`.
+
+        Takes no lasting lock. With one, an ALTER TABLE would queue behind it, and the copy's tasks behind the ALTER TABLE.
+        """
+        subscription, relation = self._subscription, self.relation
+        found, definition, target = await self.published(connection)
+        file = await snapshots.file_seen(connection, relation.relid)
+        publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
+        plain = definition.kind == "r"
+        source = copyjob.CopySource(
+            conninfo=subscription.conninfo,
+            application_name=self.slot,
+            schema=definition.schema,
+            name=definition.name,
+            columns=tuple(field.name for field in target.schema),
+            snapshot=snapshot,
+            row_filter=found.row_filter,
+            only=plain,
+            lsn=str(lsn),
+            oid=relation.relid,
+            file=file,
+            bytes=definition.bytes,
+        )
+        return Described(
+            definition, target, source, conditions(subscription, found, definition, target, publishing, file)
+        )
+
+    async def published(self, connection: Connection) -> tuple[PublishedTable, TableDefinition, TargetTable]:
+        """Return the table's publication, definition and target as the connection's transaction sees them."""
+        relation = self.relation
+        published = await publication.published_tables(connection, self._subscription.publications, relation.relid)
+        found = published[0] if published else None
+        with self.blaming():
+            if found is None:
+                raise UndefinedTable(
+                    f'table "{relation.qualified_name}" not found on publisher',
+                    hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
+                )
+            definition = await definitions.table_definition(connection, relation.relid)
+            choices = TypeChoices.parse(self._subscription.options.types)
+            return found, definition, target_table(definition, found.attnames, relation.path, choices)
+
+    @contextmanager
+    def blaming(self) -> Iterator[None]:
+        """Attribute a failure inside to this table."""
+        self.to_blame = True
+        yield
+        self.to_blame = False

@@ -1,0 +1,119 @@
+"""Housekeeping beside replication: files are merged, old ones deleted and the log cleaned, and no row suffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from launcher import housekeeper
+from pubsub.delta.housekeeping import choose_files, upkeep
+from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
+from pubsub.delta.log import TableLog
+from pubsub.delta.spark_session import Spark
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
+
+FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+
+
+@pytest.fixture(scope="module")
+def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    """A node whose housekeeper is in a hurry, and takes a few rows for many."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, value in (
+            (housekeeper, "NAP", 0.1),
+            (housekeeper, "_LOOK", 0.2),
+            (housekeeper, "_MEASURE", 0.5),
+            (housekeeper, "_PAUSE", 0.0),
+            (upkeep, "_SOONEST", 0.2),
+            (choose_files, "_WORN_ROWS", 8),
+        ):
+            patch.setattr(module, name, value)
+        with RunningNode(tmp_path_factory.mktemp("node"), spark) as node:
+            yield node
+
+
+def alter(replica: Replica, table: str, **properties: str) -> None:
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    replica.node.spark.session.sql(f"ALTER TABLE delta.`{replica.path(table)}` SET TBLPROPERTIES ({listed})")
+
+
+def files(replica: Replica, table: str) -> set[str]:
+    return {one.path for one in list_files(Path(replica.path(table)))}
+
+
+def only_what_is_needed(replica: Replica, table: str) -> bool:
+    log = TableLog(replica.path(table))
+    log.refresh()
+    return files(replica, table) == needed(log.files.values())
+
+
+def status(replica: Replica, table: str) -> dict[str, Any]:
+    found = replica.node.status_json(replica.name)["tables"]
+    return next(one for one in found if one["name"] == f"public.{table}")
+
+
+def merged(replica: Replica, table: str) -> bool:
+    return any(one.get("operation") == "OPTIMIZE" for one in DeltaTable(replica.path(table)).history())
+
+
+def test_small_files_are_merged_while_batches_are_committed(replica: Replica, fault: Faults) -> None:
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe()
+    replica.assert_equal("t")
+    fault.arm("files rewritten")
+    for number in range(10):
+        replica.execute(f"INSERT INTO t VALUES ({100 + number}, 0); UPDATE t SET n = n + 1 WHERE id % 10 = {number}")
+        replica.caught_up()
+    fault.wait("files rewritten")
+    # The merged file is written, and its commit is not made: batches go on, and change rows that are in it.
+    replica.execute("DELETE FROM t WHERE id % 7 = 0", "UPDATE t SET n = -n WHERE id % 3 = 0")
+    replica.assert_equal("t")
+    assert not merged(replica, "t")
+    fault.release("files rewritten")
+    wait_until(lambda: merged(replica, "t"), "merged files")
+    replica.assert_equal("t")
+    replica.execute("UPDATE t SET id = id + 1000 WHERE id % 2 = 0", "DELETE FROM t WHERE n = 0")
+    replica.assert_equal("t")
+    replica.assert_read_alike("t")
+
+
+def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe()
+    replica.assert_equal("t")
+    properties = TableLog(replica.path("t"))
+    properties.refresh()
+    assert properties.properties[FILES] == properties.properties[LOG] == "interval 3600 seconds"
+    for number in range(4):
+        replica.execute(f"UPDATE t SET n = {number} WHERE id < 30", f"DELETE FROM t WHERE id = {number}")
+        replica.caught_up()
+    wait_until(lambda: (status(replica, "t")["retained_bytes"] or 0) > 0, "what the retention costs")
+    assert status(replica, "t")["last_vacuum"] is None
+    before = files(replica, "t")
+    alter(replica, "t", **{FILES: "interval 1 seconds", LOG: "interval 1 seconds"})
+    replica.execute("UPDATE t SET n = 100 WHERE id = 40")
+    replica.caught_up()
+    wait_until(lambda: only_what_is_needed(replica, "t"), "VACUUM")
+    assert files(replica, "t") - before
+    found = wait_until(lambda: (one := status(replica, "t"))["last_vacuum"] and one, "the status after VACUUM")
+    assert found["live_bytes"] > 0
+    assert found["log_bytes"] > 0
+    replica.assert_equal("t")
+    replica.assert_read_alike("t")
+    assert list_log(Path(replica.path("t"))).vacuumed is not None
+    # The table's own properties count, whatever the settings say.
+    log = TableLog(replica.path("t"))
+    log.refresh()
+    assert log.properties[FILES] == "interval 1 seconds"

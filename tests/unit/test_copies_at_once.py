@@ -1,0 +1,106 @@
+"""Which tables of a subscription get a sync worker: how many at once, in which order, and when again after a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from catalog.records import SubscriptionRel, Warned
+from catalog.states import RelState
+from launcher.copies_at_once import Chosen, CopiesAtOnce, needs_sync_worker
+
+PAUSE = 5.0
+
+
+def table(relid: int, **values: Any) -> SubscriptionRel:
+    made = SubscriptionRel(
+        1, relid, "public", f"t{relid}", RelState.INIT, None, 0, None, f"/w/t{relid}", None, None, None, None
+    )
+    return replace(made, **values)
+
+
+TABLES = [table(relid) for relid in (1, 2, 3, 4)]
+
+
+def choose(copies: CopiesAtOnce, *running: int, applies: bool = True, now: float = 0.0) -> Chosen:
+    return copies.choose(TABLES, running, applies=applies, now=now)
+
+
+def begun(chosen: Chosen) -> list[int]:
+    return [relation.relid for relation in chosen.begin]
+
+
+def test_no_more_tables_than_the_setting_says_in_the_catalog_s_order() -> None:
+    chosen = choose(CopiesAtOnce(2, PAUSE))
+    assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([1, 2], {3, 4}, [])
+
+
+def test_a_worker_that_ends_makes_room_for_the_next_table() -> None:
+    copies = CopiesAtOnce(2, PAUSE)
+    assert begun(choose(copies, 1, 2)) == []
+    chosen = choose(copies, 2, 3)
+    assert (begun(chosen), chosen.without) == ([], {1, 4})
+    assert begun(choose(copies, 3)) == [1]
+
+
+def test_no_table_before_the_apply_worker_has_its_slot() -> None:
+    chosen = choose(CopiesAtOnce(2, PAUSE), applies=False)
+    assert (begun(chosen), chosen.without) == ([], {1, 2, 3, 4})
+
+
+def test_a_table_that_failed_pauses_and_lets_the_others_go_first() -> None:
+    copies = CopiesAtOnce(2, PAUSE)
+    copies.failed(1, 100.0)
+    chosen = choose(copies, now=102.0)
+    assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([2, 3], {4}, [3.0])
+    assert begun(choose(copies, now=105.0)) == [1, 2]
+
+
+def test_a_table_fails_until_a_later_worker_succeeds() -> None:
+    copies = CopiesAtOnce(2, PAUSE)
+    copies.failed(1, 100.0)
+    choose(copies, now=200.0)
+    assert copies.failing
+    copies.succeeded(1)
+    copies.succeeded(2)
+    assert not copies.failing
+
+
+def test_a_table_that_has_left_is_forgotten() -> None:
+    copies = CopiesAtOnce(2, PAUSE)
+    copies.failed(1, 100.0)
+    copies.failed(9, 100.0)
+    copies.keep({1, 2})
+    assert copies.failing
+    copies.keep({2})
+    assert not copies.failing
+
+
+@pytest.mark.parametrize(
+    ("values", "needs"),
+    [
+        ({}, True),
+        ({"state": RelState.DATASYNC}, True),
+        ({"state": RelState.FINISHEDCOPY, "definition": "{}"}, True),
+        ({"state": RelState.SYNCDONE, "definition": "{}"}, False),
+        ({"state": RelState.READY, "definition": "{}"}, False),
+        ({"state": RelState.READY, "definition": "{}", "sync_slot": "pg_1_sync_1_n"}, True),
+        ({"state": RelState.READY}, True),  # joined without a copy: its Delta table is still to be created
+        ({"stopped": True}, False),
+        ({"stopped": True, "sync_slot": "pg_1_sync_1_n"}, True),
+    ],
+)
+def test_a_table_needs_a_sync_worker_until_it_is_synchronized_and_its_slot_is_dropped(
+    values: dict[str, Any], needs: bool
+) -> None:
+    assert needs_sync_worker(table(1, **values)) is needs
+
+
+def test_what_the_other_tables_wait_for() -> None:
+    assert CopiesAtOnce(2, PAUSE).turn(["public.t1", "public.t2"]) == Warned(
+        "waits for one of 2 sync workers", "They are at work on public.t1, public.t2."
+    )
+    assert CopiesAtOnce(2, PAUSE).turn([]) == Warned("waits for one of 2 sync workers", None)
+    assert CopiesAtOnce(0, PAUSE).turn([]).hint == 'Increase "max_sync_workers_per_subscription".'

@@ -1,0 +1,260 @@
+"""Which tables the housekeeper looks at and visits, and which it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from catalog.records import SubscriptionRel, TableStorage
+from catalog.states import RelState
+from launcher import housekeeper
+from launcher.housekeeper import Housekeeper
+from pubsub.daily_window import DailyWindow
+from pubsub.delta import arrow_writer, data_files
+from pubsub.delta import table as delta
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.choose_writer import Stage
+from pubsub.delta.housekeeping.retention import FILES
+from pubsub.delta.log import TableLog
+from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Listed, Retention
+from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.protocol.lsn import Lsn
+from pubsub.settings import HousekeepingSettings
+from tests.support.json_transactions import JsonTransactions
+
+COLUMNS = pa.schema([pa.field("id", pa.int64(), False)])
+
+
+class Catalog:
+    def __init__(self) -> None:
+        self.relations: list[SubscriptionRel] = []
+        self.storage: dict[int, TableStorage] = {}
+        self.counter = 1
+        self.taken_over = False
+
+    async def prove(self) -> None:
+        if self.taken_over:
+            raise ObjectInUse("another daemon has taken over the catalog")
+
+    async def change_counter(self) -> int:
+        return self.counter
+
+    async def state(self) -> Any:
+        return SimpleNamespace(relations=tuple(self.relations), storage=tuple(self.storage.values()))
+
+    async def put_statistics(self, storage: list[TableStorage]) -> None:
+        self.storage |= {one.relid: one for one in storage}
+
+
+class Transactions(JsonTransactions):
+    """Commits without a JVM, and records what is to be cleaned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.fails = False
+
+    def retention(self, path: str) -> Retention:
+        self.asked.append(Path(path).name)
+        if self.fails:
+            raise PubsubError("no Spark")
+        return Retention(3600, 3600, cleans_log=True)
+
+    def vacuum(self, path: str, listed: list[Listed] | None) -> None:
+        raise AssertionError("nothing has expired")
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.transactions = Transactions()
+
+    async def fence(self) -> None:
+        return None
+
+    async def run_without_spark(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(None, *args)
+
+
+class Node:
+    """A housekeeper and its tables; `turn` is one of its rounds."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.home = home
+        self.catalog, self.engine = Catalog(), Engine()
+        self.stage = Stage(home / "stage", self.engine.transactions)
+        kept: Any = (self.catalog, self.engine, self.stage)
+        self.keeper = Housekeeper(HousekeepingSettings(**settings), *kept)
+
+    def table(self, relid: int, state: RelState = RelState.READY) -> TargetTable:
+        path = str(self.home / f"t{relid}")
+        target = TargetTable(path, COLUMNS, ("id",), f"public.t{relid}")
+        assert delta.create_empty(self.engine.transactions, target, {})
+        definition = '{"key": ["id"]}'
+        relation = SubscriptionRel(
+            1, relid, "public", f"t{relid}", state, Lsn(1), 1, None, path, None, None, definition, None
+        )
+        self.catalog.relations.append(relation)
+        self.catalog.counter += 1
+        return target
+
+    def write(self, target: TargetTable, count: int = 1) -> None:
+        log = TableLog(target.path, self.engine.transactions)
+        log.refresh()
+        for _ in range(count):
+            lsn = (log.application_version("app") or 0) + 1
+            added: Any = data_files.write_table(target, pa.table({"id": [lsn]}, COLUMNS))
+            staged = DirectStaged(target, log, added, None, None, False, 1)
+            arrow_writer.commit(staged, Commit("app", Lsn(lsn), Lsn(lsn), before=Lsn(lsn - 1) or None))
+            self.stage.staged[target.path] += 1
+
+    def turn(self, *, later: float = 0.0) -> list[str]:
+        """Work as if `later` seconds had passed; return which tables were visited."""
+        for table in self.keeper._tables.values():
+            table.changed_at -= later
+            table.look_at = None if table.look_at is None else table.look_at - later
+            table.visit_at = None if table.visit_at is None else table.visit_at - later
+        before = len(self.engine.transactions.asked)
+        asyncio.run(self._turn())
+        for table in self.keeper._tables.values():
+            if table.upkeep is not None:
+                table.upkeep._retention = None  # so that a visit can be seen
+        return self.engine.transactions.asked[before:]
+
+    async def _turn(self) -> None:
+        await self.keeper._read_tables()
+        self.keeper._notice(time.time())
+        await self.keeper._work(visits=False)
+        await self.keeper._work(visits=True)
+
+    def files(self, target: TargetTable) -> int:
+        log = TableLog(target.path)
+        log.refresh()
+        return len(log.files)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeper, "_PAUSE", 0.0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_only_tables_that_are_ready_are_touched(node: Node) -> None:
+    for relid, state in enumerate("idfsr"):
+        node.table(relid, RelState(state))
+    assert node.turn() == ["t4"]
+    node.catalog.relations[4] = replace(node.catalog.relations[4], state=RelState.DATASYNC)
+    node.catalog.counter += 1
+    assert node.turn(later=10_000) == []
+
+
+def test_a_table_that_rests_is_left_alone(node: Node) -> None:
+    node.table(1)
+    busy = node.table(2)
+    assert sorted(node.turn()) == ["t1", "t2"]
+    assert node.turn(later=10_000) == ["t1", "t2"], "what the copy replaced may be due"
+    age(node, 10_000)
+    node.turn(later=10_000)
+    assert node.turn(later=10_000) == []
+    node.write(busy)
+    assert node.turn() == []
+    assert node.turn(later=70) == ["t2"]
+    assert {relid: one.due is None for relid, one in node.catalog.storage.items()} == {1: True, 2: False}
+
+
+def age(node: Node, seconds: float) -> None:
+    import os
+
+    for path in node.home.glob("t*/_delta_log/*.json"):
+        stat = path.stat()
+        os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))
+
+
+def test_files_are_merged_after_some_batches(node: Node) -> None:
+    target = node.table(1)
+    node.turn()
+    node.write(target, 3)
+    node.turn()
+    assert node.files(target) == 3
+    node.write(target, 5)
+    node.turn()
+    assert node.files(target) == 1
+    node.write(target, 2)
+    node.turn(later=100)
+    assert node.files(target) == 3
+    node.turn(later=1000)
+    assert node.files(target) == 1, "it rests"
+
+
+def test_merging_can_be_turned_off(tmp_path: Path) -> None:
+    node = Node(tmp_path, merge_files=False)
+    target = node.table(1)
+    node.turn()
+    node.write(target, 20)
+    node.turn(later=1000)
+    assert node.files(target) == 20
+
+
+def test_a_started_daemon_visits_tables_that_were_written_since_the_last_visit(node: Node) -> None:
+    resting, written = node.table(1), node.table(2)
+    node.turn()
+    age(node, 10_000)
+    node.turn(later=10_000)
+    assert {one.due for one in node.catalog.storage.values()} == {None}
+    node.write(written)
+    again = Node(node.home)
+    again.catalog, again.keeper._catalog = node.catalog, node.catalog  # type: ignore[assignment]
+    assert again.turn() == ["t2"]
+    assert resting.path != written.path
+
+
+def test_a_table_gets_the_retention_of_the_settings(tmp_path: Path) -> None:
+    node = Node(tmp_path, deleted_file_retention="10min", log_retention="1d")
+    target = node.table(1)
+    node.turn()
+    log = TableLog(target.path)
+    log.refresh()
+    assert log.properties[FILES] == "interval 600 seconds"
+
+
+def test_a_failure_leaves_the_others_and_is_tried_again_later(node: Node) -> None:
+    node.table(1)
+    node.table(2)
+    node.engine.transactions.fails = True
+    assert node.turn() == ["t1", "t2"]
+    assert node.turn(later=60) == []
+    node.engine.transactions.fails = False
+    assert node.turn(later=300) == ["t1", "t2"]
+
+
+def test_outside_the_window_a_visit_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DailyWindow, "wait", lambda *_: 5000.0)
+    node = Node(tmp_path)
+    node.table(1)
+    node.turn()
+    due = node.catalog.storage[1].due
+    assert due is not None
+    assert due.timestamp() > time.time() + 4900
+
+
+def test_another_daemon_s_catalog_is_not_worked_for(node: Node) -> None:
+    node.table(1)
+    node.catalog.taken_over = True
+    node.keeper.nap = 0.0
+    asyncio.run(asyncio.wait_for(node.keeper.run(), 10))
+    assert node.engine.transactions.asked == []

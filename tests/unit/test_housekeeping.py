@@ -1,0 +1,464 @@
+"""What is merged and rewritten, what may be deleted, and which settings a table follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyroaring import BitMap64
+
+from pubsub.daily_window import DailyWindow
+from pubsub.delta import arrow_writer, data_files, deletion_vectors
+from pubsub.delta import table as delta
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.housekeeping import inventory
+from pubsub.delta.housekeeping.choose_files import choose_files
+from pubsub.delta.housekeeping.retention import FILES, LOG, changed, follow_settings, retention_properties
+from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.housekeeping.upkeep import Upkeep
+from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Action, Listed, Operation, Retention
+from pubsub.errors import PubsubError
+from pubsub.protocol.lsn import Lsn
+from tests.support.json_transactions import JsonTransactions
+
+COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
+
+
+# which files
+
+
+def file(name: str, rows: int, deleted: int = 0, size: int | None = None) -> AddFile:
+    vector = {"cardinality": deleted} if deleted else None
+    return AddFile(name, rows * 10 if size is None else size, 0, rows, {}, None, vector, inside=True)
+
+
+def chosen(*files: AddFile, worn: bool = True, resting: bool = False) -> list[str]:
+    found = choose_files(files, lambda one: one.rows or 0, worn=worn, resting=resting)
+    return [one.path for one in found]
+
+
+def test_four_files_of_about_one_size_are_merged() -> None:
+    three = [file(f"s{number}", 1000) for number in range(3)]
+    big = [file("b", 1 << 20), file("m", 300_000)]
+    assert chosen(*three, *big) == []
+    assert chosen(*three, file("t", 1100), *big) == [one.path for one in three] + ["t"]
+
+
+def test_smaller_classes_go_along_and_larger_ones_do_not() -> None:
+    eight = [file(f"s{number}", 4000) for number in range(8)]
+    assert chosen(*eight, file("tiny", 3), file("m", 100_000)) == ["tiny", *(one.path for one in eight)]
+
+
+def test_large_files_are_no_small_ones_whatever_makes_them_large() -> None:
+    assert chosen(*(file(f"r{number}", 1 << 19) for number in range(9))) == []
+    assert chosen(*(file(f"b{number}", 10, size=64 << 20) for number in range(9))) == []
+
+
+def test_a_rewriting_is_bounded() -> None:
+    assert len(chosen(*(file(f"m{number:02}", 200_000) for number in range(20)))) == 5
+    assert len(chosen(*(file(f"m{number:02}", 1000, size=60 << 20) for number in range(20)))) == 4
+
+
+def test_the_files_of_a_large_copy_are_left() -> None:
+    """Rewriting them would only make pairs of them."""
+    assert chosen(*(file(f"m{number:02}", 500_000) for number in range(20))) == []
+
+
+def test_a_file_that_has_lost_a_tenth_of_its_rows_is_rewritten_and_takes_smaller_ones_with_it() -> None:
+    big, worn = file("big", 900_000, 90_001), file("also worn", 20_000, 1_500)
+    files = [big, file("whole", 2_000_000), worn, file("s", 1000), file("m", 100_000)]
+    assert chosen(*files) == ["big", "also worn", "s", "m"]
+    assert chosen(*files, worn=False) == []
+    assert chosen(file("big", 900_000, 90_000), file("s", 1000)) == []
+
+
+def test_a_small_worn_file_waits_until_it_is_merged() -> None:
+    assert chosen(file("s", 8191, 8000), file("big", 10**6)) == []
+
+
+def test_a_table_that_rests_is_made_as_tight_as_a_fresh_one() -> None:
+    assert chosen(file("a", 100), file("b", 400_000), resting=True) == ["a", "b"]
+    assert chosen(file("a", 100), file("b", 600_000), resting=True) == []
+    assert chosen(file("b", 600_000, 6001), file("a", 100), resting=True) == ["b", "a"]
+    assert chosen(file("b", 600_000, 6000), resting=True) == []
+
+
+# rewriting them
+
+
+class Table:
+    def __init__(self, path: Path, transactions: JsonTransactions | None = None) -> None:
+        self.target = TargetTable(str(path), COLUMNS, ("id",), "public.t")
+        self.transactions = transactions or JsonTransactions()
+        assert delta.create_empty(self.transactions, self.target, {})
+        self.log = TableLog(self.target.path, self.transactions)
+        self.lsn = 0
+
+    def commit(self, added: Sequence[int] = (), deleted: Sequence[int] = ()) -> None:
+        """As another worker would, with a log of its own."""
+        log = TableLog(self.target.path, self.transactions)
+        log.refresh()
+        rows = pa.table({"id": pa.array(added, pa.int64()), "n": pa.array(added, pa.int64())}, COLUMNS)
+        files: list[Action] = data_files.write_table(self.target, rows)
+        keys = pa.table({"id": pa.array(deleted, pa.int64())})
+        staged = DirectStaged(self.target, log, files, keys if len(keys) else None, None, False, 1)
+        self.lsn += 1
+        arrow_writer.commit(staged, Commit("app", Lsn(self.lsn), Lsn(self.lsn), before=Lsn(self.lsn - 1) or None))
+
+    def rewrite(
+        self, choose: Callable[[Sequence[AddFile]], Sequence[AddFile]] = list, between: Callable[[], object] = int
+    ) -> bool:
+        def load() -> TargetTable:
+            between()
+            return self.target
+
+        return rewrite(self.log, load, choose)
+
+    def ids(self) -> list[int]:
+        found = QueryBuilder().register("t", DeltaTable(self.target.path)).execute("SELECT id FROM t ORDER BY id")
+        return [row["id"] for row in pa.table(found.read_all()).to_pylist()]
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in Path(self.target.path).iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "t")
+
+
+def test_rewriting_changes_no_rows(table: Table) -> None:
+    table.commit(added=range(10))
+    table.commit(added=range(10, 20), deleted=[3, 4])
+    assert table.rewrite()
+    assert table.ids() == [*range(3), *range(5, 20)]
+    assert [found.rows for found in table.log.files.values()] == [18]
+    actions = table.log.actions(table.log.version) or []
+    assert {what["dataChange"] for one in actions for kind, what in one.items() if kind in ("add", "remove")} == {False}
+    assert actions[0]["commitInfo"]["operation"] == Operation.MERGE_FILES.value
+
+
+def test_rows_that_are_deleted_meanwhile_are_deleted_from_the_new_file(table: Table) -> None:
+    table.commit(added=range(10))
+    table.commit(added=range(10, 20), deleted=[2, 5])
+    assert table.rewrite(between=lambda: table.commit(added=[30], deleted=[7, 10, 19]))
+    assert table.ids() == [0, 1, 3, 4, 6, 8, 9, *range(11, 19), 30]
+    merged = next(found for found in table.log.files.values() if found.rows == 18)
+    assert merged.deleted == 3
+    assert json.loads(merged.stats or "")["tightBounds"] is False
+    # And the next batch finds its rows in the new file.
+    table.commit(added=[], deleted=[0, 8, 30])
+    assert table.ids() == [1, 3, 4, 6, 9, *range(11, 19)]
+
+
+def test_a_file_that_loses_its_last_rows_meanwhile(table: Table) -> None:
+    table.commit(added=[1, 2])
+    table.commit(added=[3, 4])
+    assert table.rewrite(between=lambda: table.commit(deleted=[1, 2, 4]))
+    assert table.ids() == [3]
+
+
+def test_files_that_all_go_meanwhile_leave_nothing(table: Table) -> None:
+    table.commit(added=[1, 2])
+    table.commit(added=[3])
+    assert not table.rewrite(between=lambda: table.commit(added=[9], deleted=[1, 2, 3]))
+    assert table.ids() == [9]
+    assert len(table.files) == 3  # the two of before, and that of row 9
+
+
+def test_rows_that_come_back_meanwhile_stop_the_rewriting(table: Table) -> None:
+    """As RESTORE does: the file gets its earlier, smaller vector again."""
+    table.commit(added=range(10))
+    table.commit(added=[20], deleted=[1, 2])
+
+    def restore() -> None:
+        log = TableLog(table.target.path, table.transactions)
+        log.refresh()
+        held = next(found for found in log.files.values() if found.deleted)
+        _, (vector,) = deletion_vectors.write(log.table, [BitMap64([1])])
+        lines = Path(table.target.path, "_delta_log", f"{1:020}.json").read_text().splitlines()
+        add = next(json.loads(line)["add"] for line in lines if '"add"' in line)
+        log.commit([arrow_writer.remove_action(held, 0), {"add": add | {"deletionVector": vector}}], Operation.WRITE)
+
+    assert not table.rewrite(between=restore)
+    assert table.ids() == [0, *range(2, 10), 20]
+
+
+def test_columns_that_change_meanwhile_stop_the_rewriting(table: Table) -> None:
+    table.commit(added=[1])
+    table.commit(added=[2])
+    files = table.files
+
+    def alter() -> None:
+        other = TableLog(table.target.path, table.transactions)
+        other.refresh()
+        configuration = {**other.properties, "x": "y"}
+        other.commit([{"metaData": {**other.metadata, "configuration": configuration}}], Operation.ALTER)
+
+    assert not table.rewrite(between=alter)
+    assert table.files == files
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_batches_between_the_choice_and_the_commit(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    table = Table(tmp_path / "t")
+    rows: set[int] = set()
+    new = iter(range(10_000))
+
+    def batch() -> None:
+        gone = set(chance.sample(sorted(rows), min(len(rows), chance.randrange(12))))
+        more = [next(new) for _ in range(chance.randrange(15))]
+        table.commit(added=more, deleted=sorted(gone))
+        rows.difference_update(gone)
+        rows.update(more)
+
+    for _ in range(12):
+        batch()
+        if chance.random() < 0.6:
+            pick = chance.randrange(1, 6)
+            table.rewrite(lambda files, pick=pick: chance.sample(files, min(pick, len(files))), batch)
+        assert table.ids() == sorted(rows)
+
+
+# retention
+
+
+def test_a_table_follows_the_settings_until_someone_alters_it(table: Table) -> None:
+    hour, ten = retention_properties(3600, 3600), retention_properties(600, 1200)
+    assert ten[FILES] == "interval 600 seconds"
+    assert ten[LOG] == "interval 1200 seconds"
+    table.log.refresh()
+    assert follow_settings(table.log, hour), "a table of an earlier release"
+    assert not follow_settings(table.log, hour)
+    assert follow_settings(table.log, ten)
+    assert table.log.properties[FILES] == "interval 600 seconds"
+    for name, value in ((FILES, "interval 7 days"), (LOG, "interval 30 days")):
+        altered = {**table.log.properties, name: value}
+        assert not changed(altered, hour), name
+    removed = {name: value for name, value in table.log.properties.items() if name != LOG}
+    assert not changed(removed, hour)
+    assert not changed({}, hour), "a table that this program did not create"
+
+
+# what is deleted
+
+
+class Cleaning:
+    """Records what is asked of Delta; removes what `vacuum` is given, as Delta would."""
+
+    def __init__(self, table: Path, retention: Retention) -> None:
+        self.table, self.kept = table, retention
+        self.vacuums: list[list[str] | None] = []
+        self.until: list[int] = []
+
+    def retention(self, path: str) -> Retention:
+        return self.kept
+
+    def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
+        self.vacuums.append(None if listed is None else sorted(one.path for one in listed))
+
+    def clean_log(self, path: str, until: int) -> None:
+        self.until.append(until)
+
+
+def age(table: Table, seconds: float, *names: str) -> None:
+    """Make the commits, or the named files, so much older."""
+    log = Path(table.target.path, "_delta_log")
+    paths = [Path(table.target.path, name) for name in names] or [*log.glob("*.json"), *log.glob("*.parquet")]
+    for path in paths:
+        stat = path.stat()
+        os.utime(path, (stat.st_atime - seconds, stat.st_mtime - seconds))
+
+
+def kept(table: Table, cleaning: Cleaning, started: float | None = None) -> Upkeep:
+    return Upkeep(table.log, cleaning, time.time() if started is None else started)
+
+
+@pytest.fixture
+def cleaning(table: Table) -> Cleaning:
+    return Cleaning(Path(table.target.path), Retention(600, 600, cleans_log=True))
+
+
+def test_nothing_is_deleted_within_the_retention(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1, 2])
+    table.commit(added=[3], deleted=[1])
+    visit = kept(table, cleaning).visit(clean=True)
+    assert (cleaning.vacuums, cleaning.until, visit.vacuumed) == ([], [], False)
+    assert visit.due is not None
+    assert 600 < visit.due - time.time() < 900
+    assert visit.usage.live > 0
+    assert visit.usage.retained == 0
+    assert visit.usage.log > 0
+
+
+def test_what_the_retention_costs(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1, 2])
+    old = table.files
+    table.commit(added=[3], deleted=[1, 2])
+    usage = kept(table, cleaning).visit(clean=True).usage
+    assert usage.retained == sum(Path(table.target.path, name).stat().st_size for name in old)
+    assert usage.live == sum(Path(table.target.path, name).stat().st_size for name in table.files - old)
+    assert (usage.files, usage.version) == (1, 2)
+
+
+def test_the_first_visit_lists_files_of_earlier_processes_and_later_ones_leave_it_to_the_log(
+    table: Table, cleaning: Cleaning
+) -> None:
+    table.commit(added=[1, 2])
+    (first,) = table.files
+    table.commit(added=[3], deleted=[1])
+    table.commit(added=[4], deleted=[2])
+    age(table, 10_000)
+    stray, fresh = Path(table.target.path, "part-stray.parquet"), Path(table.target.path, "part-new.parquet")
+    for path in (stray, fresh):
+        path.touch()
+    age(table, 10_000, stray.name, *(table.files - {fresh.name, stray.name}))
+    upkeep = kept(table, cleaning, started=time.time() - 5000)
+    assert upkeep.visit(clean=True).vacuumed
+    (listed,) = cleaning.vacuums
+    assert listed is not None
+    assert {"part-stray.parquet", first} < set(listed)
+    vectors = [name for name in listed if name.startswith("deletion_vector")]
+    assert len(vectors) == 1, "the vector that the last deletion replaced"
+    assert "part-new.parquet" not in listed
+    table.commit(added=[5], deleted=[3])
+    age(table, 10_000)
+    upkeep.visit(clean=True)
+    assert cleaning.vacuums[1:] == [None]
+
+
+def test_a_file_of_this_process_that_no_commit_names_is_left_however_old_it_is(
+    table: Table, cleaning: Cleaning
+) -> None:
+    """Such as a part of a streamed transaction that has not ended."""
+    table.commit(added=[1, 2])
+    table.commit(deleted=[1, 2])
+    staged = data_files.write_table(table.target, pa.table({"id": [7], "n": [7]}, COLUMNS))
+    age(table, 10_000)
+    age(table, 10_000, *table.files)
+    kept(table, cleaning, started=time.time() - 20_000).visit(clean=True)
+    (listed,) = cleaning.vacuums
+    assert listed is not None
+    assert len(listed) == 1
+    assert staged[0]["add"]["path"] not in listed
+
+
+def test_a_table_that_only_grows_is_not_vacuumed(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1, 2])
+    table.commit(added=[3])
+    age(table, 10_000)
+    visit = kept(table, cleaning).visit(clean=True)
+    assert (cleaning.vacuums, visit.due) == ([], None)
+
+
+def test_outside_the_window_nothing_is_deleted(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1, 2])
+    table.commit(deleted=[1, 2])
+    age(table, 10_000)
+    visit = kept(table, cleaning).visit(clean=False)
+    assert (cleaning.vacuums, visit.vacuumed) == ([], False)
+    assert visit.due is not None
+
+
+def log_of(table: Table, commits: dict[int, float], checkpoints: Sequence[int]) -> None:
+    """Give the log's commits these ages, and add empty files in place of checkpoints."""
+    log = Path(table.target.path, "_delta_log")
+    now = time.time()
+    for version, old in commits.items():
+        os.utime(log / f"{version:020}.json", (now - old, now - old))
+    table.log.refresh()
+    for version in checkpoints:
+        (log / f"{version:020}.checkpoint.parquet").touch()
+
+
+@pytest.mark.parametrize(
+    ("ages", "checkpoints", "keeps"),
+    [
+        ([9000, 8000, 7000, 6000, 5000], [2], 4),
+        ([9000, 8000, 7000, 100, 50], [2], 2),  # version 2 was the table's until 100 s ago
+        ([9000, 8000, 7000, 100, 50], [3], None),  # so the checkpoint after it does not make it superfluous
+        ([500, 400, 300, 200, 100], [2], None),
+        ([9000, 8000, 7000, 6000, 5000], [], None),
+    ],
+)
+def test_the_log_keeps_every_version_of_the_retention(
+    table: Table, cleaning: Cleaning, ages: list[float], checkpoints: list[int], keeps: int | None
+) -> None:
+    for number in range(4):
+        table.commit(added=[number])
+    log_of(table, dict(enumerate(ages)), checkpoints)
+    kept(table, cleaning).visit(clean=True)
+    if keeps is None:
+        assert cleaning.until == []
+    else:
+        (until,) = cleaning.until
+        made = Path(table.target.path, "_delta_log", f"{keeps:020}.json").stat().st_mtime
+        assert until < made * 1000
+
+
+def test_commits_that_vacuum_has_not_read_stay(table: Table, cleaning: Cleaning) -> None:
+    for number in range(4):
+        table.commit(added=[number])
+    log_of(table, dict.fromkeys(range(5), 650.0), [2])
+    cleaning.kept = Retention(700, 700, cleans_log=True)
+    kept(table, cleaning).visit(clean=True)
+    assert cleaning.until == []
+
+
+def test_the_log_of_a_table_that_keeps_it_is_left(table: Table, cleaning: Cleaning) -> None:
+    for number in range(4):
+        table.commit(added=[number])
+    log_of(table, dict.fromkeys(range(5), 9000.0), [2])
+    cleaning.kept = Retention(600, 600, cleans_log=False)
+    assert kept(table, cleaning).visit(clean=True).due is None
+    assert cleaning.until == []
+
+
+def test_the_listing_of_a_partitioned_table(tmp_path: Path) -> None:
+    for name in ("a.parquet", "p=1/b.parquet", "_q=2/c.parquet", "_delta_log/d.parquet", ".tmp/e.parquet", "f.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert {one.path for one in inventory.list_files(tmp_path)} == {"a.parquet", "p=1/b.parquet", "_q=2/c.parquet"}
+
+
+# the window
+
+
+def wait(window: str, at: str) -> float:
+    hour, minute = map(int, at.split(":"))
+    return DailyWindow.parse(window).wait(datetime(2026, 5, 4, hour, minute, tzinfo=UTC)) / 3600
+
+
+def test_a_window_of_the_day() -> None:
+    assert [wait("01:00-04:00", at) for at in ("00:00", "01:00", "03:59", "04:00", "23:00")] == [1, 0, 0, 21, 2]
+
+
+def test_a_window_across_midnight() -> None:
+    assert [wait("22:00-04:00", at) for at in ("21:00", "22:00", "00:00", "03:59", "04:00")] == [1, 0, 0, 0, 18]
+
+
+def test_the_whole_day() -> None:
+    for text in ("", "00:00-24:00", "05:00-05:00"):
+        assert str(DailyWindow.parse(text)) == ""
+        assert wait(text, "12:34") == 0
+    assert str(DailyWindow.parse("22:00-4:00")) == "22:00-04:00"
+
+
+@pytest.mark.parametrize("text", ["always", "22-4", "25:00-03:00", "22:60-23:00", "22:00", "22:00-04:00-05:00"])
+def test_what_is_no_window(text: str) -> None:
+    with pytest.raises(PubsubError) as raised:
+        DailyWindow.parse(text)
+    assert raised.value.hint == 'Write it as in "22:00-04:00".'

@@ -1,0 +1,149 @@
+"""Trigger: when a batch closes, asked directly, and then in a pipeline in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from apply.batch import Batch, OpenTransaction
+from apply.pipeline.interfaces import Limits
+from apply.pipeline.trigger import Trigger
+from pubsub.protocol.lsn import Lsn
+from tests.support.frames import insert, transaction
+from tests.support.memory_pipeline import A, MemoryPipeline, virtual
+from tests.support.virtual_time import until
+
+OPENED = 100.0
+"""When the batches below were opened, in monotonic seconds; their rows have 10 bytes."""
+
+WIDE = Limits(rows=100_000, nbytes=10_000_000, age=5.0, status_interval=10.0, receiver_timeout=60.0)
+
+
+def batch(rows: int = 1, *, end: int = 100, commit_time: int = 0) -> Batch:
+    """Make a batch of one transaction."""
+    made = Batch({})
+    made.add(OpenTransaction(7, Lsn(end - 1), commit_time, [b"0123456789"] * rows), Lsn(end), OPENED)
+    return made
+
+
+def due_at(trigger: Trigger, batch: Batch, **stream: Any) -> float | None:
+    """Ask when the batch is due; the stream has no backlog, and no commit is running, unless `stream` says so."""
+    usual = {"closing": False, "committing": False, "sent_at": 0, "last_receive": OPENED}
+    return trigger.due_at(batch, **{**usual, **stream})
+
+
+def test_a_batch_is_due_at_its_age() -> None:
+    assert due_at(Trigger(WIDE), batch()) == OPENED + 5.0
+    assert not Trigger(WIDE).full(batch(), closing=False)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param(Limits(10, 10**9, 5.0, 10.0, 60.0, memory=10**9), id="rows"),
+        pytest.param(Limits(10**9, 100, 5.0, 10.0, 60.0, memory=10**9), id="bytes"),
+        pytest.param(Limits(10**9, 10**9, 5.0, 10.0, 60.0, memory=200), id="half of the memory"),
+    ],
+)
+def test_a_batch_at_a_bound_is_full_and_due_at_once_even_during_a_commit(limits: Limits) -> None:
+    trigger = Trigger(limits)
+    assert not trigger.full(batch(9), closing=False)
+    assert trigger.full(batch(10), closing=False)
+    assert due_at(trigger, batch(10), committing=True) == OPENED
+
+
+def test_a_batch_that_the_dispatcher_closes_is_full_unless_it_is_empty() -> None:
+    trigger = Trigger(WIDE)
+    assert trigger.full(batch(), closing=True)
+    assert due_at(trigger, batch(), closing=True, committing=True) == OPENED
+    assert not trigger.full(Batch({}), closing=True)
+
+
+def test_during_a_commit_a_batch_grows_until_it_is_worth_staging_ahead() -> None:
+    trigger = Trigger(WIDE)
+    assert due_at(trigger, batch(49_999), committing=True) is None
+    assert due_at(trigger, batch(50_000), committing=True) == OPENED + 5.0
+
+
+def test_a_backlog_is_due_when_the_stream_runs_dry() -> None:
+    """A backlog: the publisher sent its newest frame more than 2 s after the last commit, by its own clock."""
+    trigger = Trigger(WIDE)
+    late = {"last_receive": OPENED + 60.0}
+    assert due_at(trigger, batch(commit_time=1_000_000), sent_at=3_000_000, **late) == OPENED + 5.0
+    assert due_at(trigger, batch(commit_time=1_000_000), sent_at=3_000_001, **late) == OPENED + 60.25
+    assert due_at(trigger, batch(), sent_at=3_000_000, last_receive=OPENED) == OPENED + 5.0, "its age comes first"
+
+
+def test_only_the_first_batch_that_reaches_align_at_closes_there() -> None:
+    trigger = Trigger(WIDE, Lsn(300))
+    trigger.closed(batch(end=200))
+    assert trigger.align_at == 300
+    assert not trigger.full(batch(end=299), closing=False)
+    assert trigger.full(batch(end=300), closing=False)
+    trigger.closed(batch(end=300))
+    assert trigger.align_at is None
+    assert not trigger.full(batch(end=400), closing=False)
+
+
+@virtual
+async def test_a_full_batch_does_not_wait_for_its_age() -> None:
+    frames = [*transaction(100, A, insert(A.oid, 1, "x")), *transaction(200, insert(A.oid, 2, "x"))]
+    p = MemoryPipeline(frames, Limits(1, 1 << 20, 3600.0, 10.0, 60.0), reads=4)
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.pipeline.flushed == 200, 5.0)
+    assert p.commits("a") == [(100, 100), (200, 200)]
+    p.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_bytes_close_a_batch_too() -> None:
+    p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x" * 500)), Limits(10**6, 400, 3600.0, 10.0, 60.0))
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.pipeline.flushed == 100, 5.0)
+    p.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_while_a_commit_runs_the_next_batch_grows() -> None:
+    p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x")), Limits(10, 1 << 20, 0.1, 10.0, 60.0))
+    gate = p.tables.gates[A.oid] = asyncio.Event()
+    task = asyncio.create_task(p.run())
+    await asyncio.sleep(1)
+    for number in range(2, 9):
+        p.stream.send(transaction(number * 100, insert(A.oid, number, "x")))
+        await asyncio.sleep(1)
+    assert not p.rows("a")
+    gate.set()
+    await until(lambda: p.pipeline.flushed == 800)
+    assert p.commits("a") == [(100, 100), (200, 800)]
+    p.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_the_first_batch_closes_where_the_last_life_ended() -> None:
+    frames = [f for n in range(1, 6) for f in transaction(n * 100, A, insert(A.oid, n, "x"))]
+    p = MemoryPipeline(frames, align_at=Lsn(300))
+    p.tables.after["a"] = Lsn(300)
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.pipeline.flushed == 500)
+    assert p.tables.durables == [300, 500]
+    assert p.commits("a") == [(400, 500)]
+    p.pipeline.drain()
+    await task
+
+
+@virtual
+async def test_logs_of_a_batch_hold_half_of_the_memory() -> None:
+    """A batch closes at that size, whatever its own bounds are."""
+    frames = [f for n in range(1, 9) for f in transaction(n * 100, A, insert(A.oid, n, "x" * 1000))]
+    p = MemoryPipeline(frames, Limits(10**6, 1 << 30, 3600.0, 10.0, 60.0, memory=4000), reads=4)
+    task = asyncio.create_task(p.run())
+    await until(lambda: p.pipeline.flushed >= 600, 5.0)
+    assert max(last - first for first, last in p.commits("a")) <= 100
+    p.pipeline.drain()
+    await task
