@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,8 +70,13 @@ class Process:
         """Replace a runner that has ended, and keep its hand-over, as the launcher does."""
         while not self.killed:
             # A cancelled TaskGroup raises the failure of a task instead; then `killed` ends the loop.
-            with suppress(Exception, BaseExceptionGroup):
+            try:
                 await self.runner.run()
+            except* (AttributeError, TypeError) as defects:
+                # None of the world's failures: a model lacks what the code has come to use.
+                self.world.violations.extend(map(repr, defects.exceptions))
+            except* Exception:
+                pass
             await asyncio.sleep(1)
             self.runner = Runner(SUBSCRIPTION, self.runner._node, self.runner.handover)
 
@@ -204,7 +209,7 @@ async def history(seed: int) -> World:
                         del world.slots[slot]
             chance.trouble = 0.0
             async with asyncio.timeout(3600):
-                while not settled(world):  # noqa: ASYNC110
+                while not settled(world) and not world.violations:  # noqa: ASYNC110
                     await asyncio.sleep(1)
         finally:
             await process.kill()

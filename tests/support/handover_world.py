@@ -350,6 +350,7 @@ class Engine:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.transactions = None
 
     async def fence(self) -> None:
         await self.world.chance.step()
@@ -379,7 +380,7 @@ class Engine:
             task.exception()
             raise
 
-    async def _copy_here(self, cut: Any, source: Any, copied: Any, record: Any, *_: Any) -> int | None:
+    async def _copy_here(self, cut: Any, transactions: Any, source: Any, copied: Any, record: Any, *_: Any) -> int | None:
         chance = self.world.chance
         await chance.step()
         if source.bytes >= choose_copier.LEAST_JOB_BYTES:
@@ -412,7 +413,7 @@ class Engine:
             return
         else:
             assert work is copyjob.copy
-            source, copied, record, *_ = args
+            _, source, copied, record, *_ = args
             finished = self.world.chunks.setdefault(record.app_id, {})
             for chunk in range(CHUNKS):
                 if chunk not in finished:
