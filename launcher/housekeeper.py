@@ -1,7 +1,8 @@
 """Keeps the node's Delta tables small: a task of the daemon for data files, and one for what is deleted.
 
     every two seconds   the tables that batches were staged for since (Stage.staged)
-                        ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py)
+                        ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py),
+                           or run OPTIMIZE (housekeeping/delta_optimize.py)
                         ─► a minute later, and then as long as old files lie there: a visit (housekeeping/upkeep.py)
 
 A table that rests costs nothing: it is neither opened nor listed, except once when the daemon starts, by a look at the
@@ -33,8 +34,9 @@ from pubsub.delta.engine import Engine, said
 from pubsub.delta.file_rows import rows_in
 from pubsub.delta.housekeeping import inventory
 from pubsub.delta.housekeeping.choose_files import choose_files
+from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
-from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
 from pubsub.delta.housekeeping.upkeep import Upkeep, Visit
 from pubsub.delta.log import AddFile, TableLog, directory, is_local
 from pubsub.delta.transactions import Cleaning
@@ -68,6 +70,7 @@ class _Table:
     relation: SubscriptionRel
     staged: int = 0
     looked: int = 0
+    optimized: int = 0
     changed_at: float = 0.0
     look_at: float | None = None
     visit_at: float | None = None
@@ -131,7 +134,7 @@ class Housekeeper:
             if held is not None and held.generation != relation.copy_generation:
                 held = None
             staged = self._stage.staged[path]
-            table = self._tables[path] = _Table(relation, staged, staged, time.time(), storage=held)
+            table = self._tables[path] = _Table(relation, staged, staged, staged, time.time(), storage=held)
             if not first or held is None or await self._was_written(held, path):
                 # Its copy has ended, or this daemon knows nothing of it, or it was written since it was visited.
                 table.visit_at = table.look_at = time.time()
@@ -196,25 +199,37 @@ class Housekeeper:
         now = time.time()
         resting = table.changed_at + _REST <= now
         table.look_at = None if resting else max(table.changed_at, now - _REST) + _REST + 1.0
-        if not self._settings.merge_files or not is_local(path):
+        if not self._settings.merge_files:
             table.look_at = None
             return
-        found = self._log(table)
         worn = self._window_opens() == 0
         relation = table.relation
-        load = partial(delta.load, path, relation.qualified_name, relation.definition)
-
-        def choose(files: Sequence[AddFile]) -> list[AddFile]:
-            return choose_files(files, partial(rows_in, found), worn=worn, resting=resting)
-
         began = time.monotonic()
-        if await self._engine.run_without_spark(rewrite, found, load, choose):
+        if worn and await self._optimize_is_due(table, resting=resting):
+            staged = table.staged
+            done = await self._engine.run(optimize, path)
+            if done:
+                table.optimized = staged
+        elif is_local(path):
+            found = self._log(table)
+            load = partial(delta.load, path, relation.qualified_name, relation.definition)
+            choose = partial(_chosen, found, worn=worn, resting=resting)
+            done = await self._engine.run_without_spark(rewrite, found, load, choose)
+        else:
+            return
+        if done:
             log.info(
                 "data files were merged", relation=relation.qualified_name, seconds=round(time.monotonic() - began, 1)
             )
             table.look_at = time.time()
             if table.visit_at is None:
                 table.visit_at = time.time() + _LOOK
+
+    async def _optimize_is_due(self, table: _Table, *, resting: bool) -> bool:
+        """Return whether Delta's OPTIMIZE is to be run (delta_optimize.py)."""
+        if not is_local(table.relation.path):
+            return enough(table.staged - table.optimized, resting=resting)
+        return await self._engine.run_without_spark(_optimize_is_due, self._log(table), resting)
 
     async def _visit(self, table: _Table) -> None:
         """Visit a table, and store what was found."""
@@ -257,6 +272,18 @@ class Housekeeper:
     def _window_opens(self) -> float:
         """Return the seconds until the window opens; 0 within it."""
         return self._settings.window.wait(datetime.now().astimezone())
+
+
+def _optimize_is_due(log: TableLog, resting: bool) -> bool:
+    with log.writing:
+        log.refresh()
+        return is_due(log, rewritten_here=can_be_rewritten(log), resting=resting)
+
+
+def _chosen(log: TableLog, files: Sequence[AddFile], *, worn: bool, resting: bool) -> list[AddFile]:
+    """Return the files to rewrite, but none that OPTIMIZE has clustered and that are whole."""
+    loose = [file for file in files if "clusteringProvider" not in file.kept or file.deleted]
+    return choose_files(loose, partial(rows_in, log), worn=worn, resting=resting)
 
 
 def _visited(session: SparkSession, upkeep: Upkeep, clean: bool) -> Visit:

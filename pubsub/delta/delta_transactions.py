@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pubsub.delta.pins import Change
 
 # They have no class in common but PySparkException.
-_CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.exceptions.__all__)
+CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.exceptions.__all__)
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 # With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
 _LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
@@ -120,7 +120,7 @@ class DeltaTransactions:
                 transaction.readTxn().addOne(app_id)
             self._commit(transaction, request)
         except (Py4JJavaError, PySparkException) as error:
-            if isinstance(error, _CONFLICTS):
+            if isinstance(error, CONFLICTS):
                 raise Conflict(_said(error)) from error
             failure = CommitFailed(f'could not commit to the Delta table "{request.path}": {_said(error)}')
             failure.txn_id = name
@@ -153,7 +153,7 @@ class DeltaTransactions:
             operation = getattr(self._delta, "DeltaOperations$SetTableProperties")(self._map(changed))
             transaction.commit(self._java.nil, operation)
         except (Py4JJavaError, PySparkException) as error:
-            if isinstance(error, _CONFLICTS):
+            if isinstance(error, CONFLICTS):
                 raise Conflict(_said(error)) from error
             raise CommitFailed(
                 f'could not change the properties of the Delta table "{path}": {_said(error)}'

@@ -61,13 +61,16 @@ def live_columns(
             yield _without(batch, start, gone), file
 
 
-def live_rows(log: TableLog, files: Sequence[AddFile], table: TargetTable) -> Iterator[pa.Table]:
-    """Yield the rows of these files that are not deleted, with the table's column names, a piece at a time."""
+def live_rows(
+    log: TableLog, files: Sequence[AddFile], table: TargetTable, names: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of these files that are not deleted, a piece at a time: the named columns, or all."""
     table = laid_out(log, table)
+    names = table.schema.names if names is None else names
     for file in files:
         gone = deleted_positions(log, file)
         size = batch_rows(log, file)
-        for start, batch in read_columns(log, file, table, table.schema.names, size):
+        for start, batch in read_columns(log, file, table, names, size):
             yield pa.Table.from_batches([_without(batch, start, gone)])
 
 

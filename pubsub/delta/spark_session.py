@@ -59,6 +59,9 @@ BASE_CONF: Final[Mapping[str, str]] = {
     _DELTA + "merge.materializeSource": "none",
     _DELTA + "optimizeWrite.enabled": "false",
     _DELTA + "autoCompact.enabled": "false",
+    # OPTIMIZE leaves files alone that housekeeping takes for large.
+    _DELTA + "optimize.minFileSize": str(64 << 20),
+    _DELTA + "optimize.maxFileSize": str(256 << 20),
     # Dates and timestamps are read and written exactly as they are, without rebasing between calendars.
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",

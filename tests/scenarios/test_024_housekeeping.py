@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from launcher import housekeeper
-from pubsub.delta.housekeeping import choose_files, upkeep
+from pubsub.delta.housekeeping import choose_files, delta_optimize, upkeep
 from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_session import Spark
@@ -117,3 +117,41 @@ def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     log = TableLog(replica.path("t"))
     log.refresh()
     assert log.properties[FILES] == "interval 1 seconds"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("made", "by_spark"),
+    [("CLUSTER BY (n)", False), ("TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')", True)],
+)
+def test_delta_optimizes_what_is_not_rewritten_here(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, made: str, by_spark: bool
+) -> None:
+    """A clustered table, which takes our files, and one that only Spark's statement writes."""
+    monkeypatch.setattr(housekeeper, "_REST", 20.0)
+    monkeypatch.setattr(delta_optimize, "_MERGE", 4)
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "INSERT INTO t SELECT g, g % 7 FROM generate_series(1, 500) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    replica.node.spark.session.sql(f"CREATE TABLE delta.`{path}` (id int, n int) USING delta {made}")
+    replica.subscribe(create_tables="false")
+
+    def tight() -> bool:
+        log = TableLog(str(path))
+        log.refresh()
+        assert (log.unsupported() is not None) is by_spark
+        clustered = all("clusteringProvider" in one.kept for one in log.files.values())
+        return len(log.files) == 1 and (by_spark or clustered)
+
+    for number in range(4):
+        replica.execute(f"INSERT INTO t VALUES ({1000 + number}, 3); UPDATE t SET n = n + 1 WHERE id % 10 = {number}")
+        replica.caught_up()
+    wait_until(tight, "one file, made by OPTIMIZE")
+    replica.execute("UPDATE t SET n = -n WHERE id % 3 = 0", "DELETE FROM t WHERE id % 5 = 0")
+    replica.assert_equal("t")
+    wait_until(tight, "one file again")
+    replica.assert_equal("t")
+    replica.assert_read_alike("t")

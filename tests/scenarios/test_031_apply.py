@@ -220,12 +220,12 @@ def test_unchanged_toast_is_kept(replica: Replica, fault: Faults) -> None:
     fault.arm("commit public.toasted")
     replica.execute("UPDATE toasted SET n = 77 WHERE id = 15")
     fault.wait("commit public.toasted")
-    before = replica.version("toasted_full")
+    before = replica.batches("toasted_full")
     for text in TOAST_CHANGES:
         change(text, 1000)
     fault.release("commit public.toasted")
     replica.assert_equal(*names)
-    assert replica.version("toasted_full") == before + 1
+    assert replica.batches("toasted_full") == before + 1
 
 
 def test_truncate(replica: Replica, stock: Callable[[str], Stock]) -> None:

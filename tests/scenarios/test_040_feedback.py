@@ -142,6 +142,8 @@ def test_a_publisher_that_waits_for_the_subscription(
     try:
         synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
         wait_until(lambda: own.query(synchronous), "the subscription to be a synchronous standby")
+        # Backends wait as soon as the checkpointer knows of the standby (SyncRepWaitForLSN: sync_standbys_defined).
+        own_server.execute("CHECKPOINT")
         fault.arm("commit public.a")
         statement = f"SET synchronous_commit = {level}; UPDATE a SET n = 7; INSERT INTO a VALUES (1000, 7)"
         writing = threading.Thread(target=own.execute, args=[statement])

@@ -380,7 +380,9 @@ class Engine:
             task.exception()
             raise
 
-    async def _copy_here(self, cut: Any, transactions: Any, source: Any, copied: Any, record: Any, *_: Any) -> int | None:
+    async def _copy_here(
+        self, cut: Any, transactions: Any, source: Any, copied: Any, record: Any, *_: Any
+    ) -> int | None:
         chance = self.world.chance
         await chance.step()
         if source.bytes >= choose_copier.LEAST_JOB_BYTES:

@@ -212,6 +212,12 @@ class Replica:
 
         return int(DeltaTable(self.path(table)).version())
 
+    def batches(self, table: str) -> int:
+        """Return the number of commits to the Delta table in which rows have changed; housekeeping merges files at any time."""
+        from deltalake import DeltaTable
+
+        return sum(one["operation"] == "WRITE" for one in DeltaTable(self.path(table)).history())
+
     def rows(self, table: str, what: str = "*") -> list[dict[str, Any]]:
         """Return what DataFusion reads from the Delta table, `delta_t`; `what` may contain FROM, WHERE and ORDER BY."""
         from deltalake import DeltaTable, QueryBuilder

@@ -7,8 +7,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,11 +19,12 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
 from pubsub.daily_window import DailyWindow
-from pubsub.delta import arrow_writer, data_files, deletion_vectors
+from pubsub.delta import arrow_writer, data_files, deletion_vectors, file_rows
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.housekeeping import inventory
+from pubsub.delta.housekeeping import inventory, row_order
 from pubsub.delta.housekeeping.choose_files import choose_files
+from pubsub.delta.housekeeping.delta_optimize import is_due
 from pubsub.delta.housekeeping.retention import FILES, LOG, changed, follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.housekeeping.upkeep import Upkeep
@@ -211,11 +215,16 @@ def test_columns_that_change_meanwhile_stop_the_rewriting(table: Table) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_batches_between_the_choice_and_the_commit(tmp_path: Path, seed: int) -> None:
+def test_random_batches_between_the_choice_and_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Every other time the rows are sorted in several slices."""
     chance = random.Random(seed)
+    if seed % 2:
+        monkeypatch.setattr(row_order, "_SLICE_BYTES", 300)
     table = Table(tmp_path / "t")
     rows: set[int] = set()
-    new = iter(range(10_000))
+    new = iter(chance.sample(range(10_000), 1000))
 
     def batch() -> None:
         gone = set(chance.sample(sorted(rows), min(len(rows), chance.randrange(12))))
@@ -230,6 +239,77 @@ def test_random_batches_between_the_choice_and_the_commit(tmp_path: Path, seed: 
             pick = chance.randrange(1, 6)
             table.rewrite(lambda files, pick=pick: chance.sample(files, min(pick, len(files))), batch)
         assert table.ids() == sorted(rows)
+
+
+def ids_as_they_lie(table: Table) -> list[int]:
+    table.log.refresh()
+    rows = file_rows.live_rows(table.log, list(table.log.files.values()), table.target)
+    return [number for part in rows for number in part["id"].to_pylist()]
+
+
+@pytest.mark.parametrize("slice_bytes", [1 << 20, 600])
+def test_rows_lie_in_the_order_of_their_key(table: Table, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
+    monkeypatch.setattr(row_order, "_SLICE_BYTES", slice_bytes)
+    table.commit(added=range(0, 100, 3))
+    table.commit(added=range(1, 100, 3))
+    table.commit(added=range(2, 100, 3), deleted=[0, 49, 97])
+    assert table.rewrite(between=lambda: table.commit(deleted=[1, 60]))
+    assert ids_as_they_lie(table) == [number for number in range(100) if number not in (0, 1, 49, 60, 97)]
+
+
+def test_large_files_keep_their_order(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice would read all of them."""
+    monkeypatch.setattr(row_order, "_SLICE_BYTES", 100)
+    table.commit(added=range(100, 200))
+    table.commit(added=range(100))
+    assert table.rewrite()
+    assert ids_as_they_lie(table) == [*range(100, 200), *range(100)]
+
+
+def test_rows_lie_in_the_order_of_the_cluster_columns(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t")
+    domain = {"domain": "delta.clustering", "configuration": '{"clusteringColumns":[["n"],["id"]]}', "removed": False}
+    log = TableLog(table.target.path, table.transactions)
+    log.refresh()
+    log.commit([{"domainMetadata": domain}], Operation.ALTER)
+    rows = pa.table({"id": [1, 2, 3, 4], "n": [7, None, 5, 7]}, COLUMNS)
+    for part in rows.slice(2), rows.slice(0, 2):
+        log.refresh()
+        log.commit(data_files.write_table(table.target, part), Operation.WRITE)
+    assert table.rewrite()
+    assert ids_as_they_lie(table) == [3, 1, 4, 2]
+
+
+# Delta's OPTIMIZE
+
+
+@pytest.mark.parametrize(
+    ("clustered", "loose", "due"), [(90, 10, False), (89, 11, True), (0, 1, True), (10, 0, False), (0, 0, False)]
+)
+def test_a_clustered_table_is_optimized_once_a_tenth_of_it_is_not_clustered(
+    clustered: int, loose: int, due: bool
+) -> None:
+    files = [replace(file("c", 1, size=clustered), kept={"clusteringProvider": "liquid"})] if clustered else []
+    files += [file(f"{number}", 1, size=1) for number in range(loose)]
+    log: Any = SimpleNamespace(cluster_columns=("n",), files={one.path: one for one in files})
+    for rewritten_here in (True, False):
+        assert is_due(log, rewritten_here=rewritten_here, resting=True) is due
+        assert not is_due(log, rewritten_here=rewritten_here, resting=False), "while it is written, 64 MB are worth it"
+    log.files["large"] = file("large", 1, size=64 << 20)
+    assert is_due(log, rewritten_here=True, resting=False)
+
+
+def test_a_table_that_is_not_rewritten_here_is_optimized_for_enough_small_files() -> None:
+    def due(small: int, *, resting: bool, rewritten_here: bool = False) -> bool:
+        files = [file("large", 1, size=64 << 20), *(file(f"{number}", 1) for number in range(small))]
+        log: Any = SimpleNamespace(cluster_columns=(), files={one.path: one for one in files})
+        return is_due(log, rewritten_here=rewritten_here, resting=resting)
+
+    assert due(16, resting=False)
+    assert not due(15, resting=False)
+    assert due(2, resting=True)
+    assert not due(1, resting=True)
+    assert not due(99, resting=True, rewritten_here=True)
 
 
 # retention

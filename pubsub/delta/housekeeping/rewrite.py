@@ -1,16 +1,16 @@
 """Rewrite data files of a partition into one, while batches go on being committed to it.
 
     under the lock     the log is replayed; files are chosen (choose_files.py)
-    without it         their live rows ─► one new file, in the files' order
+    without it         their live rows ─► one new file, sorted (row_order.py)
     under the lock     the log is replayed again; rows that were deleted meanwhile ─► a deletion vector of the new file
                        ─► one commit (dataChange false)
 
 Under load each commit gives a large file another deletion vector, so a rewriting that failed on every such conflict
-would never end.  A deletion vector only grows: a row at position p of an old file lies in the new one behind the rows of
-the files before it and the live rows before p.
+would never end.  A deletion vector only grows: a row at position p of an old file comes behind the rows of the files
+before it and the live rows before p; and if the new file is sorted, that place has a rank.
 
     old file: 10 rows, 2 and 5 deleted at the choice; since then 7, too
-    new file: begins at 100; row 7 was the sixth live one (0 1 3 4 6 7), so position 105 is deleted
+    new file: begins at 100; row 7 was the sixth live one (0 1 3 4 6 7), so position 105, or ranks[105], is deleted
 
 A file that is gone by then, whoever removed it, has no live rows any more: all of its rows are deleted from the new one.
 If the columns have changed, or rows have come back (RESTORE), the new file is dropped.  Everything here blocks.
@@ -31,6 +31,8 @@ from pubsub.delta import data_files, deletion_vectors
 from pubsub.delta.arrow_writer import remove_action, row_count
 from pubsub.delta.deletion_vectors import Positions
 from pubsub.delta.file_rows import deleted_positions, laid_out, live_rows, rows_in
+from pubsub.delta.housekeeping import row_order
+from pubsub.delta.housekeeping.row_order import Ranks
 from pubsub.delta.log import AddFile, TableLog
 from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Action, Conflict, Operation
@@ -44,7 +46,7 @@ class _Dropped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A file as it was chosen: `rows` with deleted ones, `gone`: their positions, `begin`: its place in the new file."""
+    """A file as it was chosen: `rows` with deleted ones, `gone`: their positions, `begin`: the live rows of those before."""
 
     file: AddFile
     rows: int
@@ -63,7 +65,7 @@ def rewrite(
     """
     with log.writing:
         log.refresh()
-        if not _can_be_rewritten(log):
+        if not can_be_rewritten(log):
             return False
         metadata = log.metadata
         chosen = next(filter(None, map(choose, _by_partition(log))), ())
@@ -71,15 +73,17 @@ def rewrite(
         return False
     sources = _sources(log, chosen)
     table = laid_out(log, load())
-    added = data_files.write(table, live_rows(log, chosen, table))
+    ranks = row_order.ranks(log, chosen, table)
+    rows = live_rows(log, chosen, table) if ranks is None else row_order.sorted_rows(log, chosen, table, ranks)
+    added = data_files.write(table, rows)
     made = data_files.paths(log.table, added)
     try:
         faults.point("files rewritten")
         with log.writing:
             log.refresh()
-            if not _can_be_rewritten(log) or log.metadata != metadata:
+            if not can_be_rewritten(log) or log.metadata != metadata:
                 return False
-            actions = _actions(log, sources, added, made)
+            actions = _actions(log, sources, ranks, added, made)
             owned, made = made, []  # the log removes them if it does not commit, unless the outcome is unknown
             log.commit(actions, Operation.MERGE_FILES, made=owned)
             return True
@@ -89,8 +93,11 @@ def rewrite(
         data_files.remove(made)
 
 
-def _can_be_rewritten(log: TableLog) -> bool:
-    """Return whether our files serve the table.  Where rows are tracked they keep their files: moved, they look new."""
+def can_be_rewritten(log: TableLog) -> bool:
+    """Return whether our files serve the table, by its log as it was last read.
+
+    Where rows are tracked they keep their files: moved, they would look new.
+    """
     return log.unsupported() is None and not log.tracks_rows
 
 
@@ -112,7 +119,9 @@ def _sources(log: TableLog, chosen: Sequence[AddFile]) -> list[_Source]:
     return sources
 
 
-def _actions(log: TableLog, sources: Sequence[_Source], added: Sequence[Action], made: list[Path]) -> list[Action]:
+def _actions(
+    log: TableLog, sources: Sequence[_Source], ranks: Ranks | None, added: Sequence[Action], made: list[Path]
+) -> list[Action]:
     """Return the commit's actions for the log's present state; add a vector's file to `made`.  Raises _Dropped."""
     now = int(time.time() * 1000)
     actions: list[Action] = []
@@ -127,6 +136,8 @@ def _actions(log: TableLog, sources: Sequence[_Source], added: Sequence[Action],
     if not actions:
         raise _Dropped
     positions = np.concatenate(dead)
+    if ranks is not None:
+        positions = ranks[positions]
     for action in added:
         add = action["add"] | {"dataChange": False}
         if len(positions) == row_count(action):
