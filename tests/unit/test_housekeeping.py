@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -441,6 +442,20 @@ def test_a_table_that_only_grows_is_not_vacuumed(table: Table, cleaning: Cleanin
     age(table, 10_000)
     visit = kept(table, cleaning).visit(clean=True)
     assert (cleaning.vacuums, visit.due) == ([], None)
+
+
+def test_what_a_killed_process_has_not_committed_goes(table: Table, cleaning: Cleaning) -> None:
+    table.commit(added=[1])
+    log = Path(table.target.path, "_delta_log")
+    old, new, mended = (log / f".{name}{uuid.uuid4()}.tmp" for name in (f"{2:020}.json.", f"{2:020}.json.", ""))
+    for path, age in (old, 3700), (new, 3500), (mended, 3700):
+        path.touch()
+        os.utime(path, (time.time() - age, time.time() - age))
+    upkeep = Upkeep(table.log, cleaning, time.time())
+    upkeep.visit(clean=False)
+    assert old.exists()
+    upkeep.visit(clean=True)
+    assert [old.exists(), new.exists(), mended.exists()] == [False, True, False]
 
 
 def test_outside_the_window_nothing_is_deleted(table: Table, cleaning: Cleaning) -> None:

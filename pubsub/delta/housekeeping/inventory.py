@@ -17,6 +17,8 @@ from pubsub.delta.transactions import Action, Listed
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\b.*")
+# What is not a commit yet (LinkLogStore.java, log.py).
+_ASIDE: Final = re.compile(r"\..*[0-9a-f-]{36}\.tmp")
 _LAST_VACUUM: Final = "_last_vacuum_info"
 _DATA: Final = (".parquet", ".bin")
 
@@ -25,6 +27,7 @@ _DATA: Final = (".parquet", ".bin")
 class LogListing:
     """A table's log: each commit's time in seconds by version, its checkpoints' versions, the bytes of all its files.
 
+    `asides`: the times of files that are to become commits, or were, until their writer was killed.
     `vacuumed`: Delta's record of the version up to which VACUUM has deleted all removed files; None: there is none.
     """
 
@@ -32,6 +35,7 @@ class LogListing:
     checkpoints: frozenset[int]
     size: int
     vacuumed: int | None
+    asides: Mapping[Path, float]
 
     @property
     def oldest(self) -> int:
@@ -51,6 +55,7 @@ def list_log(table: Path) -> LogListing:
     log = table / "_delta_log"
     commits: dict[int, float] = {}
     checkpoints: set[int] = set()
+    asides: dict[Path, float] = {}
     size = 0
     for entry, stat in _files(log):
         size += stat.st_size
@@ -58,7 +63,9 @@ def list_log(table: Path) -> LogListing:
             commits[int(match[1])] = stat.st_mtime
         elif match := _CHECKPOINT.fullmatch(entry.name):
             checkpoints.add(int(match[1]))
-    return LogListing(commits, frozenset(checkpoints), size, _vacuumed(log))
+        elif _ASIDE.fullmatch(entry.name):
+            asides[Path(entry.path)] = stat.st_mtime
+    return LogListing(commits, frozenset(checkpoints), size, _vacuumed(log), asides)
 
 
 def newest_version(table: Path) -> int:

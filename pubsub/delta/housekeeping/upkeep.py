@@ -4,7 +4,7 @@
                log.  The first time in a process, and where Delta refuses LITE since commits are missing, from a list of
                the table's files, so that files of a killed process go, too.
     the log    commits up to the newest checkpoint that leaves every version of the retention readable, and that VACUUM
-               does not need
+               does not need; and files that a killed process has not made commits of
 
 No file goes that a version within the retention needs, since Delta decides that.  Files that no version names yet (of a
 batch, a streamed transaction, a deletion vector) are in no `remove`, so LITE leaves them, however old they are.  A list
@@ -31,6 +31,8 @@ from pubsub.delta.transactions import Cleaning, Listed, Retention
 _PART: Final = 0.25
 _SOONEST: Final = 60.0
 _LATEST: Final = 3600.0
+# A commit's file has its name within moments.
+_ABANDONED: Final = 3600.0
 # Delta rounds the time to which it cleans the log down to a minute.
 _MINUTE: Final = 60.0
 
@@ -81,6 +83,8 @@ class Upkeep:
         retention = self._ask()
         listing = inventory.list_log(self._table.table)
         self._done = max(self._done, -1 if listing.vacuumed is None else listing.vacuumed)
+        if clean:
+            _remove_abandoned(listing)
         vacuumed = clean and self._vacuum(listing, retention)
         if vacuumed:
             listing = inventory.list_log(self._table.table)
@@ -176,6 +180,12 @@ class Upkeep:
                 max(listing.commits[min(bases)] + retention.log + 2 * _MINUTE, self._asked_at + _pause(retention))
             )
         return max(min(times), time.time() + _SOONEST) if times else None
+
+
+def _remove_abandoned(listing: LogListing) -> None:
+    for path, made in listing.asides.items():
+        if made < time.time() - _ABANDONED:
+            path.unlink(missing_ok=True)
 
 
 def _pause(retention: Retention) -> float:
