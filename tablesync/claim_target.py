@@ -24,8 +24,10 @@ async def claim_target(
 ) -> None:
     """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own.
 
-    A new table keeps removed files and its log as `housekeeping` says.
-    Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable.
+    A new table keeps removed files and its log as `housekeeping` says.  A table that somebody else made becomes ours by
+    its properties, so that a later copy may replace what this one brings.
+    Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable; Conflict
+    if the table was altered at this moment.
     """
     identity = {
         "pubsub.node": node_id,
@@ -44,6 +46,11 @@ async def claim_target(
                 detail=f'It lies at "{target.path}".',
                 hint="Move it away, use WITH (copy_data = false), or choose another target.",
             )
+        await asyncio.to_thread(delta.check_columns, target)
+        await engine.run_without_spark(
+            engine.transactions.change_properties, target.path, lambda before: {**before, **identity}
+        )
+        return
     elif not subscription.options.create_tables:
         raise UndefinedTable(
             f'Delta table for "{target.relation}" does not exist',

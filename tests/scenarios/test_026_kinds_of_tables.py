@@ -167,6 +167,10 @@ def test_every_kind_of_table_gets_the_publishers_rows(replica: Replica, spark: S
     else:
         replica.assert_read_alike("t")
     check_kind(spark, str(path), name)
+    if name in FIRST:
+        # What a copy brought into a table of the user's, another copy replaces.
+        replica.alter("RESYNC TABLE t")
+        assert_same(replica, kind)
 
 
 def check_kind(spark: Spark, path: str, name: str) -> None:

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pubsub.delta import arrow_writer, data_files
+from pubsub.delta import arrow_writer, data_files, pins
+from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.transactions import Operation
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.protocol.lsn import Lsn
 from pubsub.settings import HousekeepingSettings
@@ -24,10 +26,18 @@ SCHEMA = pa.schema([pa.field("id", pa.int64())])
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 
 
+class Transactions(JsonTransactions):
+    def change_properties(self, path: str, change: pins.Change) -> None:
+        log = TableLog(path, self)
+        log.refresh()
+        configuration = change(log.properties)
+        log.commit([{"metaData": {**log.metadata, "configuration": configuration}}], Operation.ALTER)
+
+
 class Engine:
     """Runs in the test's own thread; a table that only Spark can create fails the test."""
 
-    transactions = JsonTransactions()
+    transactions = Transactions()
 
     async def run_without_spark(self, work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)
@@ -87,6 +97,24 @@ def test_rows_of_another_node_or_subscription_are_refused(tmp_path: Path, other:
 def test_a_table_of_somebody_else_is_taken_if_it_has_no_rows(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", ROWS.slice(0, 0))
     claim(tmp_path / "t", create_tables=False)
-    write_deltalake(tmp_path / "t", ROWS, mode="append")
+    properties = DeltaTable(tmp_path / "t").metadata().configuration
+    assert properties == {"pubsub.node": "n", "pubsub.subscription": "1", "pubsub.publisher": "7/d"}
+    # The next copy may replace what this one brings, and another subscription's may not.
+    fill(tmp_path / "t")
+    claim(tmp_path / "t")
+    with pytest.raises(NotInPrerequisiteState, match="holds rows already"):
+        claim(tmp_path / "t", oid=2)
+
+
+def test_rows_of_somebody_else_are_refused(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "t", ROWS)
     with pytest.raises(NotInPrerequisiteState, match="holds rows already"):
         claim(tmp_path / "t")
+    assert DeltaTable(tmp_path / "t").version() == 0
+
+
+def test_a_table_that_lacks_a_column_stays_as_it_is(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "t", pa.table({"other": pa.array([], pa.int64())}))
+    with pytest.raises(NotInPrerequisiteState, match="missing replicated columns"):
+        claim(tmp_path / "t")
+    assert DeltaTable(tmp_path / "t").version() == 0
