@@ -54,6 +54,7 @@ def test_killed_in_states_i_and_d(subscribed: Subscribed, daemon: Daemon, fault:
     assert subscribed.relations()["a"].copy_generation == 5, "a copy that was committed is recognised"
 
 
+@pytest.mark.full
 def test_killed_in_states_f_w_c_s_and_r(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """The copy is not made again; each worker continues where its predecessor was killed."""
     (oid,) = subscribed.database.query("SELECT 'a'::regclass::oid")[0]

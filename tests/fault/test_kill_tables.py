@@ -57,6 +57,7 @@ def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon
     subscribed.assert_equal(("a", "keyless", "c"))
 
 
+@pytest.mark.full
 def test_commits_of_other_writers_while_no_daemon_runs(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.subscribe()
     subscribed.assert_equal()

@@ -214,7 +214,7 @@ class World:
         return sorted(tuple(row.values()) for row in pa.table(found).to_pylist())
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_the_rows_of_many_moments_become_those_of_one(seed: int) -> None:
     directory = Path(tempfile.mkdtemp(prefix="pubsub-window-"))

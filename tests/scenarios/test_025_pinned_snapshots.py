@@ -151,6 +151,7 @@ def test_what_a_pin_meets(replica: Replica) -> None:
     assert tables.listed() == ()
 
 
+@pytest.mark.full
 def test_a_version_of_the_past(replica: Replica) -> None:
     """It can be pinned as long as its files are there; otherwise nothing is."""
     tables = Pins(replica)

@@ -66,7 +66,7 @@ KINDS = {
     "v2 checkpoints": Kind(properties="'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2'"),
     "deltalake's": Kind(),
 }
-FIRST = ("partitioned", "generated column")
+FIRST = ("partitioned", "NOT NULL")
 # Spark writes these, for more than a minute each.
 SLOW = ("partitioned by a double", "VARCHAR", "generated column", "identity column", "change data feed")
 

@@ -314,6 +314,7 @@ def test_partitions_that_are_tables_of_their_own(replica: Replica) -> None:
     )
 
 
+@pytest.mark.full
 def test_renamed_tables_keep_their_rows_and_their_places(replica: Replica) -> None:
     names = many(replica, 4)
     paths = {name: replica.path(name) for name in names}

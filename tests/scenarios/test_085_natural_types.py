@@ -310,6 +310,7 @@ def test_values_that_are_refused(replica: Replica, binary: str) -> None:
         replica.assert_equal("t")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("frequent_checkpoints")
 def test_schema_changes(replica: Replica) -> None:
     """Columns that are added with a default; values that are not sent again; a composite type that is altered."""
