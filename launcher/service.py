@@ -129,7 +129,8 @@ class Service:
             # Each worker that needs Spark starts it again and reports the error.
             log.warning("Spark did not start", reason=str(error))
             return
-        if not started:
+        if not started or self.engine.transactions.called:
+            # What waits for Spark is served sooner without another's work beside it.
             return
         from pubsub.delta.warm_up import warm_up
 

@@ -57,11 +57,13 @@ class SparkTransactions:
     """Implements transactions.Transactions for a node: in its Spark's JVM, which the first call starts.
 
     Any thread may call it; the calls wait while the JVM starts.  They also raise what Spark.running raises.
+    `called`: whether there was a call, even if it still waits.
     """
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
         self._made: DeltaTransactions | None = None
+        self.called = False
 
     def commit(self, request: Request) -> str:
         """See transactions.Transactions."""
@@ -88,6 +90,7 @@ class SparkTransactions:
         self._running().clean_log(path, until)
 
     def _running(self) -> DeltaTransactions:
+        self.called = True
         session, made = self._spark.running(), self._made
         if made is None or made.session is not session:
             made = self._made = DeltaTransactions(session)

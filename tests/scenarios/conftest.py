@@ -32,8 +32,8 @@ def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
 
 @pytest.fixture
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Delta write a checkpoint of new tables after every second commit, so that later replays of the log start from one."""
-    monkeypatch.setattr(table, "_CHECKPOINT_INTERVAL", 2)
+    """Let Delta write a checkpoint of new tables after every third commit, so that later replays of the log start from one."""
+    monkeypatch.setattr(table, "_CHECKPOINT_INTERVAL", 3)
 
 
 @pytest.fixture(scope="session")

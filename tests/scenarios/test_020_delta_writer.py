@@ -270,8 +270,20 @@ def value(kind: str, text: str) -> Any:
     return repr(plain(found))
 
 
+# Spark's statement takes half a minute for each type.
+_OFTEN_BY_SPARK = ("decimal", "timestamptz", "text")
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        pytest.param(way, kind, marks=[pytest.mark.soak] if way == "by Spark" and kind not in _OFTEN_BY_SPARK else [])
+        for way in ("directly", "by Spark")
+        for kind in KEYS
+    ],
+    indirect=["made"],
+)
 def test_key_types(made: Any, kind: str) -> None:
     """Rows are found, completed from the table, moved and deleted by every type of key."""
     oid, keys = KEYS[kind]

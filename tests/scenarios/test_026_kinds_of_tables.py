@@ -63,7 +63,7 @@ KINDS = {
         properties="'delta.columnMapping.mode' = 'name'", clauses="PARTITIONED BY (day)"
     ),
     "mapped by id": Kind(properties="'delta.columnMapping.mode' = 'id'"),
-    "v2 checkpoints": Kind(properties="'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2'"),
+    "v2 checkpoints": Kind(properties="'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '4'"),
     "deltalake's": Kind(),
 }
 FIRST = ("partitioned", "NOT NULL")

@@ -20,7 +20,7 @@ CREATE PUBLICATION p FOR TABLE a;
 
 @pytest.fixture(autouse=True, params=["from commits", "from checkpoints"])
 def each_log(request: pytest.FixtureRequest, replica: Replica) -> Iterator[None]:
-    """Logs of commits alone, and logs with a checkpoint every second commit, which every reader reads in the end."""
+    """Logs of commits alone, and logs with a checkpoint every third commit, which every reader reads in the end."""
     if request.param == "from checkpoints":
         request.getfixturevalue("frequent_checkpoints")
     yield
