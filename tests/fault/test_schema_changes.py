@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
+from pubsub.delta.transactions import Operation
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults
 
@@ -46,6 +47,6 @@ def test_killed_around_an_alter(subscribed: Subscribed, daemon: Daemon, fault: F
     fault.clear()
     daemon.start()
     subscribed.assert_equal()
-    metadata = [entry for entry in DeltaTable(path).history() if entry["operation"] == "ALTER TABLE"]
+    metadata = [entry for entry in DeltaTable(path).history() if entry["operation"] == Operation.ALTER.value]
     assert len(metadata) == 1
     assert subscribed.relations()["a"].copy_generation == 1
