@@ -3,7 +3,8 @@
     every two seconds   the tables that batches were staged for since (Stage.staged)
                         ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py),
                            or run OPTIMIZE (housekeeping/delta_optimize.py)
-                        ─► a minute later, and then as long as old files lie there: a visit (housekeeping/upkeep.py)
+                        ─► a minute later, and then as long as old files lie there: a visit (housekeeping/upkeep.py), which
+                           also writes the checkpoints
 
 A table that rests costs nothing: it is neither opened nor listed, except once when the daemon starts, by a look at the
 names in its log, since the last daemon may have been killed before it visited the table.  Only tables in state r are
@@ -37,7 +38,7 @@ from pubsub.delta.housekeeping.choose_files import choose_files
 from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
-from pubsub.delta.housekeeping.upkeep import Upkeep, Visit
+from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
 from pubsub.delta.log import AddFile, TableLog, directory, is_local
 from pubsub.delta.transactions import Cleaning
 from pubsub.errors import ObjectInUse
@@ -65,12 +66,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of a table.  Times are of time.time(); `staged` counts batches as Stage does."""
+    """What is known of a table.  Times are of time.time(); `staged` counts batches as Stage does, the others are earlier counts."""
 
     relation: SubscriptionRel
     staged: int = 0
     looked: int = 0
     optimized: int = 0
+    visited: int = 0
     changed_at: float = 0.0
     look_at: float | None = None
     visit_at: float | None = None
@@ -134,7 +136,7 @@ class Housekeeper:
             if held is not None and held.generation != relation.copy_generation:
                 held = None
             staged = self._stage.staged[path]
-            table = self._tables[path] = _Table(relation, staged, staged, staged, time.time(), storage=held)
+            table = self._tables[path] = _Table(relation, staged, staged, staged, staged, time.time(), storage=held)
             if not first or held is None or await self._was_written(held, path):
                 # Its copy has ended, or this daemon knows nothing of it, or it was written since it was visited.
                 table.visit_at = table.look_at = time.time()
@@ -162,6 +164,8 @@ class Housekeeper:
             if not is_local(path):
                 if table.visit_at is None:
                     table.visit_at = now + self._settings.deleted_file_retention + _LOOK
+            elif staged - table.visited >= 2 * CHECKPOINT:
+                table.visit_at = now
             elif table.visit_at is None or table.visit_at > now + _MEASURE:
                 table.visit_at = now + (_LOOK if table.visit_at is None else _MEASURE)
 
@@ -234,6 +238,7 @@ class Housekeeper:
     async def _visit(self, table: _Table) -> None:
         """Visit a table, and store what was found."""
         relation = table.relation
+        table.visited = table.staged
         opens = self._window_opens()
         if not is_local(relation.path):
             again = await self._engine.run(_clean_elsewhere, relation.path, self._engine.transactions, opens)

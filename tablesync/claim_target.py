@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from catalog.records import Subscription
 from pubsub.delta import table as delta
 from pubsub.delta.engine import Engine
 from pubsub.delta.housekeeping.retention import retention_properties
+from pubsub.delta.log import is_local
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.settings import HousekeepingSettings
+
+# Delta writes a checkpoint within every so-manieth commit, which takes seconds.  Housekeeping writes them beside the
+# commits (housekeeping/upkeep.py), and long before.
+_CHECKPOINT_INTERVAL: Final = 10_000
 
 
 async def claim_target(
@@ -25,7 +31,8 @@ async def claim_target(
     """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own.
 
     A new table keeps removed files and its log as `housekeeping` says.  A table that somebody else made becomes ours by
-    its properties, so that a later copy may replace what this one brings.
+    its properties, so that a later copy may replace what this one brings; it also leaves checkpoints to housekeeping,
+    unless it says itself how often Delta is to write one.
     Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable; Conflict
     if the table was altered at this moment.
     """
@@ -34,6 +41,9 @@ async def claim_target(
         "pubsub.subscription": str(subscription.oid),
         "pubsub.publisher": f"{subscription.publisher_system_identifier}/{subscription.publisher_database}",
     }
+    checkpoints: dict[str, str] = {}
+    if housekeeping.enabled and is_local(target.path):
+        checkpoints[delta.CHECKPOINT_INTERVAL] = str(_CHECKPOINT_INTERVAL)
     if await asyncio.to_thread(delta.exists, target.path):
         have = await asyncio.to_thread(delta.properties, target.path)
         # The publisher may differ: a RESYNC may have changed it.
@@ -48,7 +58,7 @@ async def claim_target(
             )
         await asyncio.to_thread(delta.check_columns, target)
         await engine.run_without_spark(
-            engine.transactions.change_properties, target.path, lambda before: {**before, **identity}
+            engine.transactions.change_properties, target.path, lambda before: {**checkpoints, **before, **identity}
         )
         return
     elif not subscription.options.create_tables:
@@ -57,7 +67,7 @@ async def claim_target(
             detail=f'It should lie at "{target.path}".',
             hint="Create it, or use WITH (create_tables = true).",
         )
-    kept = retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
+    kept = checkpoints | retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
     if not await engine.run_without_spark(delta.create_empty, engine.transactions, target, identity | kept):
         await start_spark()
         await engine.run(delta.create, target, identity | kept)

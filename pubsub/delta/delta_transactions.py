@@ -77,6 +77,10 @@ class SparkTransactions:
         """See pins.Properties."""
         self._running().change_properties(path, change)
 
+    def checkpoint(self, path: str) -> None:
+        """See transactions.Cleaning."""
+        self._running().checkpoint(path)
+
     def retention(self, path: str) -> Retention:
         """See transactions.Cleaning."""
         return self._running().retention(path)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
+CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
 _CHECKPOINT_INTERVAL: Final = 100
 
@@ -220,7 +221,7 @@ def _settings(table: TargetTable, identity: Mapping[str, str]) -> dict[str, str]
     """Return the properties of a new table."""
     settings = dict(identity) | described(table)
     settings["delta.enableDeletionVectors"] = "true"
-    settings["delta.checkpointInterval"] = str(_CHECKPOINT_INTERVAL)
+    settings.setdefault(CHECKPOINT_INTERVAL, str(_CHECKPOINT_INTERVAL))
     if _needs_mapping(table):
         settings[delta_schema.MODE] = "name"
     return settings

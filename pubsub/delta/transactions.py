@@ -113,7 +113,10 @@ class Listed:
 
 
 class Cleaning(Protocol):
-    """Removes what a table no longer needs.  The methods raise py4j's errors, and PubsubError."""
+    """Writes checkpoints, and removes what a table no longer needs.  The methods raise py4j's errors, and PubsubError."""
+
+    def checkpoint(self, path: str) -> None:
+        """Write a checkpoint of the table's newest version."""
 
     def retention(self, path: str) -> Retention:
         """Return what the table's properties ask for, with Delta's defaults."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pubsub.delta import table
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tablesync import claim_target
 from tests.support.replica import Faults, Replica, RunningNode, Stock, faults
 
 
@@ -33,7 +33,7 @@ def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
 @pytest.fixture
 def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Delta write a checkpoint of new tables after every third commit, so that later replays of the log start from one."""
-    monkeypatch.setattr(table, "_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(claim_target, "_CHECKPOINT_INTERVAL", 3)
 
 
 @pytest.fixture(scope="session")

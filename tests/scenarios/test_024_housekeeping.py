@@ -119,6 +119,23 @@ def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     assert log.properties[FILES] == "interval 1 seconds"
 
 
+def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "CHECKPOINT", 3)
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)",
+        "INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    replica.subscribe()
+    for number in range(4):
+        replica.execute(f"UPDATE t SET n = {number} WHERE id > 40", f"INSERT INTO t VALUES ({100 + number}, 0)")
+        replica.caught_up()
+    wait_until(lambda: list_log(Path(replica.path("t"))).checkpoints, "a checkpoint")
+    replica.execute("UPDATE t SET n = -1 WHERE id < 5")
+    replica.assert_equal("t")
+    replica.assert_read_alike("t")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("made", "by_spark"),

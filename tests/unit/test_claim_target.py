@@ -59,14 +59,22 @@ def fill(path: Path) -> None:
     arrow_writer.commit_copy(log, target(path), added, Commit("a/1/2/1", Lsn(1), Lsn(1)))
 
 
-def claim(path: Path, *, node: str = "n", oid: int = 1, publisher: str = "7", create_tables: bool = True) -> None:
+def claim(
+    path: Path,
+    *,
+    node: str = "n",
+    oid: int = 1,
+    publisher: str = "7",
+    create_tables: bool = True,
+    housekeeping: bool = True,
+) -> None:
     subscription: Any = SimpleNamespace(
         oid=oid,
         publisher_system_identifier=publisher,
         publisher_database="d",
         options=SimpleNamespace(create_tables=create_tables),
     )
-    kept = HousekeepingSettings()
+    kept = HousekeepingSettings(enabled=housekeeping)
     asyncio.run(claim_target(target(path), subscription, node, Engine(), kept, _no_spark))  # type: ignore[arg-type]
 
 
@@ -98,12 +106,25 @@ def test_a_table_of_somebody_else_is_taken_if_it_has_no_rows(tmp_path: Path) -> 
     write_deltalake(tmp_path / "t", ROWS.slice(0, 0))
     claim(tmp_path / "t", create_tables=False)
     properties = DeltaTable(tmp_path / "t").metadata().configuration
-    assert properties == {"pubsub.node": "n", "pubsub.subscription": "1", "pubsub.publisher": "7/d"}
+    ours = {"pubsub.node": "n", "pubsub.subscription": "1", "pubsub.publisher": "7/d"}
+    assert properties == {**ours, "delta.checkpointInterval": "10000"}
     # The next copy may replace what this one brings, and another subscription's may not.
     fill(tmp_path / "t")
     claim(tmp_path / "t")
     with pytest.raises(NotInPrerequisiteState, match="holds rows already"):
         claim(tmp_path / "t", oid=2)
+
+
+def test_checkpoints_are_left_to_housekeeping_unless_the_table_says_otherwise(tmp_path: Path) -> None:
+    claim(tmp_path / "new")
+    assert DeltaTable(tmp_path / "new").metadata().configuration["delta.checkpointInterval"] == "10000"
+    claim(tmp_path / "alone", housekeeping=False)
+    assert DeltaTable(tmp_path / "alone").metadata().configuration["delta.checkpointInterval"] == "100"
+    for name, own in {"own": "7", "delta's": None}.items():
+        configuration = {} if own is None else {"delta.checkpointInterval": own}
+        write_deltalake(tmp_path / name, ROWS.slice(0, 0), configuration=configuration)
+        claim(tmp_path / name, housekeeping=own is not None)
+        assert DeltaTable(tmp_path / name).metadata().configuration.get("delta.checkpointInterval") == own
 
 
 def test_rows_of_somebody_else_are_refused(tmp_path: Path) -> None:

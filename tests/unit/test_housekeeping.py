@@ -23,7 +23,7 @@ from pubsub.daily_window import DailyWindow
 from pubsub.delta import arrow_writer, data_files, deletion_vectors, file_rows
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.housekeeping import inventory, row_order
+from pubsub.delta.housekeeping import inventory, row_order, upkeep
 from pubsub.delta.housekeeping.choose_files import choose_files
 from pubsub.delta.housekeeping.delta_optimize import is_due
 from pubsub.delta.housekeeping.retention import FILES, LOG, changed, follow_settings, retention_properties
@@ -343,6 +343,11 @@ class Cleaning:
         self.table, self.kept = table, retention
         self.vacuums: list[list[str] | None] = []
         self.until: list[int] = []
+        self.checkpoints = 0
+
+    def checkpoint(self, path: str) -> None:
+        self.checkpoints += 1
+        DeltaTable(path).create_checkpoint()
 
     def retention(self, path: str) -> Retention:
         return self.kept
@@ -444,6 +449,24 @@ def test_a_table_that_only_grows_is_not_vacuumed(table: Table, cleaning: Cleanin
     assert (cleaning.vacuums, visit.due) == ([], None)
 
 
+def test_a_checkpoint_is_written_for_enough_commits(
+    table: Table, cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "CHECKPOINT", 3)
+    visits = kept(table, cleaning)
+    for commits, written in ((2, 0), (1, 1), (2, 1), (1, 2)):
+        for _ in range(commits):
+            table.commit(added=[table.lsn])
+        visits.visit(clean=False)
+        assert cleaning.checkpoints == written
+    assert list_log(table) == {3, 6}
+    assert table.ids() == [0, 1, 2, 3, 4, 5]
+
+
+def list_log(table: Table) -> frozenset[int]:
+    return inventory.list_log(Path(table.target.path)).checkpoints
+
+
 def test_what_a_killed_process_has_not_committed_goes(table: Table, cleaning: Cleaning) -> None:
     table.commit(added=[1])
     log = Path(table.target.path, "_delta_log")
@@ -451,10 +474,10 @@ def test_what_a_killed_process_has_not_committed_goes(table: Table, cleaning: Cl
     for path, age in (old, 3700), (new, 3500), (mended, 3700):
         path.touch()
         os.utime(path, (time.time() - age, time.time() - age))
-    upkeep = Upkeep(table.log, cleaning, time.time())
-    upkeep.visit(clean=False)
+    visits = kept(table, cleaning)
+    visits.visit(clean=False)
     assert old.exists()
-    upkeep.visit(clean=True)
+    visits.visit(clean=True)
     assert [old.exists(), new.exists(), mended.exists()] == [False, True, False]
 
 

@@ -1,5 +1,6 @@
-"""Visit a table: delete the files that no version needs any more, clean its log, and say what the retention costs.
+"""Visit a table: write checkpoints, delete the files that no version needs any more, clean its log, and say what it takes.
 
+    checkpoint once 100 commits have been made since the last one
     VACUUM     once commits have removed files and the retention has passed since: as LITE, which takes the files from the
                log.  The first time in a process, and where Delta refuses LITE since commits are missing, from a list of
                the table's files, so that files of a killed process go, too.
@@ -31,6 +32,8 @@ from pubsub.delta.transactions import Cleaning, Listed, Retention
 _PART: Final = 0.25
 _SOONEST: Final = 60.0
 _LATEST: Final = 3600.0
+# A checkpoint takes seconds of processor time; without one each commit takes the longer the more came since the last.
+CHECKPOINT: Final = 100
 # A commit's file has its name within moments.
 _ABANDONED: Final = 3600.0
 # Delta rounds the time to which it cleans the log down to a minute.
@@ -76,12 +79,16 @@ class Upkeep:
         self._retention: tuple[tuple[str | None, ...], Retention] | None = None
 
     def visit(self, *, clean: bool) -> Visit:
-        """Visit the table; with `clean` false delete nothing.  Raises as TableLog and Cleaning do, and OSError."""
+        """Visit the table; with `clean` false only write checkpoints.  Raises as TableLog and Cleaning do, and OSError."""
         with self._table.writing:
             self._table.refresh()
             files = list(self._table.files.values())
         retention = self._ask()
         listing = inventory.list_log(self._table.table)
+        if listing.newest - max(listing.checkpoints, default=listing.oldest) >= CHECKPOINT:
+            self._cleaning.checkpoint(str(self._table.table))
+            faults.point("checkpoint written")
+            listing = inventory.list_log(self._table.table)
         self._done = max(self._done, -1 if listing.vacuumed is None else listing.vacuumed)
         if clean:
             _remove_abandoned(listing)
