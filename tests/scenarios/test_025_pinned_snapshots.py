@@ -141,7 +141,7 @@ def test_what_a_pin_meets(replica: Replica) -> None:
         "ALTER TABLE a ADD COLUMN n int DEFAULT 5",
         "TRUNCATE b",
         "INSERT INTO b VALUES (1, 'again')",
-        "INSERT INTO a VALUES (9, 'again')",
+        "INSERT INTO a VALUES (1000, 'again')",
     )
     replica.assert_equal("a", "b")
     replica.execute("ALTER TABLE b ALTER COLUMN id TYPE bigint")
