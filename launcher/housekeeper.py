@@ -287,7 +287,7 @@ def _optimize_is_due(log: TableLog, resting: bool) -> bool:
 
 def _chosen(log: TableLog, files: Sequence[AddFile], *, worn: bool, resting: bool) -> list[AddFile]:
     """Return the files to rewrite, but none that OPTIMIZE has clustered and that are whole."""
-    loose = [file for file in files if "clusteringProvider" not in file.kept or file.deleted]
+    loose = [file for file in files if not file.clustered or file.deleted]
     return choose_files(loose, partial(rows_in, log), worn=worn, resting=resting)
 
 

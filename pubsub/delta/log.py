@@ -72,6 +72,11 @@ class AddFile:
         return tuple(sorted((name, value or "") for name, value in self.partition.items()))
 
     @property
+    def clustered(self) -> bool:
+        """Whether OPTIMIZE has clustered its rows."""
+        return "clusteringProvider" in self.kept
+
+    @property
     def deleted(self) -> int:
         """The number of rows that its deletion vector removes."""
         return int(self.vector["cardinality"]) if self.vector is not None else 0

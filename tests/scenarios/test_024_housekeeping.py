@@ -160,7 +160,7 @@ def test_delta_optimizes_what_is_not_rewritten_here(
         log = TableLog(str(path))
         log.refresh()
         assert (log.unsupported() is not None) is by_spark
-        clustered = all("clusteringProvider" in one.kept for one in log.files.values())
+        clustered = all(one.clustered for one in log.files.values())
         return len(log.files) == 1 and (by_spark or clustered)
 
     for number in range(4):

@@ -32,7 +32,7 @@ def is_due(log: TableLog, *, rewritten_here: bool, resting: bool) -> bool:
     files = list(log.files.values())
     if log.cluster_columns:
         size = sum(file.size for file in files)
-        loose = sum(file.size for file in files if "clusteringProvider" not in file.kept)
+        loose = sum(file.size for file in files if not file.clustered)
         return loose > _UNCLUSTERED * size and (resting or loose >= SMALL_BYTES)
     return not rewritten_here and enough(sum(file.size < SMALL_BYTES for file in files), resting=resting)
 

@@ -31,8 +31,7 @@ from pubsub.delta import data_files, deletion_vectors
 from pubsub.delta.arrow_writer import remove_action, row_count
 from pubsub.delta.deletion_vectors import Positions
 from pubsub.delta.file_rows import deleted_positions, laid_out, live_rows, rows_in
-from pubsub.delta.housekeeping import row_order
-from pubsub.delta.housekeeping.row_order import Ranks
+from pubsub.delta.housekeeping.row_order import RowOrder, order_of
 from pubsub.delta.log import AddFile, TableLog
 from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Action, Conflict, Operation
@@ -73,9 +72,8 @@ def rewrite(
         return False
     sources = _sources(log, chosen)
     table = laid_out(log, load())
-    ranks = row_order.ranks(log, chosen, table)
-    rows = live_rows(log, chosen, table) if ranks is None else row_order.sorted_rows(log, chosen, table, ranks)
-    added = data_files.write(table, rows)
+    order = order_of(log, chosen, table)
+    added = data_files.write(table, live_rows(log, chosen, table) if order is None else order.rows(log, chosen, table))
     made = data_files.paths(log.table, added)
     try:
         faults.point("files rewritten")
@@ -83,7 +81,7 @@ def rewrite(
             log.refresh()
             if not can_be_rewritten(log) or log.metadata != metadata:
                 return False
-            actions = _actions(log, sources, ranks, added, made)
+            actions = _actions(log, sources, order, added, made)
             owned, made = made, []  # the log removes them if it does not commit, unless the outcome is unknown
             log.commit(actions, Operation.MERGE_FILES, made=owned)
             return True
@@ -120,7 +118,7 @@ def _sources(log: TableLog, chosen: Sequence[AddFile]) -> list[_Source]:
 
 
 def _actions(
-    log: TableLog, sources: Sequence[_Source], ranks: Ranks | None, added: Sequence[Action], made: list[Path]
+    log: TableLog, sources: Sequence[_Source], order: RowOrder | None, added: Sequence[Action], made: list[Path]
 ) -> list[Action]:
     """Return the commit's actions for the log's present state; add a vector's file to `made`.  Raises _Dropped."""
     now = int(time.time() * 1000)
@@ -136,8 +134,8 @@ def _actions(
     if not actions:
         raise _Dropped
     positions = np.concatenate(dead)
-    if ranks is not None:
-        positions = ranks[positions]
+    if order is not None:
+        positions = order.ranks[positions]
     for action in added:
         add = action["add"] | {"dataChange": False}
         if len(positions) == row_count(action):

@@ -11,6 +11,7 @@ keep the order in which they lie.  Blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,40 +30,47 @@ _MOST_SLICES: Final = 8
 Ranks = npt.NDArray[np.int64]
 
 
-def ranks(log: TableLog, files: Sequence[AddFile], table: TargetTable) -> Ranks | None:
-    """Return the rank of each live row of the files, in their order; None if they are to keep their order.
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """The order of the live rows of some files: `ranks` has each one's place in the new file, which `slices` slices make."""
+
+    ranks: Ranks
+    slices: int
+
+    def rows(self, log: TableLog, files: Sequence[AddFile], table: TargetTable) -> Iterator[pa.Table]:
+        """Yield the rows in this order, a slice at a time."""
+        for part in range(self.slices):
+            low, high = (len(self.ranks) * bound // self.slices for bound in (part, part + 1))
+            pieces: list[pa.Table] = []
+            found: list[Ranks] = []
+            begin = 0
+            for rows in live_rows(log, files, table):
+                its = self.ranks[begin : begin + rows.num_rows]
+                begin += rows.num_rows
+                chosen = np.flatnonzero((its >= low) & (its < high))
+                if len(chosen):
+                    pieces.append(rows.take(chosen))
+                    found.append(its[chosen])
+            if pieces:
+                yield pa.concat_tables(pieces).take(np.argsort(np.concatenate(found)))
+
+
+def order_of(log: TableLog, files: Sequence[AddFile], table: TargetTable) -> RowOrder | None:
+    """Return the order for the live rows of the files; None if they are to keep theirs.
 
     `table`: laid_out.  They keep it if they are in order, if nothing sorts them, and if they are too large.
     """
     names = _sort_columns(table)
-    if not names or _slices(log, files) > _MOST_SLICES:
+    slices = _slices(log, files) if names else 0
+    if not 0 < slices <= _MOST_SLICES:
         return None
     found = list(live_rows(log, files, table, names))
     if not found:
         return None
     order = pc.sort_indices(pa.concat_tables(found), sort_keys=[(name, "ascending") for name in names]).to_numpy()
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
-    return None if bool(np.all(places[1:] > places[:-1])) else places
-
-
-def sorted_rows(log: TableLog, files: Sequence[AddFile], table: TargetTable, ranks: Ranks) -> Iterator[pa.Table]:
-    """Yield the live rows of the files in the order of their ranks, a slice at a time."""
-    slices = _slices(log, files)
-    for part in range(slices):
-        low, high = (len(ranks) * bound // slices for bound in (part, part + 1))
-        pieces: list[pa.Table] = []
-        found: list[Ranks] = []
-        begin = 0
-        for rows in live_rows(log, files, table):
-            its = ranks[begin : begin + rows.num_rows]
-            begin += rows.num_rows
-            chosen = np.flatnonzero((its >= low) & (its < high))
-            if len(chosen):
-                pieces.append(rows.take(chosen))
-                found.append(its[chosen])
-        if pieces:
-            yield pa.concat_tables(pieces).take(np.argsort(np.concatenate(found)))
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return None if bool(np.all(ranks[1:] > ranks[:-1])) else RowOrder(ranks, slices)
 
 
 def _sort_columns(table: TargetTable) -> list[str]:
