@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pubsub.testing.compare import compare_tables
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
+from tests.support.unnamed_files import unnamed_files
 
 #: Some 80 MB in few rows, so that the copy has several chunks.
 BIG = """
@@ -78,11 +77,7 @@ def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: 
     subscribed.assert_equal(("a", "keyless", "big"))
     assert subscribed.relations()["big"].copy_generation == before.copy_generation + 1
     assert not daemon.said("copy goes on")
-    files = {path.name for path in Path(before.path).glob("part-*")}
-    named = "".join(
-        each.read_text() for each in (Path(before.path) / "_delta_log").glob("*.json") if '"add"' in each.read_text()
-    )
-    assert [file for file in files if file not in named] == []
+    assert not unnamed_files(before.path)
 
 
 def test_refreshed_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:

@@ -29,6 +29,7 @@ from pubsub.delta.transactions import CommitFailed, Conflict, Operation, Request
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tests.support.json_transactions import JsonTransactions
+from tests.support.unnamed_files import unnamed_files
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])
 
@@ -75,7 +76,7 @@ def orphans(table: TargetTable) -> list[Path]:
         if "deletionVector" in action.get("add", {})
     ]
     with_vectors = {name for one in descriptors for name in [vector_file(one)]}
-    found = [path for path in Path(table.path).glob("*.parquet") if path.name not in commits]
+    found = [Path(table.path, name) for name in unnamed_files(table.path)]
     found += [path for path in Path(table.path).glob("*.bin") if path.name not in with_vectors]
     return found + list(Path(table.path).glob("_delta_log/.*"))
 
