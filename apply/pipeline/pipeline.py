@@ -59,11 +59,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _StagedBatch:
-    """A batch whose tables are staged, and the tables that stop in it."""
+    """A batch whose tables are staged, and the tables that stop in it.  `closed_at`: in monotonic seconds."""
 
     batch: Batch
     tables: list[StagedTable]
     failures: list[Failure]
+    closed_at: float
 
 
 class Pipeline:
@@ -372,7 +373,7 @@ class Pipeline:
 
     async def _stage_batch(self, batch: Batch) -> _StagedBatch:
         """Stage the batch, then release its frames.  If it is cancelled, discard what it has staged."""
-        staged = _StagedBatch(batch, [], [])
+        staged = _StagedBatch(batch, [], [], time.monotonic())
         try:
             early = await self._ahead.finish(batch) if self._ahead is not None else None
             if early is not None:
@@ -467,6 +468,7 @@ class Pipeline:
             if self._two_phase is not None:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")
+            self._trigger.committed(time.monotonic() - item.closed_at)
             self._feedback.committed(batch.last_lsn)
             self._changed.set()
             await self._feedback.until_stored()

@@ -2,7 +2,8 @@
 
     full      it has `rows` rows, `nbytes` bytes or half of `memory`, ends at `align_at`, or must be taken before the next
               transaction: it closes at once, and nothing is received until it has been taken
-    age       its first transaction joined it `age` seconds ago
+    age       its first transaction will be visible about `age` seconds after it joined, if the batch takes as long to
+              stage and commit as the last ones did; at the earliest at half the age
     growing   while a commit runs, a batch of fewer than _WORTH_STAGING_AHEAD rows stays open beyond its age, so a backlog
               makes batches larger, not more numerous; a larger one closes at its age and is staged ahead
     backlog   the publisher sends transactions long after their commit: more frames are there already, so the batch stays
@@ -25,6 +26,8 @@ _WORTH_STAGING_AHEAD: Final = 50_000
 _BACKLOG: Final = 2_000_000
 # A backlog's stream has run dry after this long without a frame, in seconds.
 _STALLED: Final = 0.25
+# How much the last batch counts in the mean of how long they take.
+_WEIGHT: Final = 0.25
 
 
 class Trigger:
@@ -36,6 +39,8 @@ class Trigger:
     def __init__(self, limits: Limits, align_at: Lsn | None = None) -> None:
         self.align_at = align_at
         self._limits = limits
+        # The mean time from a batch's closing to its being durable, in seconds.
+        self._takes = 0.0
 
     def full(self, batch: Batch, *, closing: bool) -> bool:
         """Tell whether the batch closes at once, whatever its age.
@@ -65,7 +70,8 @@ class Trigger:
             return opened_at
         if committing and batch.rows < _WORTH_STAGING_AHEAD:
             return None
-        due = opened_at + self._limits.age
+        age = self._limits.age
+        due = opened_at + max(age - self._takes, age / 2)
         if sent_at - batch.transactions[-1].commit_time > _BACKLOG:
             due = max(due, last_receive + _STALLED)
         return due
@@ -74,6 +80,10 @@ class Trigger:
         """Note that the batch was taken: later ones no longer close at `align_at` if it has been reached."""
         if self._reaches_alignment(batch):
             self.align_at = None
+
+    def committed(self, seconds: float) -> None:
+        """Note that a batch is durable so many seconds after it closed."""
+        self._takes += (seconds - self._takes) * _WEIGHT
 
     def _reaches_alignment(self, batch: Batch) -> bool:
         return self.align_at is not None and batch.last_lsn >= self.align_at

@@ -24,6 +24,7 @@ _KNOWN_FEATURES: Final = frozenset(
         "invariants",
         "rowTracking",
         "timestampNtz",
+        "typeWidening",
         "v2Checkpoint",
         "variantType",
     }
@@ -32,7 +33,7 @@ _KNOWN_FEATURES: Final = frozenset(
 _DEMANDING: Final = {"delta.appendOnly": "true", "delta.enableChangeDataFeed": "true"}
 _CONSTRAINT: Final = "delta.constraints."
 # What a column's metadata may say without demanding anything of a writer; what else begins with `delta.` is a constraint.
-_UNDEMANDING: Final = frozenset({schema.ID, schema.PHYSICAL})
+_UNDEMANDING: Final = frozenset({schema.ID, schema.PHYSICAL, schema.TYPE_CHANGES})
 # Spark's metadata of CHAR(n) and VARCHAR(n), whose lengths it checks.
 _LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 # Types of cluster columns of which data files have statistics (data_files.has_bounds).

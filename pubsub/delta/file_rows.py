@@ -18,6 +18,7 @@ from pubsub.delta.log import AddFile, TableLog, local_path
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.arrow_arrays import nulls
+from pubsub.protocol.column_types import is_nested
 
 BATCH_ROWS: Final = 1 << 18
 WIDE_BATCH_ROWS: Final = 1 << 11
@@ -146,7 +147,9 @@ def _named(
         if name in table.partitioned_by:
             columns.append(partitions.column(table, name, file.partition, batch.num_rows))
         elif name in inside:
-            columns.append(batch.column(inside[name]))
+            column = batch.column(inside[name])
+            # Files from before a column was widened have the narrower type.
+            columns.append(column if column.type == kind or is_nested(kind) else column.cast(kind))
         else:
             columns.append(nulls(batch.num_rows, kind))
     return pa.RecordBatch.from_arrays(columns, names=list(names))

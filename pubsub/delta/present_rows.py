@@ -7,7 +7,6 @@ package reads the table.  Blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from pubsub.delta import file_rows
 from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import TableLog
-from pubsub.delta.table import TargetTable, opened
+from pubsub.delta.table import TargetTable, query
 
 Indices = npt.NDArray[np.int64]
 
@@ -67,12 +66,9 @@ class TablePresent:
             for batch, file in file_rows.live_columns(self._log, self._table, names, wanted):
                 yield batch, file.writers is not None and self._app_id not in file.writers
             return
-        from deltalake import QueryBuilder
-
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        result: Any = QueryBuilder().register("t", opened(self._table.path)).execute(f"SELECT {listed} FROM t")
         schema = pa.schema([self._table.schema.field(name) for name in names])
-        for batch in pa.RecordBatchReader.from_stream(result):
+        for batch in query(self._table.path, f"SELECT {listed} FROM t"):
             columns = [batch.column(index).cast(field.type) for index, field in enumerate(schema)]
             yield pa.table(columns, names=list(names)), False
 

@@ -19,9 +19,12 @@ from pubsub.protocol.type_contract import VARIANT
 ID: Final = "delta.columnMapping.id"
 PHYSICAL: Final = "delta.columnMapping.physicalName"
 MODE: Final = "delta.columnMapping.mode"
+#: The types that a column had before (type widening); files written then are read as the new type.
+TYPE_CHANGES: Final = "delta.typeChanges"
 MAX_ID: Final = "delta.columnMapping.maxColumnId"
 # Metadata of columns that Delta fills.
-_MADE: Final = ("delta.generationExpression", "delta.identity.")
+_GENERATED: Final = "delta.generationExpression"
+_IDENTITY: Final = "delta.identity."
 Field = dict[str, Any]
 # By column name: its physical name in data files, and its column id.
 Mapped = Mapping[str, tuple[str, int]]
@@ -81,8 +84,17 @@ def stored_name(column: Field) -> str:
 
 def filled(columns: Sequence[Field]) -> list[str]:
     """Return the generated and identity columns, whose values Delta makes."""
+    return _marked(columns, (_GENERATED, _IDENTITY))
+
+
+def identities(columns: Sequence[Field]) -> list[str]:
+    """Return the identity columns."""
+    return _marked(columns, (_IDENTITY,))
+
+
+def _marked(columns: Sequence[Field], prefixes: tuple[str, ...]) -> list[str]:
     return [
-        column["name"] for column in columns if any(name.startswith(_MADE) for name in column.get("metadata") or {})
+        column["name"] for column in columns if any(name.startswith(prefixes) for name in column.get("metadata") or {})
     ]
 
 

@@ -2,7 +2,8 @@
 
 A folded batch is first staged as immutable Parquet, so that bad values fail before the commit.  Then the cheapest
 sufficient statement commits it: an append for inserts alone, one overwrite with replaceOn where keys change or are
-deleted, an overwrite of the whole table after TRUNCATE.  Every commit carries (application id, end LSN), so Delta
+deleted (MERGE, which takes longer, if Delta makes an identity column's values), an overwrite of the whole table after
+TRUNCATE.  Every commit carries (application id, end LSN), so Delta
 itself refuses to apply it twice, and in its userMetadata the end LSNs of its first and last transaction.
 
 Everything here blocks: call it in a thread.
@@ -25,7 +26,16 @@ import pyarrow.parquet as pq
 from pubsub.delta import partitions
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
-from pubsub.delta.table import Commit, TargetTable, committed_lsn, filled_columns, not_at_version, quote, spark_ddl
+from pubsub.delta.table import (
+    Commit,
+    TargetTable,
+    committed_lsn,
+    filled_columns,
+    identity_columns,
+    not_at_version,
+    quote,
+    spark_ddl,
+)
 from pubsub.protocol.type_contract import VARIANT
 
 if TYPE_CHECKING:
@@ -135,10 +145,8 @@ def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     views: list[str] = []
 
     def view(frame: DataFrame) -> str:
-        name = f"pubsub_{next(_view_numbers)}"
-        frame.createOrReplaceTempView(name)
-        views.append(name)
-        return name
+        views.append(_viewed(frame))
+        return views[-1]
 
     try:
         images = _read(spark, staged.images, table.schema)
@@ -151,6 +159,8 @@ def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
             _save(images.drop(*made), "append", table, record)
         elif staged.images is None and staged.masked is None:
             _delete_keys(spark, staged, record)
+        elif set(made).intersection(identity_columns(table.path)):
+            _merge(spark, staged, record, made)
         else:
             if staged.masked is not None:
                 images = images.unionByName(_complete(spark, staged, view))
@@ -162,10 +172,17 @@ def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
             spark.catalog.dropTempView(name)
 
 
+def _viewed(frame: DataFrame) -> str:
+    """Make a temporary view of a DataFrame, in its session, and return its name."""
+    name = f"pubsub_{next(_view_numbers)}"
+    frame.createOrReplaceTempView(name)
+    return name
+
+
 def _made_by_delta(staged: Staged) -> list[str]:
     """Return the generated and identity columns for which the batch has no value: the publisher lacks them, Delta makes them.
 
-    A NULL would be a value that contradicts their definition.  A row that changes gets another identity.
+    A NULL would be a value that contradicts their definition.
     """
     made = []
     for name in filled_columns(staged.table.path):
@@ -230,6 +247,33 @@ def _complete(spark: SparkSession, staged: Staged, view: _View) -> DataFrame:
     return spark.sql(f"SELECT {', '.join(columns)} FROM {source} {_SOURCE} JOIN {target} ON {on}")
 
 
+def _merge(spark: SparkSession, staged: Staged, record: Commit, made: Sequence[str]) -> None:
+    """Commit changed rows such that they keep the values that Delta has made for them, unless their key changes."""
+    from pyspark.sql import functions
+
+    own = spark.newSession()
+    table = staged.table
+    images = _read(own, staged.images, table.schema)
+    if staged.masked is not None:
+        images = images.unionByName(_complete(own, staged, _viewed))
+    images = images.drop(*made)
+    keys = _read(own, staged.deleted_keys, _key_schema(table))
+    gone = keys.join(images.select(*table.key), list(table.key), "left_anti")
+    source = images.withColumn(_IMAGE, functions.lit(True)).unionByName(
+        gone.withColumn(_IMAGE, functions.lit(False)), allowMissingColumns=True
+    )
+    sent = [name for name in table.schema.names if name not in made]
+    values = ", ".join(f"{_SOURCE}.{quote(name)}" for name in sent)
+    changed = ", ".join(f"{quote(name)} = {_SOURCE}.{quote(name)}" for name in sent if name not in table.key)
+    of_image = f"{_SOURCE}.{_IMAGE}"
+    clauses = [f"WHEN MATCHED AND NOT {of_image} THEN DELETE"]
+    if changed:
+        clauses.append(f"WHEN MATCHED THEN UPDATE SET {changed}")
+    clauses.append(f"WHEN NOT MATCHED AND {of_image} THEN INSERT ({', '.join(map(quote, sent))}) VALUES ({values})")
+    on = " AND ".join(f"{_TARGET}.{quote(name)} = {_SOURCE}.{quote(name)}" for name in table.key)
+    _run_merge(own, table, record, source, on, clauses)
+
+
 def _delete_keys(spark: SparkSession, staged: Staged, record: Commit) -> None:
     """Commit a batch that only deletes."""
     own = spark.newSession()
@@ -246,10 +290,19 @@ def _delete(own: SparkSession, table: TargetTable, record: Commit, source: DataF
     """Delete the rows that match a row of `source`, of session `own`.
 
     A MERGE records its transaction even if it matches nothing.  DELETE would not, and an overwrite with no rows would
-    delete nothing.  MERGE takes the transaction's id from session settings; a separate session keeps them from other
-    tables' commits.
+    delete nothing.
     """
-    source.createOrReplaceTempView("deleted")
+    _run_merge(own, table, record, source, on, ["WHEN MATCHED THEN DELETE"])
+
+
+def _run_merge(
+    own: SparkSession, table: TargetTable, record: Commit, source: DataFrame, on: str, clauses: Sequence[str]
+) -> None:
+    """Merge `source`, of session `own`, into the table.
+
+    MERGE takes the transaction's id from session settings; a separate session keeps them from other tables' commits.
+    """
+    source.createOrReplaceTempView("merged")
     own.conf.set("spark.databricks.delta.write.txnAppId", record.app_id)
     own.conf.set("spark.databricks.delta.write.txnVersion", str(int(record.last)))
     own.conf.set(
@@ -257,7 +310,7 @@ def _delete(own: SparkSession, table: TargetTable, record: Commit, source: DataF
         record.user_metadata,
     )
     own.sql(
-        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING deleted {_SOURCE} ON {on} WHEN MATCHED THEN DELETE"
+        f"MERGE INTO delta.{quote(table.path)} {_TARGET} USING merged {_SOURCE} ON {on} {' '.join(clauses)}"
     ).collect()
 
 

@@ -167,6 +167,11 @@ def filled_columns(path: str) -> list[str]:
     return delta_schema.filled(json.loads(opened(path).schema().to_json())["fields"])
 
 
+def identity_columns(path: str) -> list[str]:
+    """Return the table's identity columns."""
+    return delta_schema.identities(json.loads(opened(path).schema().to_json())["fields"])
+
+
 def partition_fields(path: str) -> list[pa.Field]:
     """Return the table's partition columns."""
     schema = read_schema(path)
@@ -174,12 +179,27 @@ def partition_fields(path: str) -> list[pa.Field]:
 
 
 def row_count(path: str) -> int:
-    """Return the number of rows, from the log and the deletion vectors."""
+    """Return the number of rows, by counting them.  Raises FeatureNotSupported as `query` does."""
+    return int(query(path, "SELECT count(*) AS n FROM t").read_all().column("n")[0].as_py())
+
+
+def query(path: str, statement: str) -> pa.RecordBatchReader:
+    """Run a SELECT over the table `t`, the newest version of the one at `path`, by the deltalake package.
+
+    Raises FeatureNotSupported if the package lacks a feature that the table's readers need.
+    """
     from deltalake import QueryBuilder
+    from deltalake.exceptions import DeltaError
 
     table = opened(path)
-    result = QueryBuilder().register("t", table).execute("SELECT count(*) AS n FROM t").read_all()
-    return int(pa.table(result).column("n")[0].as_py())
+    try:
+        return pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(statement))
+    except DeltaError as error:
+        if "Unsupported table features" not in str(error):
+            raise
+        raise FeatureNotSupported(
+            f'the Delta table at "{path}" has features that only Spark reads', detail=str(error)
+        ) from error
 
 
 def create_empty(transactions: Transactions, table: TargetTable, identity: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pubsub.delta import data_files
+from pubsub.delta import data_files, schema_json
+from pubsub.delta import table as delta
+from pubsub.delta.delta_transactions import DeltaTransactions
+from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
 from pubsub.delta.spark_session import Spark
 from tests.support.replica import Replica
@@ -128,6 +132,7 @@ def test_every_kind_of_table_gets_the_publishers_rows(replica: Replica, spark: S
     make(spark, path, kind, by_spark=by_spark)
     replica.subscribe(create_tables="false")
     assert_same(replica, kind)
+    identities = {row["id"]: row["number"] for row in replica.rows("t")} if name == "identity column" else {}
     # Inserts alone; then changes, rows that move between partitions, key changes and deletes in one transaction.
     replica.execute("INSERT INTO t SELECT g, date '2024-01-01' + g % 3, g, 'x' || g % 3 FROM generate_series(10, 30) g")
     assert_same(replica, kind)
@@ -137,6 +142,8 @@ def test_every_kind_of_table_gets_the_publishers_rows(replica: Replica, spark: S
         "INSERT INTO t VALUES (3, '0001-01-01', 33, NULL), (99, '9999-12-31', 0, 'q''\"\\ \n');"
     )
     assert_same(replica, kind)
+    found = {row["id"]: row.get("number") for row in replica.rows("t")}
+    assert all(found[number] == identity for number, identity in identities.items()), "a row keeps its identity"
     replica.execute("DELETE FROM t WHERE id IN (17, 18)")
     assert_same(replica, kind)
     log = TableLog(str(path))
@@ -223,3 +230,50 @@ def test_a_row_that_breaks_a_constraint_stops_the_table_and_loses_nothing(replic
     spark.session.sql(f"ALTER TABLE delta.`{path}` DROP CONSTRAINT small")
     replica.execute("INSERT INTO t VALUES (4, NULL, 4, 'd')")
     replica.assert_equal("t")
+
+
+@pytest.mark.full
+def test_files_from_before_a_column_was_widened(replica: Replica, spark: Spark) -> None:
+    """Keys are found in them, values taken from them, and they are merged with others; our files do it all."""
+    replica.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, day date, n int, s text); ALTER TABLE t ALTER s SET STORAGE EXTERNAL;"
+        "INSERT INTO t SELECT g, '2024-01-01', g, repeat('s' || g, 1000) FROM generate_series(1, 40) g",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    table = f"delta.`{path}`"
+    spark.session.sql(
+        f"CREATE TABLE {table} (id SMALLINT, day DATE, n SMALLINT, s STRING) USING delta "
+        "TBLPROPERTIES ('delta.enableTypeWidening' = 'true', 'delta.enableDeletionVectors' = 'true')"
+    )
+    spark.session.sql(
+        f"INSERT INTO {table} SELECT CAST(id AS SMALLINT), DATE'2024-01-01', CAST(id AS SMALLINT), repeat('s' || id, 1000) "
+        "FROM range(1, 41)"
+    )
+    spark.session.sql(f"ALTER TABLE {table} ALTER COLUMN id TYPE INT")
+    spark.session.sql(f"ALTER TABLE {table} ALTER COLUMN n TYPE INT")
+    replica.subscribe(create_tables="false", copy_data="false")
+
+    def assert_same() -> None:
+        replica.caught_up()
+        read = spark.session.read.format("delta").load(str(path)).orderBy("id").collect()
+        assert [tuple(row) for row in read] == replica.query("SELECT * FROM t ORDER BY id")
+
+    replica.execute("INSERT INTO t VALUES (100000, NULL, 200000, 'wide')", "DELETE FROM t WHERE id IN (3, 100000)")
+    assert_same()
+    replica.execute("UPDATE t SET n = 70000 WHERE id < 10", "INSERT INTO t VALUES (70000, NULL, 70000, 'x')")
+    assert_same()
+    replica.execute("UPDATE t SET id = id + 70000 WHERE id > 35", "UPDATE t SET n = n + 1", "ALTER TABLE t ADD c int")
+    replica.execute("UPDATE t SET c = n WHERE id % 2 = 0")
+    assert_same()
+    log = TableLog(str(path))
+    log.refresh()
+    assert log.unsupported() is None
+    widened = [one["name"] for one in schema_json.fields(log.metadata) if schema_json.TYPE_CHANGES in one["metadata"]]
+    assert widened == ["id", "n"], "ADD COLUMN kept what the columns had been"
+    definition = replica.relation("t").definition
+    load = partial(delta.load, str(path), "public.t", definition)
+    assert rewrite(TableLog(str(path), DeltaTransactions(spark.session)), load, list)
+    assert_same()
+    log.refresh()
+    assert len(log.files) == 1

@@ -39,6 +39,18 @@ def test_a_batch_is_due_at_its_age() -> None:
     assert not Trigger(WIDE).full(batch(), closing=False)
 
 
+def test_a_batch_closes_early_enough_to_be_visible_at_its_age_but_not_before_half_of_it() -> None:
+    trigger = Trigger(WIDE)
+    for _ in range(100):
+        trigger.committed(1.5)
+    assert due_at(trigger, batch()) == pytest.approx(OPENED + 3.5)
+    trigger.committed(0.0)
+    assert due_at(trigger, batch()) == pytest.approx(OPENED + 3.5 + 1.5 / 4)
+    for _ in range(100):
+        trigger.committed(60.0)
+    assert due_at(trigger, batch()) == OPENED + 2.5
+
+
 @pytest.mark.parametrize(
     "limits",
     [
