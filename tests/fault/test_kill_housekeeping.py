@@ -1,4 +1,4 @@
-"""kill -9 of a real daemon while it merges files, before VACUUM, and after it."""
+"""kill -9 of a real daemon while it merges files, after a checkpoint, before VACUUM, and after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pubsub.delta import checkpoints
 from pubsub.delta.housekeeping.inventory import list_files, needed, newest_version
+from pubsub.delta.housekeeping.upkeep import CHECKPOINT
 from pubsub.delta.log import TableLog
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
@@ -59,6 +61,34 @@ def test_killed_while_files_are_merged_and_around_vacuum(subscribed: Subscribed,
     assert held <= {one.path for one in list_files(path)}
     wait_until(lambda: {one.path for one in list_files(path)} <= needed(_now(path).files.values()), "no stray file")
     subscribed.database.execute("UPDATE a SET n = n + 1")
+    subscribed.assert_equal()
+
+
+@pytest.mark.full
+def test_killed_between_a_checkpoint_and_the_clean_up(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
+    subscribed.subscribe()
+    subscribed.assert_equal()
+    path = Path(subscribed.relations()["a"].path)
+    first = newest_version(path)
+    for number in range(CHECKPOINT):
+        subscribed.database.execute(f"UPDATE a SET n = {number} WHERE id <= 5")
+        wait_until(lambda number=number: newest_version(path) > first + number, "a commit")  # type: ignore[misc]
+    subscribed.assert_equal()
+    daemon.kill()
+    retention(path, daemon)
+    fault.arm("checkpoint written", "kill")
+    daemon.start()
+    daemon.killed_by_fault()
+    fault.clear()
+    (checkpoint,) = checkpoints.complete(path / "_delta_log")
+    assert checkpoint.version > first + CHECKPOINT
+    # The earlier commits are no longer needed; where they are gone, the checkpoint is all that says what was before.
+    for commit in sorted((path / "_delta_log").glob("*.json"))[: checkpoint.version]:
+        commit.unlink()
+    daemon.start()
+    subscribed.database.execute("UPDATE a SET n = -n")
+    subscribed.assert_equal()
+    wait_until(lambda: {one.path for one in list_files(path)} <= needed(_now(path).files.values()), "no old file")
     subscribed.assert_equal()
 
 
