@@ -29,6 +29,7 @@ _NEEDED: Final = (
     "jackson-databind",
     "jackson-annotations",
     "scala-library",
+    "spark-sql-api_2.13",
 )
 
 _SOURCES: Final = tuple(sorted((Path(__file__).parent / "java" / "pubsub").glob("*.java")))

@@ -1,7 +1,7 @@
 """Assemble copy-both frames into batches: worker.c's apply_dispatch, without I/O.
 
-For most frames Python looks at the type byte alone; rows stay bytes.  Begin and Commit, which come once per transaction, are
-unpacked with a struct here; rarer messages go through the codec.
+For most frames Python looks at the type byte alone; rows stay bytes.  Begin, Commit and keepalives, which come once per
+transaction, are unpacked with a struct here; rarer messages go through the codec.
 
     B … C          rows collect in the OpenTransaction; past a bound they move to the reorder buffer
     S … E, c, A    a block's frames, tagged with their (sub)transactions, stay in the reorder buffer until c or A
@@ -20,7 +20,7 @@ from apply.staging.stream_ahead import PART_BYTES, Ahead
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
 from pubsub.protocol import pgoutput
-from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
+from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
@@ -31,6 +31,8 @@ _BEGIN: Final = ord("B")
 _COMMIT: Final = ord("C")
 _STREAM_COMMIT: Final = ord("c")
 _ENDS: Final = frozenset((_COMMIT, _STREAM_COMMIT))
+# The type byte, the WAL's end, the time of sending, whether a reply is requested.
+_KEEPALIVE_FRAME: Final = struct.Struct(">BQqB")
 # After the type byte: final LSN, commit time, xid; flags, commit LSN, end LSN, commit time (proto.c).
 _BEGIN_BODY: Final = struct.Struct(">QqI")
 _COMMIT_BODY: Final = struct.Struct(">BQQq")
@@ -458,13 +460,16 @@ class Dispatcher:
     # All else
 
     def _keepalive(self, frame: bytes) -> None:
-        message = read_server_message(frame)
-        if not isinstance(message, Keepalive):
+        # A walsender that has sent everything sends one after each transaction.
+        if len(frame) != _KEEPALIVE_FRAME.size or frame[0] != _KEEPALIVE or frame[-1] > 1:
+            read_server_message(frame)
             raise ProtocolViolation("no data left in message")
-        self.reply_requested |= message.reply_requested
-        self.last_frame_lsn = max(self.last_frame_lsn, message.wal_end)
-        if self._open is None and self._stream is None:
-            self.position = max(self.position, message.wal_end)
+        _, wal_end, _, reply_requested = _KEEPALIVE_FRAME.unpack(frame)
+        self.reply_requested |= bool(reply_requested)
+        if wal_end > self.last_frame_lsn:
+            self.last_frame_lsn = Lsn(wal_end)
+        if self._open is None and self._stream is None and wal_end > self.position:
+            self.position = Lsn(wal_end)
 
     def _other(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
         """Return the end LSN of a transaction that this frame commits, else None."""

@@ -28,7 +28,7 @@ from pyroaring import BitMap64
 from pubsub.delta import data_files, deletion_vectors, file_rows, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import AddFile, ConcurrentCommit, TableLog, is_local
+from pubsub.delta.log import AddFile, ConcurrentCommit, TableLog, is_local, local_path
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken
@@ -260,24 +260,49 @@ def _changes(staged: DirectStaged) -> _Changes:
 def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
     """Find the table's live rows that have one of the keys, file by file."""
     for file in file_rows.files_with(log, table, table.key, wanted):
-        positions: list[Indices] = []
-        key_rows: list[Indices] = []
-        for start, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS, wanted):
-            rows = wanted.rows(batch)
-            hits = np.flatnonzero(rows >= 0)
-            if len(hits):
-                positions.append(hits + start)
-                key_rows.append(rows[hits])
-        if not positions:
+        at, which = _in_run(log, file, table, wanted) or _in_file(log, file, table, wanted)
+        if not len(at):
             continue
-        at, which = np.concatenate(positions), np.concatenate(key_rows)
         vector = None
         if file.vector is not None:
             vector = deletion_vectors.read(log.table, file.vector)
-            live = np.isin(at, deletion_vectors.positions(vector), assume_unique=True, invert=True)
+            live = ~deletion_vectors.among(deletion_vectors.positions(vector), at)
             at, which = at[live], which[live]
         if len(at):
             yield _Found(file, at, which, vector)
+
+
+def _in_run(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -> tuple[Indices, Indices] | None:
+    """Find the rows of a file by its run, as `_in_file` does; None if it has none, or reading is faster."""
+    runs, keys = log.runs, wanted.integers
+    if runs is None or keys is None or table.key[0] in table.partitioned_by:
+        return None
+    rows = file_rows.rows_in(log, file)
+    if not runs.pay(len(wanted), rows):
+        return None
+    path = local_path(file, log.table)
+    if not path.exists():
+        return None  # reading it says so
+    run = runs.get(str(path))
+    if run is None:
+        read = file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS)
+        run = runs.make(str(path), rows, (batch for _, batch in read))
+    return run.find(*keys) if run is not None and run.usable else None
+
+
+def _in_file(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -> tuple[Indices, Indices]:
+    """Return the positions of the rows, deleted ones included, that have one of the keys, and the key's number for each."""
+    positions: list[Indices] = []
+    key_rows: list[Indices] = []
+    for start, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS, wanted):
+        rows = wanted.rows(batch)
+        hits = np.flatnonzero(rows >= 0)
+        if len(hits):
+            positions.append(hits + start)
+            key_rows.append(rows[hits])
+    if not positions:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    return np.concatenate(positions), np.concatenate(key_rows)
 
 
 def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
+from pubsub.delta.key_runs import KeyRuns
 from pubsub.delta.log import OtherCommit, TableLog, is_local
 from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged
@@ -35,6 +36,7 @@ class Stage:
         self._direct = direct
         self._statement_rows = statement_rows
         self._logs: dict[str, TableLog] = {}
+        self._runs = KeyRuns()
         #: How many batches, or parts of them, were staged for the table at a path: a hint that it is being written.
         self.staged: Counter[str] = Counter()
         shutil.rmtree(directory, ignore_errors=True)
@@ -105,7 +107,11 @@ class Stage:
 
     def log_of(self, path: str) -> TableLog:
         """Return the log of the table at `path`, a local directory, not refreshed; batches are committed to it, too."""
-        return self._logs.setdefault(path, TableLog(path, self._transactions))
+        log = self._logs.get(path)
+        if log is None:
+            log = self._logs[path] = TableLog(path, self._transactions)
+            log.runs = self._runs
+        return log
 
     def _log(self, table: TargetTable) -> TableLog:
         """Return the table's log, refreshed unless another thread is working on it, which refreshes it itself."""

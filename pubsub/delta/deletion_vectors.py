@@ -136,6 +136,14 @@ def positions(bitmap: BitMap64) -> Positions:
     return np.frombuffer(bitmap.to_array(), np.uint64).astype(np.int64)
 
 
+def among(dead: Positions, positions: Positions) -> npt.NDArray[np.bool_]:
+    """Mark those of the `positions` that are among the ascending `dead` ones."""
+    if not len(dead):
+        return np.zeros(len(positions), np.bool_)
+    found: npt.NDArray[np.bool_] = dead[np.minimum(np.searchsorted(dead, positions), len(dead) - 1)] == positions
+    return found
+
+
 def _decode(data: bytes, where: str) -> BitMap64:
     if data[: len(_MAGIC)] != _MAGIC:
         raise DataCorrupted(f'deletion vector "{where}" is of an unknown format')

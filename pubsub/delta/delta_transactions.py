@@ -1,7 +1,8 @@
 """Commit by Delta's own transaction, in Spark's JVM, without a Spark job.
 
-Every call of Delta's internal classes stands in this file, because they may change with any release; the jar is pinned,
-and tests/scenarios/test_022_delta_transactions.py has a test for each call.  Conflicts are Delta's to find:
+Every call of Delta's internal classes stands in this file, and in java/pubsub/Calls.java for those of every commit,
+because they may change with any release; the jar is pinned, and tests/scenarios/test_022_delta_transactions.py has a test
+for each call.  Conflicts are Delta's to find:
 `readWholeTable` and the application's entry in `readTxn` make every commit conflict that changed the table or its
 version since it was read.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,16 +116,18 @@ class DeltaTransactions:
         """See transactions.Transactions."""
         name = ""
         try:
-            transaction = self._log(request.path).startTransaction()
-            name = str(transaction.txnId())
-            at = transaction.readVersion()
-            if at != request.read_version or (at >= 0 and transaction.metadata().id() != request.table_id):
+            transaction = self._java.calls.begin(
+                self.session._jsparkSession,
+                request.path,
+                request.read_version,
+                request.table_id,
+                "\n".join(request.applications),
+            )
+            if transaction is None:
                 # Either another writer has just committed, or what Delta keeps is of a table that was replaced.
                 self.forget(request.path)
-                raise Conflict(f"the table is at version {at}")
-            transaction.readWholeTable()
-            for app_id in request.applications:
-                transaction.readTxn().addOne(app_id)
+                raise Conflict(f"the table is not at version {request.read_version}")
+            name = str(transaction.txnId())
             self._commit(transaction, request)
         except (Py4JJavaError, PySparkException) as error:
             if isinstance(error, CONFLICTS):
@@ -232,9 +235,14 @@ class DeltaTransactions:
         if metadata is not None:
             # Delta checks the change, and derives the protocol.
             transaction.updateMetadata(metadata, False)
-        actions = self._actions(action for action in request.actions if "metaData" not in action)
+        lines = "\n".join(_line(action) for action in request.actions if "metaData" not in action)
+        if request.operation is Operation.WRITE:
+            rewrites = any("remove" in action for action in request.actions)
+            self._java.calls.write(transaction, lines, rewrites, request.user_metadata)
+            return
+        actions = self._java.calls.actions(lines)
         operation = self._operation(transaction, request)
-        if request.user_metadata is None or request.operation is Operation.WRITE:
+        if request.user_metadata is None:
             transaction.commit(actions, operation)
             return
         # Only DeltaOperations.Write carries userMetadata; for others Delta reads the active session's setting.
@@ -248,27 +256,18 @@ class DeltaTransactions:
             sessions.setActiveSession(self.session._jsparkSession)
 
     def _operation(self, transaction: Any, request: Request) -> Any:
-        """Return the DeltaOperations.Operation, which Delta records, and asks what the commit may do."""
+        """Return the DeltaOperations.Operation of other commits than writes: Delta records it, and asks what it may do."""
         java = self._java
         none, nil = java.none, java.nil
         match request.operation:
-            case Operation.WRITE:
-                rewrites = any("remove" in action for action in request.actions)
-                said = none if request.user_metadata is None else java.some(request.user_metadata)
-                mode = java.overwrite if rewrites else java.append
-                return java.write(mode, none, none, said, none, none, none, none, none)
             case Operation.MERGE_FILES:
                 return java.optimize(nil, nil, False, none, False)
             case Operation.CREATE:
                 return java.create_table(transaction.metadata(), False, False, none)
             case Operation.ALTER:
                 return java.update_schema(transaction.snapshot().schema(), transaction.metadata().schema())
-
-    def _actions(self, wanted: Iterable[Mapping[str, Any]]) -> Any:
-        actions = self._java.array_list()
-        for action in wanted:
-            actions.add(self._action(action))
-        return self._java.as_scala(actions).toSeq()
+            case Operation.WRITE:
+                raise ValueError("Calls.java makes this one")
 
     def _map(self, values: Mapping[str, str]) -> Any:
         found = self._jvm.java.util.HashMap()
@@ -278,7 +277,7 @@ class DeltaTransactions:
         return getattr(_module(self._jvm.scala.collection.immutable, "Map"), "from")(converted)
 
     def _action(self, action: Mapping[str, Any]) -> Any:
-        return self._java.from_json(json.dumps(action, ensure_ascii=False, separators=(",", ":")))
+        return self._java.from_json(_line(action))
 
     def _log(self, path: str) -> Any:
         # Delta's own threads, and what it does after a commit, ask for the session that is active in the caller's
@@ -296,18 +295,15 @@ class _Classes:
     def __init__(self, jvm: Any) -> None:
         scala, spark = jvm.scala, jvm.org.apache.spark.sql
         delta = spark.delta
+        self.calls = jvm.pubsub.Calls
         self.for_table = delta.DeltaLog.forTable
         self.invalidate = delta.DeltaLog.invalidateCache
         self.from_json = delta.actions.Action.fromJson
-        self.write = getattr(delta, "DeltaOperations$Write")
         self.optimize = getattr(delta, "DeltaOperations$Optimize")
         self.create_table = getattr(delta, "DeltaOperations$CreateTable")
         self.update_schema = getattr(delta, "DeltaOperations$UpdateSchema")
-        self.append = spark.SaveMode.Append
-        self.overwrite = spark.SaveMode.Overwrite
         self.sessions = spark.classic.SparkSession
         self.path = jvm.org.apache.hadoop.fs.Path
-        self.array_list = jvm.java.util.ArrayList
         self.as_scala = scala.jdk.javaapi.CollectionConverters.asScala
         self.some = scala.Some
         self.none = _module(scala, "None")
@@ -340,6 +336,11 @@ def is_refusal(error: BaseException) -> bool:
 def _module(package: Any, name: str) -> Any:
     """Return a Scala object, such as None, which Java sees as the static MODULE$ of a class name$."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _line(action: Mapping[str, Any]) -> str:
+    """Return an action as it is a line of Delta's log."""
+    return json.dumps(action, ensure_ascii=False, separators=(",", ":"))
 
 
 def _said(error: Py4JJavaError | PySparkException) -> str:

@@ -68,6 +68,11 @@ class KeySet:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def integers(self) -> tuple[npt.NDArray[Any], Indices] | None:
+        """The keys, ascending, and the number of each, if they are of one integer column."""
+        return None if self._integers is None else (self._integers.ordered, self._integers.order)
+
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
         """Return whether no key lies within `bounds`, a file's least and greatest first key column (None: unknown)."""
         if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
@@ -94,12 +99,12 @@ class _Integers:
 
     def __init__(self, column: pa.Array) -> None:
         values = column.to_numpy(zero_copy_only=False)
-        self._order = np.argsort(values, kind="stable")
-        self._ordered = values[self._order]
+        self.order = np.argsort(values, kind="stable")
+        self.ordered = values[self.order]
         self._table: npt.NDArray[np.int32] | None = None
         if not len(values):
             return
-        self._low, self._high = int(self._ordered[0]), int(self._ordered[-1])
+        self._low, self._high = int(self.ordered[0]), int(self.ordered[-1])
         span = self._high - self._low + 1
         if span <= max(_SPARSEST * len(values), _SMALL_SPAN):
             self._table = np.full(span, _NOT_FOUND, np.int32)
@@ -107,15 +112,15 @@ class _Integers:
 
     def outside(self, low: int, high: int) -> bool:
         """Return whether no key lies from `low` to `high`, both inclusive."""
-        first = int(np.searchsorted(self._ordered, low, side="left"))
-        return first == len(self._ordered) or int(self._ordered[first]) > high
+        first = int(np.searchsorted(self.ordered, low, side="left"))
+        return first == len(self.ordered) or int(self.ordered[first]) > high
 
     def rows(self, column: Column) -> Indices:
         """See KeySet.rows."""
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         found = np.full(len(column), _NOT_FOUND, np.int64)
-        if not len(self._ordered):
+        if not len(self.ordered):
             return found
         there = None
         if column.null_count:
@@ -129,8 +134,8 @@ class _Integers:
         if self._table is not None:
             found[inside] = self._table[near - self._low]
         else:
-            places = np.searchsorted(self._ordered, near)
-            found[inside] = np.where(self._ordered[places] == near, self._order[places], _NOT_FOUND)
+            places = np.searchsorted(self.ordered, near)
+            found[inside] = np.where(self.ordered[places] == near, self.order[places], _NOT_FOUND)
         return found
 
 

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import structlog
 
 from pubsub.delta import checkpoints, deletion_vectors, demands, durable_files, earlier_releases
+from pubsub.delta.key_runs import KeyRuns
 from pubsub.delta.transactions import (
     Action,
     CommitFailed,
@@ -148,6 +149,8 @@ class TableLog:
 
     def __init__(self, path: str, transactions: Transactions | None = None) -> None:
         self.writing = threading.Lock()
+        #: The runs of the node's data files, if it keeps any.
+        self.runs: KeyRuns | None = None
         self._transactions = transactions
         self.table = directory(path)
         self._log = self.table / "_delta_log"

@@ -70,7 +70,13 @@ BASE_CONF: Final[Mapping[str, str]] = {
 
 _STOP_SECONDS: Final = 20.0
 
-_JAVA_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseParallelGC -Xshare:auto"
+# The JVM's second compiler begins at ten times its usual thresholds.  Otherwise it takes half of the processor time of
+# a daemon's first minutes, for methods that commits never call often enough; Spark's jobs are as fast as before.
+_LATE_C2: Final = " ".join(
+    f"-XX:Tier4{name}Threshold={10 * usual}"
+    for name, usual in {"Invocation": 5000, "MinInvocation": 600, "Compile": 15000, "BackEdge": 40000}.items()
+)
+_JAVA_OPTIONS: Final = f"-Duser.timezone=UTC -XX:+UseParallelGC -Xshare:auto {_LATE_C2}"
 
 _LOG4J: Final = """\
 rootLogger.level = error

@@ -35,6 +35,7 @@ _CLOSE_TIMEOUT: Final = 5.0  # seconds
 
 # How long a read is delayed, in seconds, so that it finds more: see ReplicationStream.
 _SHORT_HOLD: Final = 0.001
+_LIVE_HOLD: Final = 0.005
 _LONG_HOLD: Final = 0.010
 _BACKLOG_BYTES: Final = 16 << 10
 _LARGE_FRAME: Final = 16 << 10
@@ -162,7 +163,7 @@ class ReplicationStream:
 
     Why reads are delayed.  A walsender sends each change by itself.  Reading at once yields two or three changes per
     system call, which costs both sides more than the changes do.  So after a read of more than one frame the next
-    read comes at least 1 ms later, in a backlog 10 ms, and the sender fills whole segments.  The socket's buffer must
+    read comes at least 5 ms later, in a backlog 10 ms, and the sender fills whole segments.  The socket's buffer must
     hold what arrives meanwhile; if it is half full after a delay, delays get shorter.  A Unix-domain socket's buffer
     holds only a few hundred changes, so there nothing is delayed.  Nor are large frames, of rows with large values or
     of the WAL itself (128 kB): each fills segments alone, and a read returns few of them.
@@ -297,7 +298,7 @@ class ReplicationStream:
             self._fit_longest_hold(size)
             self._hold = self._longest_hold
         else:
-            self._hold = _SHORT_HOLD if frames > 1 else 0.0
+            self._hold = _LIVE_HOLD if frames > 1 else 0.0
 
     def _fit_longest_hold(self, size: int) -> None:
         room = _receive_buffer(self._pgconn.socket)

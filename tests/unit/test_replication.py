@@ -225,7 +225,7 @@ async def test_a_backlog_is_held_back_but_not_on_a_unix_socket(streaming: Any, m
     for _ in range(3):
         await remote.receive()
         holds.append(remote._hold)
-    assert holds == [replication._LONG_HOLD, replication._SHORT_HOLD, 0.0]
+    assert holds == [replication._LONG_HOLD, replication._LIVE_HOLD, 0.0]
     local, _ = streaming(big)
     await local.receive()
     assert local._hold == 0.0
