@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from catalog.home_lock import DaemonLock
+from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import jars
 from pubsub.reorderbuffer.directories import SpillDirectory
@@ -132,12 +133,19 @@ class Service:
         if not started or self.engine.transactions.called:
             # What waits for Spark is served sooner without another's work beside it.
             return
-        from pubsub.delta.warm_up import warm_up
+        from pubsub.delta.warm_up import warm_up, warm_up_copies
 
         try:
             await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
+            if self.spark.local and await self._expects_copies():
+                await self.engine.run(warm_up_copies)
         except Exception as error:
             log.warning("Spark was not warmed up", reason=str(error))
+
+    async def _expects_copies(self) -> bool:
+        """Return whether tables wait to be copied, or there are none yet: then the next thing will be to copy some."""
+        relations = (await self._catalog.state()).relations
+        return not relations or any(relation.state is not RelState.READY for relation in relations)
 
 
 def _require_spark() -> None:

@@ -119,6 +119,11 @@ class Spark:
         return self._session
 
     @property
+    def local(self) -> bool:
+        """Whether jobs run in this machine's JVM, not on a cluster."""
+        return self._master.startswith("local")
+
+    @property
     def jvm_pid(self) -> int | None:
         """The JVM's process id, to measure its memory; None without a JVM."""
         return self._process.pid if self._process is not None else None
@@ -251,7 +256,7 @@ class Spark:
             "spark.sql.warehouse.dir": (self._home / "warehouse").as_uri(),
             **BASE_CONF,
         }
-        if self._master.startswith("local"):
+        if self.local:
             settings["spark.python.daemon.module"] = "pubsub.delta.python_workers"
         else:
             settings["spark.jars"] = ",".join(paths)

@@ -1,4 +1,4 @@
-"""Make a JVM that has just started ready for its tables' commits, whose first ones take many times as long as later ones.
+"""Make a JVM that has just started ready for commits and copies, whose first ones take many times as long as later ones.
 
 A checkpoint is no part of it, though the first one is slow, too: it takes more processor time than Spark's own start,
 beside a new node's first copies.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -16,6 +16,9 @@ from pubsub.delta import data_files
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import TargetTable, create_empty
 from pubsub.delta.transactions import Operation, Transactions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _COMMITS: Final = 3
 
@@ -38,3 +41,12 @@ def warm_up(transactions: Transactions, directory: Path) -> None:
     finally:
         shutil.rmtree(table.path, ignore_errors=True)
         transactions.forget(table.path)
+
+
+def warm_up_copies(session: SparkSession) -> None:
+    """Run an empty job: Spark starts the process of which it forks its Python workers (python_workers.py).  Blocks."""
+    session.sparkContext.parallelize([0], 1).foreach(_nothing)
+
+
+def _nothing(_: int) -> None:
+    pass

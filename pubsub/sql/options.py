@@ -78,7 +78,7 @@ class SubscriptionOptions:
     on_table_error: OnTableError = "stop"
     schema_changes: SchemaChanges = "follow"
     dropped_columns: DroppedColumns = "keep"
-    batch_rows: int = 500_000
+    batch_rows: int = 250_000
     batch_bytes: int = 256 * 1024 * 1024
     batch_age: float = 1.0
     stop_lsn: Lsn | None = None

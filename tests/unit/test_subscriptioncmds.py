@@ -197,11 +197,11 @@ async def test_alter_refused(
     ("one", "other", "options", "publications"),
     [
         ("SET (disable_on_error = true)", "SET (batch_rows = 7)", (True, 7, False), ("p",)),
-        ("SET (disable_on_error = true)", "CONNECTION 'host=h'", (True, 500_000, True), ("p",)),
+        ("SET (disable_on_error = true)", "CONNECTION 'host=h'", (True, 250_000, True), ("p",)),
         (
             "ADD PUBLICATION q WITH (refresh = false)",
             "ADD PUBLICATION r WITH (refresh = false)",
-            (False, 500_000, False),
+            (False, 250_000, False),
             ("p", "q", "r"),
         ),
     ],
