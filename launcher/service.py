@@ -130,15 +130,17 @@ class Service:
             # Each worker that needs Spark starts it again and reports the error.
             log.warning("Spark did not start", reason=str(error))
             return
-        if not started or self.engine.transactions.called:
-            # What waits for Spark is served sooner without another's work beside it.
+        if not started:
             return
         from pubsub.delta.warm_up import warm_up, warm_up_copies
 
         try:
-            await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
+            # What waits for Spark to commit is served sooner without another's commits beside it.
+            waits = self.engine.transactions.called
             if self.spark.local and await self._expects_copies():
                 await self.engine.run(warm_up_copies)
+            if not waits:
+                await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
         except Exception as error:
             log.warning("Spark was not warmed up", reason=str(error))
 

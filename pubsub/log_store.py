@@ -2,8 +2,7 @@
 
 LinkLogStore is Delta's LogStore for local directories: a LogStore is where Delta asks for a store's guarantees, and its
 documented extension.  VersionCheck observes the transactions of Spark's statements.  Calls makes several calls of
-Delta's classes in one.  Janino, which pyspark includes,
-compiles the sources, so a Java without a compiler suffices.
+Delta's classes in one.  Janino, which pyspark includes, compiles the sources, so a Java without a compiler suffices.
 """
 
 from __future__ import annotations
