@@ -135,11 +135,10 @@ class Service:
         from pubsub.delta.warm_up import warm_up, warm_up_copies
 
         try:
-            # What waits for Spark to commit is served sooner without another's commits beside it.
-            waits = self.engine.transactions.called
             if self.spark.local and await self._expects_copies():
                 await self.engine.run(warm_up_copies)
-            if not waits:
+            # What waits for Spark to commit is served sooner without another's commits beside it.
+            if not self.engine.transactions.called:
                 await self.engine.run_without_spark(warm_up, self.engine.transactions, self._spill.path)
         except Exception as error:
             log.warning("Spark was not warmed up", reason=str(error))
