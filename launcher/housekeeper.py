@@ -57,6 +57,10 @@ _REST: Final = 300.0
 _MEASURE: Final = 300.0
 # How long a table is left alone after a failure.
 _AFTER_FAILURE: Final = 300.0
+# While a backlog is worked off, files are not rewritten, which takes processor time and memory from it: until no large batch
+# has come for so many seconds, but at most for so many.
+_BACKLOG: Final = 5.0
+_LONGEST_WAIT: Final = 60.0
 # A pause after work is so many times as long as the work, up to a bound in seconds.
 _PAUSE: Final = 3.0
 _LONGEST_PAUSE: Final = 60.0
@@ -159,8 +163,10 @@ class Housekeeper:
             if table is None or table.staged == staged:
                 continue
             table.staged, table.changed_at = staged, now
-            if table.look_at is None or staged - table.looked >= _BATCHES:
-                table.look_at = now if staged - table.looked >= _BATCHES else now + _LOOK
+            if staged - table.looked >= _BATCHES:
+                table.look_at = now if table.look_at is None else min(table.look_at, now)
+            elif table.look_at is None:
+                table.look_at = now + _LOOK
             if not is_local(path):
                 if table.visit_at is None:
                     table.visit_at = now + self._settings.deleted_file_retention + _LOOK
@@ -172,8 +178,11 @@ class Housekeeper:
     async def _work(self, *, visits: bool) -> None:
         """Do what is due, visits or looks, one table after the other, beginning with the one that is due for longest."""
         now = time.time()
+        until = now
+        if not visits and time.monotonic() - self._stage.large_at < _BACKLOG:
+            until -= _LONGEST_WAIT
         times = ((table.visit_at if visits else table.look_at, path) for path, table in self._tables.items())
-        for _, path in sorted((due, path) for due, path in times if due is not None and due <= now):
+        for _, path in sorted((due, path) for due, path in times if due is not None and due <= until):
             await self._engine.fence()
             await self._catalog.prove()
             table = self._tables.get(path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
@@ -19,6 +22,9 @@ from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Transactions
 
 AnyStaged = Staged | DirectStaged
+
+# Batches of so many changes come of a backlog.
+_LARGE: Final = 50_000
 
 
 class Stage:
@@ -39,6 +45,8 @@ class Stage:
         self._runs = KeyRuns()
         #: How many batches, or parts of them, were staged for the table at a path: a hint that it is being written.
         self.staged: Counter[str] = Counter()
+        #: When a large batch was staged last, in monotonic seconds: while a backlog is worked off, other work had better wait.
+        self.large_at = -math.inf
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o700)
 
@@ -48,6 +56,7 @@ class Stage:
         `rows`: the number of changes; 0 if it is not known, or if a window completes the batch, which takes our files.
         """
         self.staged[table.path] += 1
+        self.large_at = time.monotonic()
         log, table = self._laid_out(table)
         rewrites = rewrites and not replace_all
         if log is not None and self._takes_files(rows) and arrow_writer.accepts(log, table, rewrites=rewrites):
@@ -57,6 +66,8 @@ class Stage:
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool, rows: int = 0) -> AnyStaged:
         """Stage one table's folded batch; `rows` as in `parts`.  A failure leaves nothing behind."""
         self.staged[table.path] += 1
+        if folded.inserts + folded.updates + folded.deletes >= _LARGE:
+            self.large_at = time.monotonic()
         log, table = self._laid_out(table)
         if log is not None and self._takes_files(rows) and arrow_writer.suits(log, table, folded):
             return arrow_writer.stage(log, table, folded, replace_all=replace_all)

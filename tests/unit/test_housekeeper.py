@@ -258,3 +258,22 @@ def test_another_daemon_s_catalog_is_not_worked_for(node: Node) -> None:
     node.keeper.nap = 0.0
     asyncio.run(asyncio.wait_for(node.keeper.run(), 10))
     assert node.engine.transactions.asked == []
+
+
+def test_files_are_not_merged_while_a_backlog_is_worked_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = node.table(1)
+    node.turn()
+    node.write(table, 4)
+    node.stage.large_at = time.monotonic()
+    node.turn()
+    assert node.files(table) == 4
+    node.stage.large_at -= housekeeper._BACKLOG
+    node.turn()
+    assert node.files(table) == 1
+    node.write(table, 4)
+    node.stage.large_at = time.monotonic()
+    node.turn()
+    assert node.files(table) == 5
+    node.write(table)
+    node.turn(later=61)
+    assert node.files(table) < 5, "a backlog may last for hours"
