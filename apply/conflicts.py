@@ -28,7 +28,7 @@ from apply.batch import Batch
 from catalog.records import Counters, ForeignCommit
 from catalog.store import Catalog
 from pubsub.delta.changeset import Folded, Unmet
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
 

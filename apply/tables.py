@@ -29,7 +29,7 @@ from apply.staging.destination import Destination
 from catalog.records import Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.errors import NotInPrerequisiteState, PubsubError, StartAgain, UndefinedObject
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

@@ -13,7 +13,7 @@ from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from apply.staging.destination import Destination
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation

@@ -21,7 +21,7 @@ from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import AnyStaged
 from pubsub.delta.engine import said
 from pubsub.delta.lanes import Lane
-from pubsub.delta.log import ConcurrentCommit
+from pubsub.delta.other_commits import ConcurrentCommit
 from pubsub.delta.row_count import count_rows, rows_in_log
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

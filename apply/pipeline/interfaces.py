@@ -11,7 +11,7 @@ from apply.conflicts import Conflicts
 from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
 from apply.staging.destination import Destination
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 

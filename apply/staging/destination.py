@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from apply.batch import Batch
 from pubsub.delta.choose_writer import AnyStaged, Stage
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput

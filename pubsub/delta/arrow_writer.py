@@ -28,7 +28,8 @@ from pyroaring import BitMap64
 from pubsub.delta import data_files, deletion_vectors, file_rows, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import AddFile, ConcurrentCommit, TableLog, is_local, local_path
+from pubsub.delta.log import AddFile, TableLog, is_local, local_path
+from pubsub.delta.other_commits import ConcurrentCommit
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken

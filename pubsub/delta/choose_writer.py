@@ -14,7 +14,8 @@ from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
 from pubsub.delta.key_runs import KeyRuns
-from pubsub.delta.log import OtherCommit, TableLog, is_local
+from pubsub.delta.log import TableLog, is_local
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import DirectParts, SparkParts, StagedParts

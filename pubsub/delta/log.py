@@ -25,6 +25,7 @@ import structlog
 
 from pubsub.delta import checkpoints, deletion_vectors, demands, durable_files, earlier_releases
 from pubsub.delta.key_runs import KeyRuns
+from pubsub.delta.other_commits import OtherCommit, other_commit, writers_of
 from pubsub.delta.transactions import (
     Action,
     CommitFailed,
@@ -81,28 +82,6 @@ class AddFile:
     def deleted(self) -> int:
         """The number of rows that its deletion vector removes."""
         return int(self.vector["cardinality"]) if self.vector is not None else 0
-
-
-@dataclass(frozen=True, slots=True)
-class OtherCommit:
-    """A commit that may change rows.  `applications`: those whose transactions it records.
-
-    `restored`: the version that RESTORE went back to (-1: it was given as a timestamp), None for other operations.
-    """
-
-    version: int
-    operation: str
-    engine: str
-    applications: frozenset[str]
-    restored: int | None
-
-
-class ConcurrentCommit(Exception):
-    """Others have written the table since the batch was staged for it."""
-
-    def __init__(self, commits: Sequence[OtherCommit]) -> None:
-        super().__init__(f"{len(commits)} commits")
-        self.commits = commits
 
 
 @dataclass(slots=True)
@@ -335,7 +314,7 @@ class TableLog:
                 self._committed.update(dict.fromkeys(applications_of(actions), version))
             else:
                 self._note(version, actions)
-            self._replay(actions, _writers(actions))
+            self._replay(actions, writers_of(actions))
             self._state.version = version
             self._stamp = self._look(version)
             if own:
@@ -355,7 +334,7 @@ class TableLog:
     def _follow(self) -> None:
         while (actions := self.actions(self._state.version + 1)) is not None:
             self._note(self._state.version + 1, actions)
-            self._replay(actions, _writers(actions))
+            self._replay(actions, writers_of(actions))
             self._state.version += 1
 
     def _load_again(self) -> None:
@@ -383,7 +362,7 @@ class TableLog:
             if any(app_id not in self._state.versions_of_applications for app_id in applications):
                 # An application's first commit is a copy, which replaces all rows.
                 self._others.clear()
-            if (found := _other_commit(version, actions)) is not None:
+            if (found := other_commit(version, actions)) is not None:
                 self._others.append(found)
         for app_id in applications:
             self._committed[app_id] = version
@@ -400,7 +379,7 @@ class TableLog:
             if app_id in applications_of(actions):
                 self._committed[app_id] = version
                 break
-            if (other := _other_commit(version, actions)) is not None:
+            if (other := other_commit(version, actions)) is not None:
                 found.append(other)
         return found[::-1]
 
@@ -580,31 +559,6 @@ def _data_file(add: Mapping[str, Any]) -> AddFile:
         inside="://" not in path and not path.startswith(("/", "file:")),
         partition=add.get("partitionValues") or {},
         kept={name: add[name] for name in _KEPT if add.get(name) is not None},
-    )
-
-
-def _writers(actions: Sequence[Action]) -> frozenset[str] | None:
-    """Return a commit's applications; None if the commit also copied rows without changing them."""
-    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    metrics = info.get("operationMetrics") or {}
-    if any("copied" in name.lower() and "file" not in name.lower() and str(n) != "0" for name, n in metrics.items()):
-        return None
-    return applications_of(actions)
-
-
-def _other_commit(version: int, actions: Sequence[Action]) -> OtherCommit | None:
-    """Describe a commit; None if it changes no rows, as OPTIMIZE and VACUUM mark each file."""
-    files = (what for action in actions for kind, what in action.items() if kind in ("add", "remove"))
-    if not any(what.get("dataChange", True) for what in files):
-        return None
-    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    operation = str(info.get("operation", "an unnamed operation"))
-    restored = None
-    if operation == "RESTORE":
-        asked = str((info.get("operationParameters") or {}).get("version"))
-        restored = int(asked) if asked.isdecimal() else -1
-    return OtherCommit(
-        version, operation, str(info.get("engineInfo", "an unnamed engine")), applications_of(actions), restored
     )
 
 

@@ -25,7 +25,7 @@ import apply.staging.stage_batch
 import pubsub.delta.table
 from pubsub.delta import spark_writer
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import Rest
 from pubsub.delta.table import Commit, TargetTable

@@ -18,7 +18,7 @@ from apply.pipeline.interfaces import Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.staging.destination import Destination
 from apply.worker_statistics import Figures
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation

@@ -11,7 +11,7 @@ import pytest
 
 from apply.conflicts import UniqueViolation
 from apply.pipeline.interfaces import Limits
-from pubsub.delta.log import OtherCommit
+from pubsub.delta.other_commits import OtherCommit
 from pubsub.errors import ConnectionFailure, InvalidValue, ProgramLimitExceeded
 from pubsub.protocol.lsn import Lsn
 from tests.support.frames import delete, insert, keepalive, transaction, update
