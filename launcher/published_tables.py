@@ -262,7 +262,6 @@ async def _refuse_unreadable(connection: Connection, one: Plan) -> None:
 def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> bool:
     """Return whether the Delta table exists; refuse a missing one, one with other columns, and rows before a copy."""
     from pubsub.delta import table as delta
-    from pubsub.delta.row_count import count_rows
 
     if not delta.exists(target.path):
         if not create_tables:
@@ -273,10 +272,7 @@ def _refuse_taken(target: TargetTable, copy_data: bool, create_tables: bool) -> 
             )
         return False
     delta.check_columns(target)
-    rows = count_rows(target.path) if copy_data else 0
-    if rows is None:
-        rows = delta.row_count(target.path)
-    if rows:
+    if copy_data and delta.row_count(target.path) > 0:
         raise NotInPrerequisiteState(
             f'the Delta table for "{target.relation}" holds rows already',
             detail=f'It lies at "{target.path}".',

@@ -320,7 +320,7 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
         for start, batch in file_rows.read_columns(log, file, staged.table, names, size):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
-            hits = hits[np.isin(hits + start, dead, assume_unique=True, invert=True)]
+            hits = hits[~deletion_vectors.among(dead, hits + start)]
             taken = hits[_first_of_each(rows[hits], left)]
             if len(taken):
                 left -= np.bincount(rows[taken], minlength=len(left))

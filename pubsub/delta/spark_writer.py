@@ -3,8 +3,8 @@
 A folded batch is first staged as immutable Parquet, so that bad values fail before the commit.  Then the cheapest
 sufficient statement commits it: an append for inserts alone, one overwrite with replaceOn where keys change or are
 deleted (MERGE, which takes longer, if Delta makes an identity column's values), an overwrite of the whole table after
-TRUNCATE.  Every commit carries (application id, end LSN), so Delta
-itself refuses to apply it twice, and in its userMetadata the end LSNs of its first and last transaction.
+TRUNCATE.  Every commit carries (application id, end LSN), so Delta itself refuses to apply it twice, and in its
+userMetadata the end LSNs of its first and last transaction.
 
 Everything here blocks: call it in a thread.
 """
@@ -159,7 +159,7 @@ def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
             _save(images.drop(*made), "append", table, record)
         elif staged.images is None and staged.masked is None:
             _delete_keys(spark, staged, record)
-        elif set(made).intersection(identity_columns(table.path)):
+        elif made and set(made).intersection(identity_columns(table.path)):
             _merge(spark, staged, record, made)
         else:
             if staged.masked is not None:

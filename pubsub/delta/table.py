@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pubsub.delta import log
 from pubsub.delta import schema_json as delta_schema
+from pubsub.delta.row_count import count_rows
 from pubsub.delta.transactions import Conflict, Transactions
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol import column_types
@@ -164,12 +165,18 @@ def has_files(path: str) -> bool:
 
 def filled_columns(path: str) -> list[str]:
     """Return the table's generated and identity columns, whose values Delta makes."""
-    return delta_schema.filled(json.loads(opened(path).schema().to_json())["fields"])
+    return delta_schema.filled(_fields(path))
 
 
 def identity_columns(path: str) -> list[str]:
     """Return the table's identity columns."""
-    return delta_schema.identities(json.loads(opened(path).schema().to_json())["fields"])
+    return delta_schema.identities(_fields(path))
+
+
+def _fields(path: str) -> list[delta_schema.Field]:
+    """Return the table's columns as JSON."""
+    found: list[delta_schema.Field] = json.loads(opened(path).schema().to_json())["fields"]
+    return found
 
 
 def partition_fields(path: str) -> list[pa.Field]:
@@ -179,7 +186,10 @@ def partition_fields(path: str) -> list[pa.Field]:
 
 
 def row_count(path: str) -> int:
-    """Return the number of rows, by counting them.  Raises FeatureNotSupported as `query` does."""
+    """Return the number of rows, from the log, or by counting them if it does not know.  Raises as `query` does."""
+    known = count_rows(path)
+    if known is not None:
+        return known
     return int(query(path, "SELECT count(*) AS n FROM t").read_all().column("n")[0].as_py())
 
 

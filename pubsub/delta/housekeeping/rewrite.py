@@ -164,7 +164,7 @@ def _deleted_since(source: _Source, held: AddFile, log: TableLog) -> Positions:
     if before == after:
         return _NONE
     deleted = deleted_positions(log, held)
-    if not np.isin(source.gone, deleted, assume_unique=True).all():
+    if not deletion_vectors.among(deleted, source.gone).all():
         raise _Dropped
     new = np.setdiff1d(deleted, source.gone, assume_unique=True)
     return new - np.searchsorted(source.gone, new)
