@@ -282,12 +282,13 @@ def _in_run(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) ->
     if not runs.pay(len(wanted), rows):
         return None
     path = local_path(file, log.table)
-    if not path.exists():
+    try:
+        run = runs.get(path)
+        if run is None:
+            read = file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS)
+            run = runs.make(path, rows, (batch for _, batch in read))
+    except FileNotFoundError:
         return None  # reading it says so
-    run = runs.get(str(path))
-    if run is None:
-        read = file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS)
-        run = runs.make(str(path), rows, (batch for _, batch in read))
     return run.find(*keys) if run is not None and run.usable else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pubsub.delta import arrow_writer, data_files, key_runs
@@ -111,3 +112,29 @@ def test_many_keys_are_sought_by_reading(table: Table) -> None:
     runs = table.log.runs = KeyRuns()
     assert sum(map(len, table.find(range(6_000)).values())) == 1000
     assert runs.nbytes == 0
+
+
+def test_the_number_of_runs_is_bounded(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a few rows is mostly overhead, which its bytes do not show."""
+    for start in range(5):
+        table.commit(insert=[start])
+    runs = table.log.runs = KeyRuns()
+    monkeypatch.setattr(key_runs, "_MOST_RUNS", 3)
+    for _ in range(2):
+        assert len(table.find(range(5))) == 5
+        assert len(runs._runs) == 3
+    monkeypatch.setattr(key_runs, "_IN_USE", -1.0)
+    assert len(table.find(range(5))) == 5
+    assert len(runs._runs) == 3
+
+
+def test_another_file_of_the_same_name_has_another_run(table: Table) -> None:
+    """No writer of Delta does that; somebody who restores files by hand may."""
+    table.commit(insert=[1, 2, 3])
+    table.log.runs = KeyRuns()
+    (path,) = Path(table.target.path).glob("*.parquet")
+    assert list(table.find([1, 3]).values()) == [[(0, 0), (2, 1)]]
+    aside = path.with_suffix(".aside")
+    pq.write_table(pa.table({"id": pa.array([3, 2, 1], pa.int32()), "t": ["x"] * 3}, COLUMNS), aside)
+    aside.replace(path)
+    assert list(table.find([1, 3]).values()) == [[(0, 1), (2, 0)]]
