@@ -11,6 +11,7 @@ from typing import Final
 from deltalake import DeltaTable, QueryBuilder
 
 from bench.results import Limit
+from pubsub.delta.log import TableLog
 
 _SCANS: Final = 3
 
@@ -35,9 +36,10 @@ def measure(tables: Sequence[Path]) -> Storage:
     """Measure tables.  They must not be written meanwhile."""
     files = now = kept = logs = log_files = 0
     for table in tables:
-        actions = DeltaTable(table).get_add_actions()
-        files += actions.num_rows
-        now += sum(int(size) for size in actions["size_bytes"].to_pylist())
+        log = TableLog(str(table))
+        log.refresh()
+        files += len(log.files)
+        now += sum(file.size + (file.vector["sizeInBytes"] if file.vector else 0) for file in log.files.values())
         for path in table.rglob("*"):
             if not path.is_file():
                 continue
@@ -46,7 +48,6 @@ def measure(tables: Sequence[Path]) -> Storage:
                 log_files += 1
             else:
                 kept += path.stat().st_size
-                now += path.stat().st_size if path.suffix == ".bin" else 0
     return Storage(files, now, kept, logs, log_files, min(_scan(tables) for _ in range(_SCANS)))
 
 

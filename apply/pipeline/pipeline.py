@@ -48,8 +48,10 @@ from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
-# After a batch of more rows than this, freed memory is returned to the system.
+# Freed memory is returned to the system after a batch of more rows than this, and once in so many seconds: what small
+# batches free lies between what stays, and would add up to hundreds of megabytes in minutes.
 _LARGE: Final = 100_000
+_GIVE_BACK: Final = 30.0
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
@@ -438,6 +440,7 @@ class Pipeline:
     # commit
 
     async def _commit_batches(self) -> None:
+        given_back = time.monotonic()
         while True:
             item = await self._staged.get()
             if item is None:
@@ -463,8 +466,9 @@ class Pipeline:
                 await self._tables.stop(failures)
                 await faults.reached("tables stopped")
             self._count(batch, tables)
-            if batch.rows > _LARGE:
+            if batch.rows > _LARGE or time.monotonic() - given_back > _GIVE_BACK:
                 await asyncio.to_thread(allocators.give_back)
+                given_back = time.monotonic()
             if self._two_phase is not None:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")

@@ -48,6 +48,11 @@ CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.excep
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 # With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
 _LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
+_WRITE_CHECKSUM: Final = "spark.databricks.delta.writeChecksumFile.enabled"
+# Delta keeps a DeltaLog for each set of options of a file system; this one is nobody's.
+_APART: Final = {"fs.pubsub.apart": "true"}
+# Commits are small files: Spark would take each thirty of them for work enough for a task.
+_OPEN_COST: Final = "spark.sql.files.openCostInBytes"
 _INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
 # How VersionCheck.java begins its exception's message.
 _REFUSED: Final = "pubsub.VersionCheck: "
@@ -173,9 +178,25 @@ class DeltaTransactions:
             ) from error
 
     def checkpoint(self, path: str) -> None:
-        """Write a checkpoint of the table's newest version, and remove the log's expired files."""
-        log = self._log(path)
-        log.checkpoint(self._snapshot(log), self._java.none)
+        """Write a checkpoint of the table's newest version, and remove the log's expired files.
+
+        The transaction after it reads the log anew, and would find out the table's state by Spark jobs, for which the
+        commits would wait.  The commits made meanwhile leave their checksum files, which say it.  For a table that rests
+        the jobs are done here.
+        """
+        apart = self._apart(path)
+        self.session.conf.set(_WRITE_CHECKSUM, "true")
+        try:
+            snapshot = self._snapshot(apart)
+            try:
+                apart.checkpoint(snapshot, self._java.none)
+            finally:
+                snapshot.uncache()
+            after = self._snapshot(self._log(path))
+        finally:
+            self.session.conf.set(_WRITE_CHECKSUM, "false")
+        if after.checksumOpt().isEmpty():
+            after.numOfFiles()
 
     def retention(self, path: str) -> Retention:
         """See transactions.Cleaning."""
@@ -191,16 +212,17 @@ class DeltaTransactions:
         """See transactions.Cleaning."""
         own = self.session.newSession()
         own.conf.set(_LOG_VACUUM, "false")
-        if listed is None:
-            own.sql(f"VACUUM delta.{quote(path)} LITE").collect()
-            return
+        own.conf.set(_OPEN_COST, str(64 << 10))
         place = self._java.path(path)
-        base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
-        rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
-        inventory: Any = own.createDataFrame(rows, _INVENTORY)
+        inventory = self._java.none
+        if listed is not None:
+            base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
+            rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
+            frame: Any = own.createDataFrame(rows, _INVENTORY)
+            inventory = self._java.some(frame._jdf)
         empty = _module(self._jvm.scala.collection.immutable, "Map").empty()
         table = self._delta.catalog.DeltaTableV2.apply(
-            own._jsparkSession, place, self._java.none, self._java.none, empty, self._java.none
+            own._jsparkSession, place, self._java.none, self._java.none, self._map(_APART), self._java.none
         )
         # As LITE it records up to which version all removed files are gone; SQL refuses an inventory with LITE.
         self._delta.commands.VacuumCommand.gc(
@@ -208,7 +230,7 @@ class DeltaTransactions:
             table,
             False,
             self._java.none,
-            self._java.some(inventory._jdf),
+            inventory,
             self._java.some("LITE"),
             empty,
             self._jvm.org.apache.spark.util.SystemClock(),
@@ -277,6 +299,14 @@ class DeltaTransactions:
 
     def _action(self, action: Mapping[str, Any]) -> Any:
         return self._java.from_json(_line(action))
+
+    def _apart(self, path: str) -> Any:
+        """Return another DeltaLog of the table than the commits have.
+
+        Delta finds out a snapshot's state under a lock that a commit on this snapshot needs, too.
+        """
+        self._java.sessions.setActiveSession(self.session._jsparkSession)
+        return self._java.for_table(self.session._jsparkSession, self._java.path(path), self._map(_APART))
 
     def _log(self, path: str) -> Any:
         # Delta's own threads, and what it does after a commit, ask for the session that is active in the caller's

@@ -51,8 +51,12 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.delta.logStore.file.impl": log_store.CLASS,
-    # Without the checksum file of each version a commit takes half the time, and a log half the files.
+    # Without the checksum file of each version a commit takes half the time, and a log half the files (but see
+    # delta_transactions.py: checkpoint).
     _DELTA + "writeChecksumFile.enabled": "false",
+    # With it a commit lists the table's files by a Spark job each time that they have come down to 50 again, or a checkpoint
+    # was written: seconds, on a busy machine.
+    _DELTA + "allFilesInCrc.enabled": "false",
     _DELTA + "snapshotPartitions": "2",
     _DELTA + "properties.defaults.enableDeletionVectors": "true",
     _DELTA + "insertReplaceOnOrUsing.materializeSource": "none",

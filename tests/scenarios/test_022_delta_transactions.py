@@ -324,6 +324,54 @@ def test_checkpoints_come_at_the_tables_interval(table: Table, spark: Spark) -> 
     assert fresh.application_version("app") == 7
 
 
+def jobs(spark: Spark) -> set[int]:
+    return set(spark.session.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+def test_no_commit_needs_a_spark_job(table: Table, spark: Spark) -> None:
+    """Neither when a table comes down to few files again, nor after a checkpoint, which itself is made by jobs."""
+    table.commit(0, 1, added=[1])
+    before = jobs(spark)
+    for lsn in range(2, 60):
+        table.commit(lsn - 1, lsn, added=[lsn])
+    table.commit(59, 60, deleted=list(range(10, 60)))
+    table.commit(60, 61, added=[61])
+    assert jobs(spark) == before
+    table.transactions.checkpoint(table.target.path)
+    made = jobs(spark)
+    assert made > before
+    table.commit(61, 62, added=[62], deleted=[61])
+    table.commit(62, 63, added=[63])
+    assert jobs(spark) == made
+    assert table.ids() == [*range(1, 10), 62, 63]
+
+
+def test_commits_during_a_checkpoint_need_no_spark_job_after_it(
+    table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is written between the snapshot that the checkpoint is of and the next look at the log."""
+    table.commit(0, 1, added=[1])
+    table.commit(1, 2, added=[2])
+    newest = DeltaTransactions._snapshot
+    found: list[Any] = []
+
+    def snapshot(self: DeltaTransactions, log: Any) -> Any:
+        found.append(newest(self, log))
+        if len(found) == 1:
+            table.commit(2, 3, added=[3])
+        return found[-1]
+
+    monkeypatch.setattr(DeltaTransactions, "_snapshot", snapshot)
+    table.transactions.checkpoint(table.target.path)
+    assert not found[-1].checksumOpt().isEmpty(), "it says what the jobs would find"
+    made = jobs(spark)
+    table.commit(3, 4, added=[4], deleted=[1])
+    assert jobs(spark) == made
+    table.commit(4, 5, added=[5])
+    assert not list((Path(table.target.path) / "_delta_log").glob("*5.crc")), "only meanwhile"
+    assert table.ids() == [2, 3, 4, 5]
+
+
 def test_any_thread_commits_to_a_table_that_has_a_checkpoint(table: Table, spark: Spark) -> None:
     table.commit(0, 1, added=[1])
     table.transactions.checkpoint(table.target.path)

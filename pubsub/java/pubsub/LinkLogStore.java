@@ -3,6 +3,7 @@ package pubsub;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import io.delta.storage.HadoopFileSystemLogStore;
+import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.net.URI;
 import java.nio.ByteBuffer;
@@ -12,11 +13,15 @@ import java.nio.file.Files;
 import java.nio.file.Paths;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.Set;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /**
@@ -85,6 +90,35 @@ public class LinkLogStore extends HadoopFileSystemLogStore {
             Files.deleteIfExists(aside);
         }
         sync(directory);
+    }
+
+    /**
+     * List the files from this name on, by name.  Delta's own store asks the system for every file of the directory, whatever
+     * its name; each commit lists the log, which holds thousands of files, but only the newest commits are asked for.
+     */
+    public Iterator listFrom(Path path, Configuration configuration) throws IOException {
+        Path directory = path.getParent();
+        FileSystem files = path.getFileSystem(configuration);
+        String[] names = Paths.get(directory.toUri().getPath()).toFile().list();
+        if (names == null) {
+            throw new FileNotFoundException("No such file or directory: " + directory);
+        }
+        Arrays.sort(names);
+        ArrayList found = new ArrayList();
+        for (int place = 0; place < names.length; place++) {
+            String name = names[place];
+            // Hadoop does not list its checksums of files.
+            if (name.compareTo(path.getName()) < 0 || name.startsWith(".") && name.endsWith(".crc")) {
+                continue;
+            }
+            try {
+                FileStatus status = files.getFileStatus(new Path(directory, name));
+                found.add(status);
+            } catch (FileNotFoundException error) {
+                continue;  // removed since, as an expired commit or a file that is being written
+            }
+        }
+        return found.iterator();
     }
 
     /** Checkpoints do not come through this store: Delta must write them under another name, and rename them. */
