@@ -26,7 +26,6 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from pubsub.delta.spark_session import Spark
-from pubsub.delta.table import quote
 from pubsub.delta.transactions import (
     CommitFailed,
     Conflict,
