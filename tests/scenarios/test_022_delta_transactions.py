@@ -372,6 +372,23 @@ def test_commits_during_a_checkpoint_need_no_spark_job_after_it(
     assert table.ids() == [2, 3, 4, 5]
 
 
+def test_a_checkpoint_has_a_log_of_its_own(table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit on the same snapshot would wait for the lock under which Delta finds out the snapshot's state."""
+    table.commit(0, 1, added=[1])
+    newest = DeltaTransactions._snapshot
+    logs: list[Any] = []
+
+    def snapshot(self: DeltaTransactions, log: Any) -> Any:
+        logs.append(log)
+        return newest(self, log)
+
+    monkeypatch.setattr(DeltaTransactions, "_snapshot", snapshot)
+    table.transactions.checkpoint(table.target.path)
+    jvm: Any = spark.session._jvm
+    of_checkpoint, of_commits = map(jvm.java.lang.System.identityHashCode, logs)
+    assert of_checkpoint != of_commits
+
+
 def test_any_thread_commits_to_a_table_that_has_a_checkpoint(table: Table, spark: Spark) -> None:
     table.commit(0, 1, added=[1])
     table.transactions.checkpoint(table.target.path)
