@@ -26,6 +26,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from pubsub.delta.spark_session import Spark
+from pubsub.delta.table import quote
 from pubsub.delta.transactions import (
     CommitFailed,
     Conflict,
@@ -50,8 +51,6 @@ _LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
 _WRITE_CHECKSUM: Final = "spark.databricks.delta.writeChecksumFile.enabled"
 # Delta keeps a DeltaLog for each set of options of a file system; this one is nobody's.
 _APART: Final = {"fs.pubsub.apart": "true"}
-# Commits are small files: Spark would take each thirty of them for work enough for a task.
-_OPEN_COST: Final = "spark.sql.files.openCostInBytes"
 _INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
 # How VersionCheck.java begins its exception's message.
 _REFUSED: Final = "pubsub.VersionCheck: "
@@ -211,17 +210,16 @@ class DeltaTransactions:
         """See transactions.Cleaning."""
         own = self.session.newSession()
         own.conf.set(_LOG_VACUUM, "false")
-        own.conf.set(_OPEN_COST, str(64 << 10))
+        if listed is None:
+            own.sql(f"VACUUM delta.{quote(path)} LITE").collect()
+            return
         place = self._java.path(path)
-        inventory = self._java.none
-        if listed is not None:
-            base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
-            rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
-            frame: Any = own.createDataFrame(rows, _INVENTORY)
-            inventory = self._java.some(frame._jdf)
+        base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
+        rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
+        inventory: Any = own.createDataFrame(rows, _INVENTORY)
         empty = _module(self._jvm.scala.collection.immutable, "Map").empty()
         table = self._delta.catalog.DeltaTableV2.apply(
-            own._jsparkSession, place, self._java.none, self._java.none, self._map(_APART), self._java.none
+            own._jsparkSession, place, self._java.none, self._java.none, empty, self._java.none
         )
         # As LITE it records up to which version all removed files are gone; SQL refuses an inventory with LITE.
         self._delta.commands.VacuumCommand.gc(
@@ -229,7 +227,7 @@ class DeltaTransactions:
             table,
             False,
             self._java.none,
-            inventory,
+            self._java.some(inventory._jdf),
             self._java.some("LITE"),
             empty,
             self._jvm.org.apache.spark.util.SystemClock(),
