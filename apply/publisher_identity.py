@@ -59,13 +59,22 @@ class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
 
     `copied`: some tables await no copy, so a gap in the stream would lose changes for them.  `prepared`: the end of the
-    last stored prepared transaction.  LSNs are exclusive, 0 before the first.
+    last stored prepared transaction.  `least`: no synchronized table holds less.  LSNs are exclusive, 0 before the
+    first.
     """
 
     origin: Lsn
     held: Lsn
     copied: bool
     prepared: Lsn = INVALID_LSN
+    least: Lsn = INVALID_LSN
+
+    @property
+    def begins(self) -> Lsn:
+        """Where the stream must begin at the latest; 0 if it may begin anywhere."""
+        if not self.copied:
+            return INVALID_LSN
+        return self.origin or self.least  # before the first origin the copies alone tell
 
 
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
@@ -116,9 +125,9 @@ async def check_position(
     if other:
         _check_slot_of_another_system(slot, standing)
         return began
-    if standing.copied and standing.origin and slot.confirmed_flush_lsn > standing.origin:
+    if standing.begins and slot.confirmed_flush_lsn > standing.begins:
         raise NotInPrerequisiteState(
-            f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.origin}, where the '
+            f'replication slot "{slot.name}" begins at {slot.confirmed_flush_lsn}, after {standing.begins}, where the '
             "subscription stands",
             detail="The slot was made anew, advanced, or read by someone else.",
             hint=_GAP_HINT,

@@ -119,9 +119,10 @@ class RelationMap:
         relation = entry.relation
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id)
         if held is None and relation.copy_generation:
+            await asyncio.to_thread(delta.check_exists, relation.path, relation.qualified_name)
             raise UndefinedTable(
                 f'the Delta table of "{relation.qualified_name}" does not hold its copy any more',
-                detail=f'"{relation.path}" was deleted, or replaced by another table.',
+                detail=f'"{relation.path}" holds another table now.',
                 hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation.qualified_name} copies it anew.",
             )
         held = held or INVALID_LSN
@@ -155,6 +156,16 @@ class RelationMap:
             (Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN)) for entry in self.entries.values()),
             default=INVALID_LSN,
         )
+
+    @property
+    def least_synchronized(self) -> Lsn:
+        """The least LSN up to which a table in s or r holds everything (0: there is none, or one that does not know)."""
+        held = [
+            Lsn(max(entry.version, entry.relation.lsn or INVALID_LSN))
+            for entry in self.entries.values()
+            if entry.relation.state in (RelState.SYNCDONE, RelState.READY) and not entry.stopped
+        ]
+        return min(held, default=INVALID_LSN)
 
     async def held_by_copies(self) -> Lsn:
         """Return the greatest LSN held by tables still being copied: by their snapshots, or by a catch-up's commits."""

@@ -209,6 +209,8 @@ class ApplyTables:
                 await self._catalog.set_relation_state(self._subid, again.relid, RelState.INIT)
             except UndefinedObject:
                 continue  # it has left meanwhile
+            # Else the next apply worker would keep to what was promised to the old copy, and end here again.
+            self._handover.new_copy(again.relid)
             log.info("table is copied again", relation=again.relation, reason=again.reason)
         if tables:
             raise StartAgain(tables[0].message)
@@ -269,6 +271,21 @@ class ApplyTables:
     async def met(self, relation: str, conflicts: Conflicts) -> None:
         """See interfaces.Tables."""
         await count_conflicts(self._catalog, self._subid, relation, conflicts)
+
+    async def ready_destination(self, relid: int) -> Destination | None:
+        """Return where the rows of a table in state r go; None for any other."""
+        entry = self.relations.entries.get(relid)
+        if (
+            entry is None
+            or entry.relation.state is not RelState.READY
+            or not entry.synced
+            or entry.stopped
+            or entry.failed
+        ):
+            return None
+        if entry.columns is None:
+            entry.columns = await self.relations.columns_of(entry)
+        return entry.destination(self.types) if self.relations.is_here(entry) else None
 
     def drain(self) -> None:
         """End the waits for sync workers: the worker ends, and they end too."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +24,19 @@ from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.publisher_identity import Standing
 from apply.schema_changes.follow import Follower, Publisher
+from apply.snapshot_point import SnapshotPoint, snapshot_point
+from apply.staging.destination import Destination
+from apply.staging.staged_table import StagedTable
 from apply.tables import ApplyTables
 from apply.twophase import PreparedStore, TwoPhase
 from apply.worker_statistics import Figures
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
+from pubsub import faults
+from pubsub.delta.changeset import Folded
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
+from pubsub.delta.table import Commit
 from pubsub.delta.transactions import Transactions
 from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
@@ -60,6 +68,7 @@ class ApplyWorker:
         self.streaming = False
         """Whether the publisher has started streaming."""
         self._subscription = subscription
+        self._node_id = node_id
         self._catalog = catalog
         self._engine = engine
         self._stage = stage
@@ -74,6 +83,7 @@ class ApplyWorker:
         # Set when the publisher warns that it skipped a publication.
         self._skipped = asyncio.Event()
         self._pipeline: Pipeline | None = None
+        self._one_point_at_a_time = asyncio.Lock()
         # This worker has requested two-phase commit, which `_subscription`, read earlier, does not show yet.
         self._enabling = False
 
@@ -106,7 +116,8 @@ class ApplyWorker:
                 PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
             )
             held = max(origin, relations.held, await relations.held_by_copies())
-            standing = Standing(origin, held, relations.any_copied, await two_phase.greatest())
+            prepared = await two_phase.greatest()
+            standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
             await publisher_identity.check_publications(connection, subscription)
             began = await publisher_identity.check_position(connection, subscription, identity, slot, standing)
             # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
@@ -215,6 +226,54 @@ class ApplyWorker:
         self._tables.drain()
         if self._pipeline is not None:
             self._pipeline.drain()
+
+    # Between two batches
+
+    @asynccontextmanager
+    async def snapshot_point(self, *, at: Lsn | None = None, halts: bool = False) -> AsyncIterator[SnapshotPoint]:
+        """Hold an LSN at which publisher and tables can both be read (apply.snapshot_point), while the body runs.
+
+        With `halts` the body begins when the tables hold everything up to it, and they hold nothing else until it ends.
+        Raises NotInPrerequisiteState if the worker does not stream, and as apply.snapshot_point does.
+        """
+        async with self._one_point_at_a_time:
+            pipeline = self._pipeline
+            if pipeline is None or not self.streaming:
+                raise NotInPrerequisiteState(
+                    f'the apply worker of subscription "{self._subscription.name}" does not stream yet',
+                    hint="pubsub status says what it waits for.",
+                )
+            point = snapshot_point(pipeline, self._subscription, self._node_id, at=at, halts=halts)
+            async with point as found:
+                if not halts:
+                    yield found
+                    return
+                async with pipeline.standing_at(found.lsn):
+                    await faults.reached("standing at a point")
+                    yield found
+
+    async def destination(self, relid: int) -> Destination | None:
+        """Return where a table's rows go; None for a table that is not ready, has stopped, or has left."""
+        await self._tables.relations.load()
+        return await self._tables.ready_destination(relid)
+
+    async def replace_rows(self, destination: Destination, folded: Folded, at: Lsn) -> None:
+        """Commit a change of the table's rows, which it has at `at`, where it is held by `snapshot_point`.
+
+        The commit has the position `at`: whatever ends up to there is in the table, so nothing is lost and nothing comes twice
+        if the worker is killed before or after it.  A failure leaves the table as it was, or makes the worker start again.
+        """
+        assert self._pipeline is not None
+        if self._tables.version(destination.relid) >= at:
+            raise NotInPrerequisiteState(f'table "{destination.table.relation}" is past {at}')
+        staged = await asyncio.to_thread(self._stage.write, destination.table, folded, replace_all=False)
+        record = Commit(destination.app_id, at, at)
+        try:
+            await self._pipeline.commit_between(StagedTable(destination, staged, record, 0, 0, 0))
+        except BaseException:
+            # Whether it was made is found out by reading the table's version again.
+            self.start_again()
+            raise
 
     def _warned(self, warning: PublisherError) -> None:
         log.warning(

@@ -1,6 +1,7 @@
 """Measure speed compared with PostgreSQL's own tools, in one run on one machine.
 
-    python -m bench [--only NAME,…] [--rows N] [--runs N] [--quick] [--fsync on|off] [--output FILE]
+    python -m bench [--only NAME,…] [--ours local|s3|cluster] [--theirs stock|local] [--rows N] [--runs N]
+                    [--seconds N] [--quick] [--fsync on|off] [--output FILE]
 
 copy       initial copy of a table of N rows             vs. PostgreSQL's tablesync
 inserts    a backlog of N inserts                        vs. a stock subscriber
@@ -25,6 +26,10 @@ SUBSCRIPTION) and stops when the subscription's origin has passed the last trans
 state is s or r).  The sides run one after the other.  After each run all rows and columns are compared with the
 publisher's.
 
+`--ours s3` keeps our tables on an S3 server of this machine, `--ours cluster` has Spark's tasks done by a standalone
+cluster of two workers with a core each.  With `--theirs local` the other side is ours, too, with its tables on local
+disk and Spark's tasks in its own JVM.
+
 The exit code is 1 if something failed or differed; a missed goal is not a failure.
 """
 
@@ -32,9 +37,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -44,10 +47,10 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import machine, report
+from bench import machine, report, sides
 from bench.results import Results
-from bench.scenarios import ALL, Bench, Plan
-from bench.subscribers import Ours, Stock
+from bench.scenarios import ALL, GOALS, LAG_GOAL, Bench, Plan
+from bench.subscribers import Ours
 from pubsub.errors import PubsubError
 from pubsub.testing.servers import EmbeddedPostgres
 
@@ -70,8 +73,13 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=_names, default=ALL, metavar="NAME,…", help="scenarios, of those above")
+    parser.add_argument("--ours", choices=sides.PLACES, default="local", help="where ours keeps its tables (local)")
+    parser.add_argument(
+        "--theirs", choices=sides.REFERENCES, default="stock", help="what it is measured beside (PostgreSQL's own)"
+    )
     parser.add_argument("--rows", type=_positive, help="rows of the table (1,000,000; with --quick 100,000)")
     parser.add_argument("--runs", type=_positive, help="runs of each scenario and side (2; with --quick 1)")
+    parser.add_argument("--seconds", type=_positive, help="of load, where a lag is measured (20; with --quick 5)")
     parser.add_argument("--quick", action="store_true", help="small and once: whether it works, not how fast")
     parser.add_argument("--fsync", choices=("on", "off"), default="on", help="of both servers (on)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the JSON goes (bench/results/<time>.json)")
@@ -101,8 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
         only=options.only,
         rows=options.rows or (100_000 if options.quick else 1_000_000),
         runs=options.runs or (1 if options.quick else 2),
-        lag_seconds=5 if options.quick else 20,
+        lag_seconds=options.seconds or (5 if options.quick else 20),
         warm_rounds=1 if options.quick else 5,
+        goals=GOALS if options.theirs == "stock" else sides.GOALS.get(options.ours, {}),
+        lag_goal=LAG_GOAL if options.theirs == "stock" else None,
     )
     began = datetime.now(UTC)
     clock = time.monotonic()
@@ -112,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     facts = machine.facts()
     try:
-        results, servers = _measure(plan, options.fsync, say)
+        results, servers = _measure(plan, options.theirs, options.ours, options.fsync, say)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
@@ -136,21 +146,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if results.failures else 0
 
 
-def _measure(plan: Plan, fsync: str, say: Callable[[str], None]) -> tuple[Results, dict[str, Any]]:
+def _measure(
+    plan: Plan, theirs: str, place: str, fsync: str, say: Callable[[str], None]
+) -> tuple[Results, dict[str, Any]]:
     settings = {**_SERVER, "fsync": fsync}
     with ExitStack() as stack:
         say("starting the servers and the daemon")
         publisher = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
-        stock = stack.enter_context(EmbeddedPostgres("18", wheel=True, settings=settings))
-        home = Path(tempfile.mkdtemp(prefix="pubsub-bench-"))
-        stack.callback(shutil.rmtree, home, ignore_errors=True)
-        ours = stack.enter_context(Ours(publisher, home))
+        reference, ours = (stack.enter_context(sides.side(name, publisher, "18", settings)) for name in (theirs, place))
+        assert isinstance(ours, Ours)
         changed = publisher.query(
             "SELECT name, current_setting(name) FROM pg_settings WHERE source = 'command line' AND name NOT IN"
             " ('port', 'listen_addresses', 'unix_socket_directories', 'log_line_prefix') ORDER BY name"
         )
         ((version,),) = publisher.query("SELECT split_part(version(), ' on ', 1)")
-        bench = Bench(plan, publisher, Stock(publisher, stock), ours, say)
+        bench = Bench(plan, publisher, reference, ours, say)
         bench.run()
         return bench.results, {"version": version, "settings": dict(changed)}
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from walsender.decoding import DecodeRequest, Session
+from walsender.plugins import PluginRequest
 
 
 async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:
     options = {"proto_version": "1", "publication_names": publication}
     with tempfile.TemporaryDirectory() as spill:
-        request = DecodeRequest(conninfo, "pgoutput", options, Path(spill), start, end, Path(wal))
+        request = DecodeRequest(conninfo, PluginRequest("pgoutput", options, start), Path(spill), end, Path(wal))
         session = await Session.open(request, lambda lsn, xid, data: None, lambda lsn: None)
         gc.freeze()
         began, cpu = time.monotonic(), time.process_time()

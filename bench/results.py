@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 THEIRS: Final = "theirs"
-"""The reference side: the stock subscriber, or pg_recvlogical."""
+"""The reference side: the stock subscriber, pg_recvlogical, or ours on local disk."""
 OURS: Final = "ours"
 
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +22,9 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from bench import commits, decoding, large, machine, storage, types
+from bench import commits, decoding, large, machine, scattered, storage, types
 from bench.results import OURS, THEIRS, Comparison, Limit, Results, Run
-from bench.subscribers import Failed, Ours, Stock, Subscriber
+from bench.subscribers import Failed, Ours, Stock, Subscriber, settle
 from bench.workload import Dataset, Orders, Pgbench, rate_of
 from pubsub.errors import PubsubError
 from pubsub.protocol import commands
@@ -42,8 +42,8 @@ _TIMEOUT: Final = 600.0
 _WARM_ROWS: Final = 20_000
 _LAG_RATE: Final = 1000
 
-#: The goals: our rate as a share of the reference side's (_GOALS); seconds (_LAG_GOAL, _COLD_GOAL); bytes (_MEMORY_GOAL).
-_GOALS: Final = {
+#: The goals: our rate as a share of the reference side's (GOALS); seconds (LAG_GOAL, _COLD_GOAL); bytes (_MEMORY_GOAL).
+GOALS: Final = {
     "copy": 1.3,
     "inserts": 1.0,
     "updates": 2.5,
@@ -53,7 +53,13 @@ _GOALS: Final = {
     "receive": 0.9,
     "large": 1 / 1.5,
 }
-_LAG_GOAL: Final = 1.2
+# Ten times the rows may take so many times the processor time for scattered updates.
+_GROWTH_GOAL: Final = 1.3
+# Rows whose keys are indexed, beside the load, in the time that a lag is measured in.
+_ROWS_INDEXED: Final = 10_000_000
+LAG_GOAL: Final = 1.2
+# Beside local disk.
+_LAG_TIMES: Final = 2.0
 _COLD_GOAL: Final = 12.0
 _MEMORY_GOAL: Final = 600 << 20
 
@@ -64,30 +70,36 @@ LARGE: Final = large.NAMES
 DECODING: Final = decoding.NAMES
 TYPES: Final = types.NAMES
 COMMITS: Final = commits.NAMES
-ALL: Final = (*ORDERS, *PGBENCH, *RECEIVE, *LARGE, *DECODING, *TYPES, *COMMITS)
+SCATTERED: Final = tuple(scattered.KEYS)
+ALL: Final = (*ORDERS, *PGBENCH, *SCATTERED, *RECEIVE, *LARGE, *DECODING, *TYPES, *COMMITS)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The scenarios, `rows` of the table, `runs` per scenario and side, seconds of load for the lag, warm-up rounds."""
+    """The scenarios, `rows` of the table, `runs` per scenario and side, seconds of load for the lag, warm-up rounds.
+
+    `goals`: our rate as a share of the other side's; `lag_goal`: seconds of the lag's p95, None: twice the other side's.
+    """
 
     only: Sequence[str]
     rows: int
     runs: int
     lag_seconds: int
     warm_rounds: int
+    goals: Mapping[str, float]
+    lag_goal: float | None
 
 
 class Bench:
     """The servers and the results so far.  `say` is called with progress messages."""
 
     def __init__(
-        self, plan: Plan, publisher: EmbeddedPostgres, stock: Stock, ours: Ours, say: Callable[[str], None]
+        self, plan: Plan, publisher: EmbeddedPostgres, theirs: Subscriber, ours: Ours, say: Callable[[str], None]
     ) -> None:
         self.results = Results()
         self._plan = plan
         self._publisher = publisher
-        self._stock = stock
+        self._theirs = theirs
         self._ours = ours
         self._say = say
         self._daemon_peak = 0
@@ -101,6 +113,7 @@ class Bench:
             (RECEIVE, self._receive_group),
             (ORDERS, self._orders_group),
             (PGBENCH, self._pgbench_group),
+            (SCATTERED, self._scattered_group),
             (LARGE, self._large_group),
             (DECODING, self._decoding_group),
             (TYPES, self._types_group),
@@ -108,7 +121,7 @@ class Bench:
         ]
         workers_peak = 0
         with machine.MemoryWatch(self._ours.pid) as watch:
-            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH, *LARGE)):
+            if any(name in self._plan.only for name in (*ORDERS, *PGBENCH, *SCATTERED, *LARGE)):
                 self._guard("warm-up", self._warm_up)
             for names, group in groups:
                 wanted = [name for name in names if name in self._plan.only]
@@ -130,7 +143,7 @@ class Bench:
             self.results.failures.append(f"{self._doing or name}: {error}")
             self._say(f"FAILED: {error}")
             # A subscription that keeps failing must not slow the later scenarios.
-            for subscriber in (self._stock, self._ours):
+            for subscriber in (self._theirs, self._ours):
                 with suppress(Failed, PubsubError, psycopg.Error):
                     if self._data is not None:
                         subscriber.disable(self._data)
@@ -172,7 +185,7 @@ class Bench:
         data = Orders("orders", plan.rows)
         self._begin("copy", f"making a table of {plan.rows:,} rows")
         self._load(data)
-        self._stock.prepare(data)
+        self._theirs.prepare(data)
         self._copy(data, plan.runs if "copy" in wanted else 0)
         found: dict[str, list[Run]] = {name: [] for name in wanted if name != "copy"}
         half = max(1, plan.rows // 2)
@@ -203,7 +216,7 @@ class Bench:
         """Delete keys that no update needs: this round's inserts, or rows inserted here if there were none."""
         if not written:
             lsn = data.insert(self._publisher, first, count)
-            for subscriber in (self._stock, self._ours):
+            for subscriber in (self._theirs, self._ours):
                 subscriber.enable(data)
                 self._follow(subscriber, data, lsn)
                 subscriber.disable(data)
@@ -215,7 +228,7 @@ class Bench:
         count = max(1, plan.rows // 10)
         self._begin("pgbench", f"making pgbench's tables at scale {data.scale}")
         self._load(data)
-        self._stock.prepare(data)
+        self._theirs.prepare(data)
         self._copy(data, 0)
         fresh = storage.measure(self._ours.paths(data))
         found: list[Run] = []
@@ -232,6 +245,44 @@ class Bench:
             self.results.limits += storage.limits(fresh, storage.measure(self._ours.paths(data)))
         self._drop(data)
 
+    def _scattered_group(self, wanted: Sequence[str]) -> None:
+        """Measure our lag and processor time for scattered updates of a table, and of one that is ten times as large."""
+        for name in wanted:
+            spent: list[float] = []
+            for rows in (self._plan.rows, 10 * self._plan.rows):
+                data = scattered.Scattered(f"scattered_{rows}", rows, scattered.KEYS[name])
+                self._begin(name, f"{name}: making a table of {rows:,} rows")
+                self._load(data)
+                self._ours.prepare(data)
+                self._ours.create(data)
+                self._ours.wait_until_ready(data, _TIMEOUT)
+                self._settle()
+                # The index is made meanwhile, some million rows a second.
+                making = self._plan.lag_seconds * max(1, rows // _ROWS_INDEXED)
+                for seconds in (making, self._plan.lag_seconds):
+                    before = sum(self._ours.cpu().values())
+                    with data.running(self._publisher, seconds) as load:
+                        rate, lags = self._lags_under(self._ours, data, load)
+                    used = sum(self._ours.cpu().values()) - before
+                    spent.append(used / (rate * seconds * scattered.ROWS) * 1000)
+                    shown = " / ".join(f"{lag:.2f}" for lag in lags)
+                    self._say(
+                        f"  p50 / p95 / greatest lag: {shown} s; {spent[-1]:.3f} s of processor time per 1,000 rows"
+                    )
+                self._check(self._ours, data)
+                title = f"updates of scattered rows, {name}, of {rows:,}"
+                for index, which in enumerate(("p50", "p95")):
+                    self.results.limits.append(
+                        Limit(f"{name}_{which}_{rows}", f"{title}: lag, {which}", "seconds", lags[index])
+                    )
+                self.results.limits.append(
+                    Limit(f"{name}_cpu_{rows}", f"{title}: processor time per 1,000", "seconds", spent[-1])
+                )
+                self._ours.drop(data)
+                self._publisher.drop_database(data.database)
+            title = f"updates of scattered rows, {name}: processor time with ten times the rows"
+            self.results.limits.append(Limit(f"{name}_growth", title, "times", spent[-1] / spent[1], goal=_GROWTH_GOAL))
+
     def _large_group(self, wanted: Sequence[str]) -> None:
         """Measure transactions that each side receives while they are written; the clock starts at their COMMIT."""
         plan = self._plan
@@ -239,11 +290,12 @@ class Bench:
         data = Orders("large", max(1, plan.rows * 3 // 10) if "large-updates" in wanted else 1000)
         self._begin("large", f"making a table of {data.rows:,} rows")
         self._load(data)
-        self._stock.prepare(data)
+        self._theirs.prepare(data)
         self._copy(data, 0)
-        self._stock.server.execute(
-            f"ALTER SUBSCRIPTION {self._stock.name}_{data.database} SET (streaming = on)", data.database
-        )
+        if isinstance(self._theirs, Stock):
+            self._theirs.server.execute(
+                f"ALTER SUBSCRIPTION {self._theirs.name}_{data.database} SET (streaming = on)", data.database
+            )
         writers = {
             "large": (large.inserts, plan.rows, f"one transaction of {plan.rows:,} inserts, from its COMMIT"),
             "large-updates": (large.updates, data.rows, f"one transaction of {data.rows:,} updates, from its COMMIT"),
@@ -314,7 +366,7 @@ class Bench:
                 else:
                     subscriber.disable(data)
         if not runs:
-            for subscriber in (self._stock, self._ours):
+            for subscriber in (self._theirs, self._ours):
                 subscriber.create(data)
                 subscriber.wait_until_ready(data, _TIMEOUT)
                 subscriber.disable(data)
@@ -345,39 +397,52 @@ class Bench:
         seconds = self._plan.lag_seconds
         found: dict[str, tuple[float, ...]] = {}
         rates: dict[str, float] = {}
-        for subscriber in (self._stock, self._ours):
+        for subscriber in (self._theirs, self._ours):
             self._begin("lag", f"lag at {_LAG_RATE:,} transactions a second: {subscriber.name}")
             self._settle()
             subscriber.enable(data)
             self._follow(subscriber, data, data.mark(self._publisher))
-            slot = "bench_lag"
-            self._publisher.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')", data.database)
-            seen: list[tuple[Lsn, float]] = []
             load = data.start_at_rate(self._publisher, _LAG_RATE, seconds)
-            while load.poll() is None:
-                _look(subscriber, data, seen)
-                time.sleep(_POLL)
-            assert load.stdout is not None
-            rate = rate_of(load.stdout.read())
-            self._follow(subscriber, data, data.mark(self._publisher), seen)
+            rate, found[subscriber.name] = self._lags_under(subscriber, data, load)
             rates[subscriber.name] = rate
-            lags = self._lags(data, slot, seen)
-            self._publisher.drop_slot(slot)
-            found[subscriber.name] = tuple(float(np.percentile(lags, p)) for p in (50, 95, 100))
             shown = " / ".join(f"{lag:.2f}" for lag in found[subscriber.name])
             self._say(f"  {rate:,.0f} transactions a second; p50 / p95 / greatest lag: {shown} s")
             self._check(subscriber, data)
             subscriber.disable(data)
-        stock, ours = found[self._stock.name], found[self._ours.name]
-        for index, (name, goal) in enumerate((("p50", None), ("p95", _LAG_GOAL), ("max", None))):
+        theirs, ours = found[self._theirs.name], found[self._ours.name]
+        most = self._plan.lag_goal or _LAG_TIMES * theirs[1]
+        for index, (name, goal) in enumerate((("p50", None), ("p95", most), ("max", None))):
             title = f"lag at {_LAG_RATE:,} transactions/s, {name}"
-            self.results.limits.append(Limit(f"lag_{name}", title, "seconds", ours[index], stock[index], goal))
+            self.results.limits.append(Limit(f"lag_{name}", title, "seconds", ours[index], theirs[index], goal))
         title = "transactions/s that the publisher reached meanwhile"
-        limit = Limit("lag_rate", title, "rate", rates[self._ours.name], rates[self._stock.name])
+        limit = Limit("lag_rate", title, "rate", rates[self._ours.name], rates[self._theirs.name])
         self.results.limits.append(limit)
 
-    def _lags(self, data: Pgbench, slot: str, seen: Sequence[tuple[Lsn, float]]) -> npt.NDArray[np.float64]:
-        """Return the lag in seconds of each transaction in the slot, the mark's included."""
+    def _lags_under(
+        self, subscriber: Subscriber, data: Pgbench | scattered.Scattered, load: subprocess.Popen[str]
+    ) -> tuple[float, tuple[float, ...]]:
+        """Watch a subscriber that follows a load until its end; return the load's rate, and p50, p95 and the greatest lag."""
+        slot = "bench_lag"
+        self._publisher.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')", data.database)
+        seen: list[tuple[Lsn, float]] = []
+        while load.poll() is None:
+            _look(subscriber, data, seen)
+            time.sleep(_POLL)
+        assert load.stdout is not None
+        rate = rate_of(load.stdout.read())
+        self._follow(subscriber, data, data.mark(self._publisher), seen)
+        lags, times = self._lags(data, slot, seen)
+        self._publisher.drop_slot(slot)
+        for minute in range(int(times[-1] - times[0]) // 60):
+            part = lags[(times >= times[0] + minute * 60) & (times < times[0] + minute * 60 + 60)]
+            shown = " / ".join(f"{np.percentile(part, p):.2f}" for p in (50, 95, 100)) if len(part) else "nothing"
+            self._say(f"  minute {minute + 1}: {shown}")
+        return rate, tuple(float(np.percentile(lags, p)) for p in (50, 95, 100))
+
+    def _lags(
+        self, data: Dataset, slot: str, seen: Sequence[tuple[Lsn, float]]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the lag in seconds of each transaction in the slot, the mark's included, and when each committed."""
         options = commands.pgoutput_options(180000, [data.publication])
         words = ", ".join(sql.Literal(word).as_string(None) for pair in options.items() for word in pair)
         rows = self._publisher.query(
@@ -393,7 +458,7 @@ class Bench:
         # The mark's LSN is taken inside the last transaction, whose commit may lie after it; that counts as seen with
         # the mark.
         first = np.minimum(np.searchsorted(positions, ends), len(positions) - 1)
-        return moments[first] - times
+        return moments[first] - times, times
 
     # Receiving
 
@@ -529,17 +594,15 @@ class Bench:
 
     def _settle(self) -> None:
         """Run VACUUM and CHECKPOINT, so that work left by earlier scenarios is not measured."""
-        for server in (self._publisher, self._stock.server):
-            for (database,) in server.query("SELECT datname FROM pg_database WHERE NOT datistemplate"):
-                server.execute("VACUUM", database)
-            server.execute("CHECKPOINT")
+        settle(self._publisher)
+        self._theirs.settle()
 
     def _in_turn(self, number: int) -> Sequence[Subscriber]:
         """Return both sides, alternating which is first from run to run."""
-        return (self._stock, self._ours) if number % 2 == 0 else (self._ours, self._stock)
+        return (self._theirs, self._ours) if number % 2 == 0 else (self._ours, self._theirs)
 
     def _drop(self, data: Dataset) -> None:
-        for subscriber in (self._stock, self._ours):
+        for subscriber in (self._theirs, self._ours):
             subscriber.drop(data)
         self._publisher.drop_database(data.database)
 
@@ -548,7 +611,7 @@ class Bench:
         for name, runs in found.items():
             if runs:
                 count = changes.get(name, self._plan.rows)
-                self.results.comparisons.append(Comparison(name, titles[name], count, _GOALS.get(name), runs))
+                self.results.comparisons.append(Comparison(name, titles[name], count, self._plan.goals.get(name), runs))
 
 
 def _look(subscriber: Subscriber, data: Dataset, seen: list[tuple[Lsn, float]]) -> Lsn:

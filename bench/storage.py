@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from deltalake import DeltaTable, QueryBuilder
 
 from bench.results import Limit
 from pubsub.delta.log import TableLog
+from pubsub.delta.places import Place, files_below
 
 _SCANS: Final = 3
 
@@ -32,7 +32,7 @@ class Storage:
     scan: float
 
 
-def measure(tables: Sequence[Path]) -> Storage:
+def measure(tables: Sequence[Place]) -> Storage:
     """Measure tables.  They must not be written meanwhile."""
     files = now = kept = logs = log_files = 0
     for table in tables:
@@ -40,14 +40,10 @@ def measure(tables: Sequence[Path]) -> Storage:
         log.refresh()
         files += len(log.files)
         now += sum(file.size + (file.vector["sizeInBytes"] if file.vector else 0) for file in log.files.values())
-        for path in table.rglob("*"):
-            if not path.is_file():
-                continue
-            if "_delta_log" in path.parts:
-                logs += path.stat().st_size
-                log_files += 1
-            else:
-                kept += path.stat().st_size
+        kept += sum(stat.st_size for _, stat in files_below(table))
+        for path in (table / "_delta_log").glob("*.*"):
+            logs += path.stat().st_size
+            log_files += 1
     return Storage(files, now, kept, logs, log_files, min(_scan(tables) for _ in range(_SCANS)))
 
 
@@ -62,10 +58,10 @@ def limits(fresh: Storage, loaded: Storage) -> list[Limit]:
     ]
 
 
-def _scan(tables: Sequence[Path]) -> float:
+def _scan(tables: Sequence[Place]) -> float:
     began = time.monotonic()
     for table in tables:
-        opened = DeltaTable(table)
+        opened = DeltaTable(str(table))
         columns = ", ".join(f'max("{field.name}")' for field in opened.schema().fields)
         QueryBuilder().register("t", opened).execute(f"SELECT count(*), {columns} FROM t").read_all()
     return time.monotonic() - began

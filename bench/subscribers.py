@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -27,6 +26,7 @@ from bench import machine
 from bench.workload import Dataset
 from catalog import schema
 from catalog.home_lock import running_daemon
+from pubsub.delta.places import Place, place, remove_tree
 from pubsub.errors import PubsubError
 from pubsub.node import Node
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -85,6 +85,9 @@ class Subscriber(Protocol):
 
     def cpu(self) -> dict[str, float]:
         """Return the processor seconds so far, by process."""
+
+    def settle(self) -> None:
+        """Finish what earlier scenarios left to do in the background, so that it is not measured."""
 
     def details(self, data: Dataset) -> dict[str, int]:
         """Return further counts for a run's results; they only grow."""
@@ -166,6 +169,9 @@ class Stock:
         below = machine.descendants(self.server.pid)
         return {"server": sum(map(machine.cpu_seconds, [self.server.pid, *below]))}
 
+    def settle(self) -> None:
+        settle(self.server)
+
     def details(self, data: Dataset) -> dict[str, int]:
         return {}
 
@@ -193,21 +199,22 @@ class Stock:
 class Ours:
     """`pubsub daemon` in its own directory, controlled through the node's catalog like the command line."""
 
-    name = "pubsub"
-
-    def __init__(self, publisher: EmbeddedPostgres, home: Path) -> None:
+    def __init__(self, publisher: EmbeddedPostgres, home: Path, name: str, settings: str = "") -> None:
+        """`name`: of its subscriptions.  `settings`: further ones, as in pubsub.toml."""
+        self.name = name
         self._publisher = publisher
         self.home = home
+        self._settings = _SETTINGS + settings
         self._watcher: subprocess.Popen[str] | None = None
         self._runner = asyncio.Runner()
         self._node: Node | None = None
         self._reader: sqlite3.Connection | None = None
         self._oids: dict[str, int] = {}
-        self._paths: dict[str, list[Path]] = {}
+        self._paths: dict[str, list[Place]] = {}
         self.pid = 0
 
     def __enter__(self) -> Self:
-        (self.home / FILE_NAME).write_text(_SETTINGS)
+        (self.home / FILE_NAME).write_text(self._settings)
         self._start_daemon()
         try:
             self._node = self._run(Node(self.home, workers=False).__aenter__())
@@ -245,13 +252,13 @@ class Ours:
         self._execute(
             f"CREATE SUBSCRIPTION {self._subscription(data)} CONNECTION {conninfo} PUBLICATION {data.publication}"
         )
-        self._paths[data.database] = [Path(relation.path) for relation in self._relations(data)]
+        self._paths[data.database] = [place(relation.path) for relation in self._relations(data)]
 
     def drop(self, data: Dataset) -> None:
         self._execute(f"DROP SUBSCRIPTION {self._subscription(data)}")
         self._oids.pop(data.database, None)
         for path in self._paths.pop(data.database):
-            shutil.rmtree(path)
+            remove_tree(path)
 
     def enable(self, data: Dataset) -> None:
         self._execute(f"ALTER SUBSCRIPTION {self._subscription(data)} ENABLE")
@@ -281,11 +288,14 @@ class Ours:
         jvm = self.jvm_pid()
         return {"daemon": machine.cpu_seconds(self.pid), "jvm": machine.cpu_seconds(jvm) if jvm is not None else 0.0}
 
+    def settle(self) -> None:
+        """Do nothing: housekeeping is part of what it does."""
+
     def details(self, data: Dataset) -> dict[str, int]:
         paths = self.paths(data)
         return {"delta_commits": sum(len(list((path / "_delta_log").glob("*.json"))) for path in paths)}
 
-    def paths(self, data: Dataset) -> list[Path]:
+    def paths(self, data: Dataset) -> list[Place]:
         """Return the directories of the Delta tables; none before `create`."""
         return self._paths.get(data.database, [])
 
@@ -383,6 +393,13 @@ class Ours:
         for pipe in (self._watcher.stdin, self._watcher.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def settle(server: EmbeddedPostgres) -> None:
+    """Run VACUUM and CHECKPOINT."""
+    for (database,) in server.query("SELECT datname FROM pg_database WHERE NOT datistemplate"):
+        server.execute("VACUUM", database)
+    server.execute("CHECKPOINT")
 
 
 def _checksum(server: EmbeddedPostgres, database: str, table: str) -> tuple[Any, ...]:

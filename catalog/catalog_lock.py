@@ -24,7 +24,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -165,10 +165,15 @@ class Holder(Database):
             raise typed(error) from error
 
     async def _next_epoch(self) -> int:
-        async with self._write(bump=False) as connection:
-            epoch = int((await connection.execute(select(_T.c.daemon_epoch).with_for_update())).scalar_one() or 0) + 1
-            await connection.execute(update(_T).values(daemon_epoch=epoch))
-            return epoch
+        """Raise the epoch in the session that holds the lock: one that is gone must not end the daemon that has it now."""
+        assert self._session is not None
+        epoch = func.coalesce(_T.c.daemon_epoch, 0) + 1
+        try:
+            async with self._answering():
+                raised = await self._session.execute(update(_T).values(daemon_epoch=epoch).returning(_T.c.daemon_epoch))
+                return int(raised.scalar_one())
+        except failures(self._engine) as error:
+            raise typed(error) from error
 
     async def _check_epoch(self) -> None:
         async with self._read() as connection:

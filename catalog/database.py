@@ -9,13 +9,14 @@ order of arrival.
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from catalog import schema
 from catalog.from_rows import SCHEMA_VERSION
 from pubsub.concurrency import uncancelled
 from pubsub.errors import DataCorrupted, FeatureNotSupported, NoCatalog, ObjectInUse, PubsubError
+from pubsub.reorderbuffer import files
 
 #: How long a write waits for another process's transaction, in seconds.
 BUSY_TIMEOUT: Final = 30.0
@@ -220,10 +222,17 @@ def _writing(engine: AsyncEngine) -> dict[str, Any]:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file before SQLite does, so that others can never read it; its -wal and -shm take its mode."""
+    """Create the file before SQLite does, so that others can never read it; its -wal and -shm take its mode.
+
+    A file that is there is not opened: closing it would free the locks that this process's other connections hold on it
+    (fcntl(2)), and another process, which then takes itself for the last one, removes the -wal file under them.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        files.make_missing(path.parent)
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise _unopened(path, error) from error
 

@@ -71,6 +71,7 @@ def _state(file: sqlite3.Connection, node: from_rows.Row) -> State:
         publishers=dict(map(from_rows.publisher, _table(file, "pubsub_publisher"))),
         rows=tuple(map(from_rows.table_rows, _table(file, "pubsub_table_rows"))),
         storage=tuple(map(from_rows.table_storage, _table(file, "pubsub_table_storage", "subid, relid"))),
+        verifications=tuple(map(from_rows.verification, _table(file, "pubsub_verification", "subid, relid"))),
         pinned_snapshots=tuple(map(from_rows.pinned_snapshot, _table(file, "pubsub_pinned_snapshot", "created, name"))),
     )
 

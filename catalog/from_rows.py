@@ -24,6 +24,7 @@ from catalog.records import (
     SubscriptionStats,
     TableRows,
     TableStorage,
+    Verification,
     Warned,
     WorkerStats,
 )
@@ -35,7 +36,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 7
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
@@ -123,6 +124,11 @@ def table_rows(row: Row) -> TableRows:
 def table_storage(row: Row) -> TableStorage:
     """Build what a table takes on disk."""
     return TableStorage(**row)
+
+
+def verification(row: Row) -> Verification:
+    """Build the last comparison of a table."""
+    return Verification(**row)
 
 
 def prepared(row: Row) -> tuple[int, PreparedXact]:

@@ -277,7 +277,8 @@ class TableStorage:
     """What the Delta table of copy number `generation` took on disk at its version `version`, in bytes.
 
     `live_bytes`: the `files` data files of that version, and their deletion vectors.  `retained_bytes`: older ones,
-    which are kept for the table's retention.  `log_bytes`: its log.  `due`: when something more can be deleted; None:
+    which are kept for the table's retention.  `log_bytes`: its log.  `small_files`: those that are merged with more of
+    their size.  `deleted_rows`: rows in the files that deletion vectors take out.  `due`: when something more can be deleted; None:
     nothing can until the table is written again.
     """
 
@@ -291,6 +292,41 @@ class TableStorage:
     log_bytes: int
     last_vacuum: datetime | None = None
     due: datetime | None = None
+    small_files: int = 0
+    deleted_rows: int = 0
+
+
+Outcome = Literal["equal", "different", "not compared", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The last comparison of a table, of copy number `generation`, with its publisher's at `lsn` (pubsub.verify).
+
+    not compared: the table was not ready, had stopped, or cannot be compared; failed: the comparison was not finished;
+    `reason` and `hint` say why.  `rows` and `delta_rows`: how many each side has (of a sample, how many were looked at).
+    `missing`: rows that only the publisher has, `extra`: only Delta, `different`: of one key.  `ranges_left`: ranges that
+    differ and were not looked at.  `repaired`: rows that were copied anew.  `equal_at`: when the sides were last found equal.
+    """
+
+    subid: int
+    relid: int
+    generation: int
+    started: datetime
+    finished: datetime
+    lsn: Lsn | None
+    outcome: Outcome
+    sampled: bool = False
+    rows: int = 0
+    delta_rows: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    ranges_left: int = 0
+    repaired: int = 0
+    reason: str | None = None
+    hint: str | None = None
+    equal_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,3 +493,4 @@ class State:
     rows: tuple[TableRows, ...] = ()
     storage: tuple[TableStorage, ...] = ()
     pinned_snapshots: tuple[PinnedSnapshot, ...] = ()
+    verifications: tuple[Verification, ...] = ()

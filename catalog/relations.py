@@ -55,6 +55,7 @@ class Relations(Database):
                     schema.copy_plan,
                     schema.rows,
                     schema.storage,
+                    schema.verification,
                     schema.worker,
                     schema.origin,
                 ):

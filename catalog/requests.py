@@ -33,8 +33,8 @@ class Requests(Database):
 
     async def request(
         self, kind: str, subid: int | None = None, payload: dict[str, Any] | None = None, timeout: float = 60.0
-    ) -> None:
-        """Ask the daemon and wait for its answer, `timeout` seconds at most.
+    ) -> dict[str, Any]:
+        """Ask the daemon and wait for its answer, `timeout` seconds at most; return what it found, if that was asked for.
 
         Raises the error that the daemon answered (a PubsubError with its fields), or RequestTimeoutError.  A timeout or
         cancellation withdraws the request, so that the daemon does not carry it out afterwards.
@@ -49,8 +49,9 @@ class Requests(Database):
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    if answered := await self._take_answer(request_id):
-                        return
+                    if (found := await self._take_answer(request_id)) is not None:
+                        answered = True
+                        return found
                     await asyncio.sleep(_POLL)
         except TimeoutError:
             raise RequestTimeoutError(
@@ -79,30 +80,33 @@ class Requests(Database):
             rows = await connection.execute(select(_T).where(_T.c.answered.is_(False)).order_by(_T.c.id))
             return [Request(row.id, row.kind, row.subid, row.payload, row.created) for row in rows]
 
-    async def answer(self, request_id: int, error: PubsubError | str | None = None) -> bool:
+    async def answer(
+        self, request_id: int, error: PubsubError | str | None = None, result: dict[str, Any] | None = None
+    ) -> bool:
         """Answer a request; return False if it was withdrawn or already answered."""
         async with self._write(bump=True) as connection:
             done = await connection.execute(
                 update(_T)
                 .where(_T.c.id == request_id, _T.c.answered.is_(False))
-                .values(answered=True, error=_error_json(error))
+                .values(answered=True, error=_error_json(error), result=result)
             )
             return done.rowcount == 1
 
     @uncancelled
-    async def _take_answer(self, request_id: int) -> bool:
-        query = select(_T.c.answered, _T.c.error).where(_T.c.id == request_id)
+    async def _take_answer(self, request_id: int) -> dict[str, Any] | None:
+        """Return the answer's result, {} without one; None if there is no answer yet."""
+        query = select(_T.c.answered, _T.c.error, _T.c.result).where(_T.c.id == request_id)
         async with self._read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise PubsubError("the request to the daemon was removed from the catalog", sqlstate="55000")
         if not row.answered:
-            return False
+            return None
         await self._withdraw(request_id)
         if row.error is not None:
             fields = dict(row.error)
             raise PubsubError(fields.pop("message"), **fields)
-        return True
+        return row.result or {}
 
     @uncancelled
     async def _withdraw(self, request_id: int) -> None:

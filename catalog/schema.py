@@ -267,6 +267,8 @@ storage: Final = Table(
     Column("log_bytes", BigInteger, nullable=False),
     Column("last_vacuum", UtcTime),
     Column("due", UtcTime),
+    Column("small_files", BigInteger, nullable=False, server_default="0"),
+    Column("deleted_rows", BigInteger, nullable=False, server_default="0"),
 )
 
 #: The snapshots that are kept readable (catalog.records.PinnedSnapshot).  They outlive their subscription.
@@ -279,6 +281,30 @@ pinned_snapshot: Final = Table(
     Column("created", UtcTime, nullable=False),
     Column("complete", Boolean, nullable=False),
     Column("tables", JSON, nullable=False),
+)
+
+#: The last comparison of each table with its publisher's (catalog.records.Verification).
+verification: Final = Table(
+    "pubsub_verification",
+    metadata,
+    _oid_of_subscription(),
+    _relid(),
+    Column("generation", BigInteger, nullable=False),
+    Column("started", UtcTime, nullable=False),
+    Column("finished", UtcTime, nullable=False),
+    Column("lsn", LsnType),
+    Column("outcome", Text, nullable=False),
+    Column("sampled", Boolean, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("delta_rows", BigInteger, nullable=False),
+    Column("missing", BigInteger, nullable=False),
+    Column("extra", BigInteger, nullable=False),
+    Column("different", BigInteger, nullable=False),
+    Column("ranges_left", BigInteger, nullable=False),
+    Column("repaired", BigInteger, nullable=False),
+    Column("reason", Text),
+    Column("hint", Text),
+    Column("equal_at", UtcTime),
 )
 
 COUNTERS: Final = (
@@ -340,5 +366,7 @@ request: Final = Table(
     Column("created", UtcTime, nullable=False),
     Column("answered", Boolean, nullable=False),
     Column("error", JSON),
+    # What the daemon found, for requests that ask for something.
+    Column("result", JSON),
     sqlite_autoincrement=True,  # an id is never given out twice
 )

@@ -21,6 +21,7 @@ from catalog.records import (
     SubscriptionStats,
     TableRows,
     TableStorage,
+    Verification,
     WorkerFields,
     WorkerStats,
 )
@@ -57,13 +58,15 @@ class Statistics(Database):
         publishers: Mapping[int, PublisherStatus] | None = None,
         rows: Iterable[TableRows] = (),
         storage: Iterable[TableStorage] = (),
+        verifications: Iterable[Verification] = (),
     ) -> None:
         """Store all of the daemon's statistics in one transaction: one fsync a second instead of one per worker."""
         workers, counters = list(workers), list(counters)
-        of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage]] = [
+        of_tables: list[tuple[Table, CopyProgress | TableRows | TableStorage | Verification]] = [
             *((schema.copy, one) for one in copies),
             *((schema.rows, one) for one in rows),
             *((schema.storage, one) for one in storage),
+            *((schema.verification, one) for one in verifications),
         ]
         if not (workers or counters or publishers or of_tables):
             return
@@ -192,6 +195,12 @@ async def read_storage(connection: AsyncConnection) -> tuple[TableStorage, ...]:
     s = schema.storage
     found = await connection.execute(select(s).order_by(s.c.subid, s.c.relid))
     return tuple(from_rows.table_storage(row) for row in found.mappings())
+
+
+async def read_verifications(connection: AsyncConnection) -> tuple[Verification, ...]:
+    v = schema.verification
+    found = await connection.execute(select(v).order_by(v.c.subid, v.c.relid))
+    return tuple(from_rows.verification(row) for row in found.mappings())
 
 
 async def read_statistics(connection: AsyncConnection) -> list[SubscriptionStats]:

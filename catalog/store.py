@@ -30,6 +30,7 @@ from catalog.statistics import (
     read_rows,
     read_statistics,
     read_storage,
+    read_verifications,
     read_workers,
 )
 from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
@@ -103,5 +104,6 @@ class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, PinnedSnap
                 publishers=await read_publishers(connection),
                 rows=await read_rows(connection),
                 storage=await read_storage(connection),
+                verifications=await read_verifications(connection),
                 pinned_snapshots=tuple(await read_pinned_snapshots(connection)),
             )

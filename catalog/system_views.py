@@ -150,6 +150,19 @@ def _prepared_xacts(state: State) -> Iterator[Row]:
             yield (xact.xid, xact.gid, xact.prepared, subs[subid].owner, subs[subid].target)
 
 
+def _verification(state: State) -> Iterator[Row]:
+    """Yield the last comparison of each table's present copy."""
+    relations, names = _by_table(state), {sub.oid: sub.name for sub in state.subscriptions}
+    for v in state.verifications:
+        relation = relations.get((v.subid, v.relid))
+        if relation is None or relation.copy_generation != v.generation:
+            continue
+        yield (
+            v.subid, names[v.subid], v.relid, _name(relation), v.outcome, _lsn(v.lsn), v.started, v.finished, v.equal_at,
+            v.sampled, v.rows, v.delta_rows, v.missing, v.extra, v.different, v.ranges_left, v.repaired, v.reason, v.hint,
+        )  # fmt: skip
+
+
 def _by_table(state: State) -> dict[tuple[int, int], SubscriptionRel]:
     return {(rel.subid, rel.relid): rel for rel in state.relations}
 
@@ -271,6 +284,21 @@ VIEWS: Final = {
                 TEXT owner database"""
             ),
             _prepared_xacts,
+        ),
+        View(
+            "pubsub_verification",
+            _columns(
+                """OID subid
+                TEXT subname
+                OID relid
+                TEXT relation outcome
+                LSN lsn
+                TIME started finished equal_at
+                BOOL sampled
+                BIGINT rows delta_rows missing extra different ranges_left repaired
+                TEXT reason hint"""
+            ),
+            _verification,
         ),
     )
 }

@@ -244,18 +244,20 @@ async def _first_connection(subscription: Subscription, connection: Connection) 
 async def _remove(
     session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
 ) -> None:
-    """Remove tables and drop their slots.  If one of them may have a slot, stop the workers first.
+    """Drop the slots of tables, and remove them.  If one of them may have a slot, stop the workers first.
 
-    Otherwise a worker could create a slot after this command has looked, and the slot would remain.
+    Otherwise a worker could create a slot after this command has looked, and the slot would remain.  So would one whose
+    table is removed first, if this command is killed then; a table that has lost its slot is copied anew, or removed by
+    the next REFRESH.
     """
     node_id = (await session.catalog.node()).node_id
     async with _paused(session, subscription) if slot_names(gone, node_id) else nullcontext():
+        await drop_slots_of(session, connection, gone, node_id)
         await session.catalog.remove_relations(subscription.oid, [relation.relid for relation in gone])
         for relation in gone:
             session.notice(
                 f'table "{relation.qualified_name}" removed from subscription "{subscription.name}"', "DEBUG1"
             )
-        await drop_slots_of(session, connection, gone, node_id)
 
 
 @asynccontextmanager
@@ -272,7 +274,8 @@ async def _paused(session: Session, subscription: Subscription) -> AsyncIterator
 async def _resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
     """Have the named tables copied again; the copy's commit replaces the rows of their Delta tables.
 
-    A table that was dropped and created again on the publisher is known by its new oid from then on.
+    A table that was dropped and created again on the publisher is known by its new oid from then on, and with
+    schema_changes = follow one that was renamed by its new name.
     """
     catalog, oid = session.catalog, subscription.oid
     if not subscription.enabled:
@@ -291,6 +294,9 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             await _check_stream(connection, subscription)
         published = await published_tables.published_tables(connection, subscription.publications)
         oids = {(table.schema, table.name): relid for relid, table in published.items()}
+        if subscription.options.schema_changes == "follow":
+            # Of a stream that is lost, no message tells of a new name.
+            wanted = await _follow_names(session, subscription, wanted, published)
         for relation in wanted:
             if (relation.schema, relation.name) not in oids:
                 raise UndefinedTable(
@@ -301,8 +307,6 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
-            if every:
-                await _begin_stream_anew(session, subscription, connection)
             for relation in wanted:
                 now = oids[relation.schema, relation.name]
                 if now == relation.relid:
@@ -312,6 +316,9 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
                     await catalog.remove_relations(oid, [relation.relid])
                     new = NewRelation(now, relation.schema, relation.name, relation.path)
                     await catalog.add_relations(oid, [new])
+            if every:
+                # Last: if the command ends before it, no table lacks what the stream skips.
+                await _begin_stream_anew(session, subscription, connection)
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:

@@ -70,8 +70,8 @@ class Session:
 
     async def ask_daemon(
         self, kind: str, subid: int | None = None, payload: dict[str, Any] | None = None, *, timeout: float
-    ) -> bool:
-        """Let this node's daemon carry out a request, and wait for its answer; return False if no daemon runs.
+    ) -> dict[str, Any] | None:
+        """Let this node's daemon carry out a request, and wait for its answer; return what it found, None if no daemon runs.
 
         Raises the error that the daemon answered, and RequestTimeoutError after `timeout` seconds.
         """
@@ -81,9 +81,8 @@ class Session:
                 self.wake()
                 done, _ = await asyncio.wait({request}, timeout=_LOOK)
                 if done:
-                    request.result()
-                    return True
-            return False
+                    return request.result()
+            return None
         finally:
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)

@@ -17,6 +17,7 @@ from pubsub.delta.engine import said
 from pubsub.errors import PubsubError
 from pubsub.publisher.conninfo import split_report
 
+_LONGEST: Final = 4000  # characters of one of an error's texts
 _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
 
 
@@ -29,11 +30,24 @@ def cause_of(error: BaseException) -> BaseException:
 
 def foreseen(error: BaseException) -> bool:
     """Return whether the error's text is enough; other errors are logged with their traceback."""
-    return isinstance(cause_of(error), PubsubError | psycopg.Error)
+    cause = cause_of(error)
+    return isinstance(cause, PubsubError | psycopg.Error) or _of_a_task(cause) is not None
 
 
 def typed(error: BaseException) -> PubsubError:
-    """Return the error that ended a worker as a PubsubError; Spark's and Python's errors keep their first line."""
+    """Return the error that ended a worker as a PubsubError; Spark's and Python's errors keep their first line.
+
+    What a publisher says can be of any length: no text is longer than the catalog, logs and `status` can do with.
+    """
+    known = _typed(error)
+    for name in ("message", "detail", "hint", "context"):
+        text = getattr(known, name)
+        if text is not None and len(text) > _LONGEST:
+            setattr(known, name, f"{text[:_LONGEST]} … ({len(text)} characters)")
+    return known
+
+
+def _typed(error: BaseException) -> PubsubError:
     cause = cause_of(error)
     if isinstance(cause, PubsubError):
         return cause
@@ -44,14 +58,17 @@ def typed(error: BaseException) -> PubsubError:
         return PubsubError(
             message, sqlstate=code, detail=cause.diag.message_detail or detail, hint=cause.diag.message_hint or hint
         )
-    text = str(cause).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # A Python task's error reaches Spark as a traceback: its last line says what happened.
-    ours = [found for line in lines if (found := _OF_A_TASK.match(line))]
-    if ours:
-        package, name, message = ours[-1].groups()
+    found = _of_a_task(cause)
+    if found is not None:
+        package, name, message = found.groups()
         return PubsubError(message, sqlstate=_sqlstate(package, name))
     return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")
+
+
+def _of_a_task(cause: BaseException) -> re.Match[str] | None:
+    """Return what a Python task of Spark's says of an error of ours: a traceback, whose last line says what happened."""
+    found = [match for line in str(cause).splitlines() if (match := _OF_A_TASK.match(line.strip()))]
+    return found[-1] if found else None
 
 
 def traced(error: BaseException) -> str:

@@ -3,8 +3,8 @@
     every two seconds   the tables that batches were staged for since (Stage.staged)
                         ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py),
                            or run OPTIMIZE (housekeeping/delta_optimize.py)
-                        ─► a minute later, and then as long as old files lie there: a visit (housekeeping/upkeep.py), which
-                           also writes the checkpoints
+                        ─► a minute later, then as long as old files lie there, and when the table rests: a visit
+                           (housekeeping/upkeep.py), which also writes the checkpoints
 
 A table that rests costs nothing: it is neither opened nor listed, except once when the daemon starts, by a look at the
 names in its log, since the last daemon may have been killed before it visited the table.  Only tables in state r are
@@ -39,8 +39,9 @@ from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
-from pubsub.delta.log import AddFile, TableLog, directory, is_local
-from pubsub.delta.transactions import Cleaning
+from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.places import is_reached, place
+from pubsub.delta.transactions import DELETING, Cleaning
 from pubsub.errors import ObjectInUse
 from pubsub.settings import HousekeepingSettings
 
@@ -128,7 +129,8 @@ class Housekeeper:
         state = await self._catalog.state()
         first = self._seen < 0
         storage = {(one.subid, one.relid): one for one in state.storage}
-        ready = {one.path: one for one in state.relations if one.state is RelState.READY}
+        # Without a definition a table has joined without a copy, and its Delta table is still to be made.
+        ready = {one.path: one for one in state.relations if one.state is RelState.READY and one.definition is not None}
         for path in self._tables.keys() - ready.keys():
             del self._tables[path]
         for path, relation in ready.items():
@@ -149,10 +151,10 @@ class Housekeeper:
         self._seen = counter
 
     async def _was_written(self, held: TableStorage, path: str) -> bool:
-        if not is_local(path):
+        if not is_reached(path):
             return False
         try:
-            return (await asyncio.to_thread(inventory.newest_version, directory(path))) != held.version
+            return (await asyncio.to_thread(inventory.newest_version, place(path))) != held.version
         except OSError:
             return False
 
@@ -167,10 +169,10 @@ class Housekeeper:
                 table.look_at = now if table.look_at is None else min(table.look_at, now)
             elif table.look_at is None:
                 table.look_at = now + _LOOK
-            if not is_local(path):
+            if not is_reached(path):
                 if table.visit_at is None:
                     table.visit_at = now + self._settings.deleted_file_retention + _LOOK
-            elif staged - table.visited >= 2 * CHECKPOINT:
+            elif staged - table.visited >= CHECKPOINT:
                 table.visit_at = now
             elif table.visit_at is None or table.visit_at > now + _MEASURE:
                 table.visit_at = now + (_LOOK if table.visit_at is None else _MEASURE)
@@ -212,6 +214,8 @@ class Housekeeper:
         now = time.time()
         resting = table.changed_at + _REST <= now
         table.look_at = None if resting else max(table.changed_at, now - _REST) + _REST + 1.0
+        if resting and is_reached(path):
+            table.visit_at = now
         if not self._settings.merge_files:
             table.look_at = None
             return
@@ -223,7 +227,7 @@ class Housekeeper:
             done = await self._engine.run(optimize, path)
             if done:
                 table.optimized = staged
-        elif is_local(path):
+        elif is_reached(path):
             found = self._log(table)
             load = partial(delta.load, path, relation.qualified_name, relation.definition)
             choose = partial(_chosen, found, worn=worn, resting=resting)
@@ -240,7 +244,7 @@ class Housekeeper:
 
     async def _optimize_is_due(self, table: _Table, *, resting: bool) -> bool:
         """Return whether Delta's OPTIMIZE is to be run (delta_optimize.py)."""
-        if not is_local(table.relation.path):
+        if not is_reached(table.relation.path):
             return enough(table.staged - table.optimized, resting=resting)
         return await self._engine.run_without_spark(_optimize_is_due, self._log(table), resting)
 
@@ -249,7 +253,7 @@ class Housekeeper:
         relation = table.relation
         table.visited = table.staged
         opens = self._window_opens()
-        if not is_local(relation.path):
+        if not is_reached(relation.path):
             again = await self._engine.run(_clean_elsewhere, relation.path, self._engine.transactions, opens)
             table.visit_at = None if again is None else time.time() + again
             return
@@ -259,7 +263,9 @@ class Housekeeper:
             table.upkeep = Upkeep(found, self._engine.transactions, self._started)
             if await self._engine.run_without_spark(follow_settings, found, self._wanted):
                 log.info("a table's retention was set as the settings say", relation=relation.qualified_name)
-        visit = await self._engine.run(_visited, table.upkeep, opens == 0)
+        now = time.time()
+        resting = table.changed_at + _REST <= now
+        visit = await self._engine.run(_visited, table.upkeep, opens == 0, resting)
         now = time.time()
         due = visit.due
         if due is not None and due < now + opens:
@@ -277,6 +283,8 @@ class Housekeeper:
             usage.log,
             vacuumed,
             None if due is None else datetime.fromtimestamp(due, UTC),
+            usage.small_files,
+            usage.deleted_rows,
         )
         await self._catalog.put_statistics(storage=[table.storage])
         table.visit_at = due
@@ -300,20 +308,21 @@ def _chosen(log: TableLog, files: Sequence[AddFile], *, worn: bool, resting: boo
     return choose_files(loose, partial(rows_in, log), worn=worn, resting=resting)
 
 
-def _visited(session: SparkSession, upkeep: Upkeep, clean: bool) -> Visit:
-    return upkeep.visit(clean=clean)
+def _visited(session: SparkSession, upkeep: Upkeep, clean: bool, resting: bool) -> Visit:
+    return upkeep.visit(clean=clean, resting=resting)
 
 
 def _clean_elsewhere(session: SparkSession, path: str, cleaning: Cleaning, opens: float) -> float | None:
-    """Clean a table in another file system, of which only Delta knows the files.
+    """Clean a table that only Spark reaches.
 
     `opens`: the seconds until the window opens.  Returns in how many seconds to come again; None: not before it is
     written again.
     """
     if opens:
         return opens
-    retention = cleaning.retention(path)
-    cleaning.vacuum(path, None)
-    if retention.cleans_log:
-        cleaning.clean_log(path, int((time.time() - retention.log) * 1000))
+    with DELETING:
+        retention = cleaning.retention(path)
+        cleaning.vacuum(path, None)
+        if retention.cleans_log:
+            cleaning.clean_log(path, int((time.time() - retention.log) * 1000))
     return None

@@ -24,7 +24,10 @@ from launcher.failures import traced, typed
 from launcher.housekeeper import Housekeeper
 from launcher.monitor import Monitors, combined
 from launcher.pin_requests import PinRequests
+from launcher.point_requests import PointRequests
+from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
+from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.choose_writer import Stage
 from pubsub.delta.engine import Engine
@@ -42,7 +45,15 @@ log = structlog.get_logger()
 class Launcher:
     """One node's launcher: `run` lasts until `stop`."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, engine: Engine, stage: Stage, node_id: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        engine: Engine,
+        stage: Stage,
+        node_id: str,
+        verify: Verify | None = None,
+    ) -> None:
         self.runners: dict[int, Runner] = {}
         self._settings = settings
         self._catalog = catalog
@@ -51,6 +62,9 @@ class Launcher:
         self._monitors = Monitors(node_id)
         self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, stage)
         self._pin_requests = PinRequests(catalog, engine)
+        self._point_requests = PointRequests(catalog, self.runners)
+        self._repair_requests = RepairRequests(catalog, engine, self.runners)
+        self._verifier = Verifier(settings.verify, catalog, verify)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
@@ -70,6 +84,7 @@ class Launcher:
         async with asyncio.TaskGroup() as group:
             statistics = group.create_task(self._write_statistics())
             housekeeping = group.create_task(self._housekeeper.run(), name="housekeeping")
+            verifying = group.create_task(self._verifier.run(), name="verifications")
             seen = -1
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -95,6 +110,9 @@ class Launcher:
                 except TimeoutError:
                     pass
             housekeeping.cancel()
+            verifying.cancel()
+            await self._point_requests.close()
+            await self._repair_requests.close()
             await self._end(list(self._tasks))
             await self._pin_requests.close()
             statistics.cancel()
@@ -105,6 +123,10 @@ class Launcher:
     def wake(self) -> None:
         """Look at the catalog at once: this process has changed it."""
         self._wake.set()
+
+    def figures(self) -> dict[int, Figures]:
+        """Return the figures of the apply workers that run, by subscription's oid."""
+        return {oid: runner.apply.figures for oid, runner in self.runners.items() if runner.apply is not None}
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when it is done."""
@@ -203,7 +225,9 @@ class Launcher:
                 # The runner started from an older state of the catalog.  The change counter has moved since, so the
                 # next pass ends the runner.
                 continue
-            if self._pin_requests.takes(request):
+            if self._pin_requests.takes(request) or self._repair_requests.takes(request):
+                continue
+            if await self._point_requests.takes(request):
                 continue
             await self._catalog.answer(request.id, self._refusal(request))
 

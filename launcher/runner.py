@@ -189,6 +189,8 @@ class Runner:
                         # A failure before the stream begins, or the publisher's shutdown, is no apply error and does
                         # not disable the subscription (worker.c: run_apply_worker, start_apply).
                         applying = worker.streaming and not isinstance(cause, StreamEnded)
+                        # What it did before must not be taken for a success since: that would clear the error.
+                        self.apply = None
                         await self._report(error, None, count=applying)
                         if applying and self.subscription.options.disable_on_error:
                             await self._disable()

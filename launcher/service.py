@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
@@ -14,32 +15,41 @@ import structlog
 from catalog.home_lock import DaemonLock
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub import jars
+from pubsub import jars, object_stores
+from pubsub.errors import FeatureNotSupported
 from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:
     from launcher.launcher import Launcher
+    from launcher.verifier import Verify
+    from pubsub.delta.choose_writer import Stage
     from pubsub.delta.engine import Engine
+    from pubsub.delta.places import Place
     from pubsub.delta.spark_session import Spark
 
 log = structlog.get_logger()
 
 
 class Service:
-    """The running workers, made by `start`.  The process holds the daemon locks of node and catalog until `stop`."""
+    """The running workers, made by `start`.  The process holds the daemon locks of node and catalog until `stop`.
+
+    `lock`: the node's, to be released by `stop`; None if the caller holds it.
+    """
 
     def __init__(
         self,
         catalog: Catalog,
-        lock: DaemonLock,
+        lock: DaemonLock | None,
         spill: SpillDirectory,
         spark: Spark,
         engine: Engine,
+        stage: Stage,
         launcher: Launcher,
     ) -> None:
         self.spark = spark
         self.engine = engine
+        self._stage = stage
         self.launcher = launcher
         self._catalog = catalog
         self._lock = lock
@@ -48,52 +58,68 @@ class Service:
         self._starting_spark: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, catalog: Catalog) -> Self:
+    async def start(
+        cls, settings: Settings, catalog: Catalog, verify: Verify | None = None, held: DaemonLock | None = None
+    ) -> Self:
         """Take the locks and start the launcher; start Spark in the background if a subscription will need it.
 
+        `verify`: how scheduled verifications are done (launcher.verifier); None: not at all.  `held`: the node's lock, if the
+        caller holds it, and goes on holding it after `stop`.
         Raises ObjectInUse when another process is the daemon of the node or of its catalog, and a PubsubError when Java
-        or a jar that Spark needs is missing, or the settings ask for a Spark that is not supported.
+        or a jar that Spark needs is missing.
         """
         conf = settings.spark.session_conf()
+        object_stores.configure(conf)
         await asyncio.to_thread(_require_spark)
-        lock = DaemonLock.acquire(settings.home)
+        lock = None if held is not None else DaemonLock.acquire(settings.home)
         try:
             await catalog.hold()
             # Deletes what an earlier process spilled, which is of no use.
             spill = await asyncio.to_thread(SpillDirectory.at, settings.spill_directory)
             try:
-                return await cls._start(settings, catalog, lock, spill, conf)
+                return await cls._start(settings, catalog, lock, spill, conf, verify)
             except BaseException:
                 spill.release()
                 raise
         except BaseException:
             await catalog.let_go()
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise
 
     @classmethod
     async def _start(
-        cls, settings: Settings, catalog: Catalog, lock: DaemonLock, spill: SpillDirectory, conf: Mapping[str, str]
+        cls,
+        settings: Settings,
+        catalog: Catalog,
+        lock: DaemonLock | None,
+        spill: SpillDirectory,
+        conf: Mapping[str, str],
+        verify: Verify | None,
     ) -> Self:
         # Imported here because the packages of Spark and Arrow take a second.
         from launcher.launcher import Launcher
         from pubsub import allocators
         from pubsub.delta.choose_writer import Stage
         from pubsub.delta.engine import Engine
+        from pubsub.delta.key_index.node_index import KeyIndex
         from pubsub.delta.spark_session import Spark
 
         allocators.limit_arenas()
-        spark = Spark(settings.home, master=settings.spark.master, conf=conf)
+        spark = Spark(settings.home, master=settings.spark.master, conf=conf, warehouse=settings.warehouse_uri)
         engine = Engine(spark)
         node = await catalog.node()
         await catalog.set_daemon()
+        index = KeyIndex(settings.home / "key_index")
+        index.keep_only(frozenset(relation.path for relation in (await catalog.state()).relations))
         stage = Stage(
-            settings.spill_directory / "stage",
+            _stage_directory(settings, node.node_id),
             engine.transactions,
             statement_rows=settings.spark.least_statement_rows,
+            index=index,
         )
-        launcher = Launcher(settings, catalog, engine, stage, node.node_id)
-        service = cls(catalog, lock, spill, spark, engine, launcher)
+        launcher = Launcher(settings, catalog, engine, stage, node.node_id, verify)
+        service = cls(catalog, lock, spill, spark, engine, stage, launcher)
         service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
@@ -113,7 +139,10 @@ class Service:
         finally:
             if self._starting_spark is not None:
                 await self._starting_spark
-            await self.engine.stop()
+            try:
+                await self.engine.stop()
+            finally:
+                await asyncio.to_thread(self._stage.stop)
             try:
                 await self._catalog.clear_daemon()
             finally:
@@ -121,7 +150,8 @@ class Service:
                     await asyncio.to_thread(self._spill.release)
                 finally:
                     await self._catalog.let_go()
-                    self._lock.release()
+                    if self._lock is not None:
+                        self._lock.release()
 
     async def _start_spark(self) -> None:
         try:
@@ -153,3 +183,21 @@ def _require_spark() -> None:
     """Fail now if Java or a jar is missing: otherwise each worker would fail on it every few seconds."""
     jars.require_java()
     jars.class_path()
+
+
+def _stage_directory(settings: Settings, node_id: str) -> Place:
+    """Return where batches are staged for Spark's statements: in the warehouse for a cluster, whose executors see that.
+
+    Raises FeatureNotSupported for a cluster with a warehouse of another kind.
+    """
+    from pubsub.delta.places import is_reached, place
+
+    if settings.spark.is_local:
+        return settings.spill_directory / "stage"
+    if not is_reached(settings.warehouse_uri):
+        raise FeatureNotSupported(
+            "a Spark cluster is supported only with a warehouse on S3, or in a directory that its executors share",
+            detail=f'The setting "spark.master" is "{settings.spark.master}", "warehouse" is "{settings.warehouse_uri}".',
+        )
+    of_home = hashlib.sha256(str(settings.home).encode()).hexdigest()[:8]
+    return place(settings.warehouse_uri) / "_pubsub_stage" / f"{node_id}-{of_home}"

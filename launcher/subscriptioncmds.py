@@ -75,6 +75,7 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     published = await published_tables.published_tables(connection, statement.publications)
     if options.binary:
         await published_tables.refuse_binary(connection, published)
+    await _require_warehouse(session.settings.warehouse_uri)
     plans = await published_tables.plan(
         connection,
         published,
@@ -126,6 +127,16 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
     if slot is not None:
         session.notice(f'created replication slot "{slot}" on publisher')
     return created
+
+
+async def _require_warehouse(uri: str) -> None:
+    # Imported here because Arrow takes a while, and a local warehouse needs none of it.
+    from pubsub.object_stores import is_store
+
+    if is_store(uri):
+        from pubsub.delta.warehouse_check import require_writable
+
+        await asyncio.to_thread(require_writable, uri)
 
 
 async def drop(session: Session, statement: DropSubscription) -> None:

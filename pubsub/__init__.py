@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pubsub.node import Node
     from pubsub.protocol.lsn import Lsn
 
+__version__ = "0.1.0"
+
 __all__ = ["Lsn", "Node", "PubsubError"]
 
 _HOMES = {"Lsn": "pubsub.protocol.lsn", "Node": "pubsub.node", "PubsubError": "pubsub.errors"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlglot import exp
@@ -23,6 +24,7 @@ from pubsub.select.translated import Relation
 from pubsub.sql.dialect import parse_query
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder
 
 _RESET = "pg_stat_reset_subscription_stats"
@@ -74,12 +76,54 @@ def select(state: State, sql: str, resets: list[int | None] | None = None) -> Ro
     return Rows(tuple(column.name for column in translated.columns), rows)
 
 
+class Query:
+    """A query, translated when it is made; `batches` runs it.  Raises as `select` does, but without resets."""
+
+    def __init__(
+        self, state: State, tree: exp.Query | exp.Values, versions: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`versions`: of tables, by path, that are read at an earlier version."""
+        self._tables = _Tables(state, versions)
+        try:
+            self._translated = Queries(self._tables.find).statement(tree)
+        except RecursionError as error:
+            raise PubsubError("stack depth limit exceeded", sqlstate="54001") from error
+        self.columns = self._translated.columns
+
+    @property
+    def sql(self) -> str:
+        """DataFusion's SQL."""
+        return spelled(self._translated.sql)
+
+    def versions(self) -> dict[str, tuple[str, int]]:
+        """Return path and version of the tables that it reads, by their names in `sql`."""
+        return self._tables.versions()
+
+    def rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
+        """Return rows of the query's result, as Python values."""
+        return outputs.rows(table, self._translated)
+
+    def batches(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows, some thousand at a time, as they are read.  Blocks."""
+        from arro3.core import Table
+
+        try:
+            for batch in self._tables.builder().execute(spelled(self._translated.sql)):
+                yield outputs.rows(Table.from_batches([batch]), self._translated)
+        except PubsubError:
+            raise
+        except Exception as error:
+            raise outputs.complaint(error) from error
+
+
 class _Tables:
     """The relations that a query names; each is opened once, when it is first found."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, versions: Mapping[str, int] = MappingProxyType({})) -> None:
         self._state = state
+        self._versions = versions
         self._found: dict[tuple[int, int], tuple[str, DeltaTable, Relation]] = {}
+        self._paths: dict[tuple[int, int], str] = {}
 
     def find(self, target: str | None, schema: str | None, name: str) -> Relation:
         """Return the view or replicated table of that name.  Raises UndefinedTable, and 42P09 if it is ambiguous."""
@@ -92,6 +136,13 @@ class _Tables:
             raise UndefinedTable(f'relation "{shown}" does not exist') from None
         return self._table(found)
 
+    def versions(self) -> dict[str, tuple[str, int]]:
+        """Return path and version of the tables found so far, by their names in the query."""
+        return {
+            engine: (relation_path, table.version())
+            for (engine, table, _), relation_path in zip(self._found.values(), self._paths.values(), strict=True)
+        }
+
     def builder(self) -> QueryBuilder:
         """Return a builder of DataFusion queries that knows the tables found so far."""
         from deltalake import QueryBuilder
@@ -103,14 +154,12 @@ class _Tables:
 
     def _table(self, relation: SubscriptionRel) -> Relation:
         # Imported here: a query on views does without.
-        from deltalake import DeltaTable
-
         from pubsub import logs
-        from pubsub.delta.table import opened
+        from pubsub.delta.table import exists, opened
 
         key = (relation.subid, relation.relid)
         if key not in self._found:
-            if not DeltaTable.is_deltatable(relation.path):
+            if not exists(relation.path):
                 raise UndefinedTable(
                     f'table "{relation.qualified_name}" has no rows yet',
                     detail="Its initial copy has not been committed.",
@@ -118,7 +167,10 @@ class _Tables:
                 )
             logs.configure_unless_done()  # a table that an earlier release has damaged is mended, which is logged
             table = opened(relation.path)
+            if relation.path in self._versions:
+                table.load_as_version(self._versions[relation.path])
             engine = f"t{len(self._found)}"
+            self._paths[key] = relation.path
             self._found[key] = (engine, table, Relation(engine, _columns(table, relation)))
         return self._found[key][2]
 

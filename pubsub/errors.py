@@ -134,6 +134,12 @@ class NotInPrerequisiteState(PubsubError):
     default_sqlstate = "55000"
 
 
+class SerializationFailure(PubsubError):
+    """Something was changed meanwhile that had to stay as it was; another attempt may succeed."""
+
+    default_sqlstate = "40001"
+
+
 class ProgramLimitExceeded(PubsubError):
     """A value or message larger than the program's limit."""
 

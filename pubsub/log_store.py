@@ -1,8 +1,9 @@
 """Build the jar with the classes that this node adds to Delta (java/pubsub/*.java say what each is for).
 
 LinkLogStore is Delta's LogStore for local directories: a LogStore is where Delta asks for a store's guarantees, and its
-documented extension.  VersionCheck observes the transactions of Spark's statements.  Calls makes several calls of
-Delta's classes in one.  Janino, which pyspark includes, compiles the sources, so a Java without a compiler suffices.
+documented extension.  ConditionalLogStore is the one for S3.  VersionCheck observes the transactions of Spark's
+statements.  Calls makes several calls of Delta's classes in one.  Janino, which pyspark includes, compiles the sources,
+so a Java without a compiler suffices.
 """
 
 from __future__ import annotations

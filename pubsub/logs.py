@@ -9,17 +9,80 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import OrderedDict
 from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Final
 
 import structlog
 
 #: The fields that come first on a terminal, in this order.
 _FIRST: Final = ("reason", "detail", "hint", "statement", "subscription", "relation")
+#: The fields of an event that are kept with it, and how many characters of each.
+_KEPT: Final = (
+    "subscription", "relation", "slot", "lsn", "reason", "detail", "hint", "statement", "parameter", "before", "after",
+)  # fmt: skip
+_LONGEST: Final = 500
 
 
-def configure(level: int = logging.INFO, *, verbose: bool = False) -> None:
-    """Send this process's logs to standard error, from `level` (of the standard library's logging) upwards."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event as it was last logged, `first` and `last` when (ISO 8601, UTC), and how often since `first`."""
+
+    level: str
+    text: str
+    fields: tuple[tuple[str, str], ...]
+    first: str
+    last: str
+    times: int = 1
+
+
+class RecentEvents:
+    """A processor that keeps the last events, `most` at most, of level info and above.
+
+    An event that comes again, with the same fields, counts up the one that is kept: a worker that fails every few seconds
+    does not drive out everything else.  Only fields of _KEPT are kept, shortened: no traceback.
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        self._most = most
+        self._events: OrderedDict[object, Event] = OrderedDict()
+        self._lock = Lock()
+
+    def __call__(self, _logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        level = event.get("level", "info")
+        if level != "debug":
+            fields = tuple((name, _shortened(event[name])) for name in _KEPT if event.get(name) is not None)
+            text, time = _shortened(event.get("event", "")), str(event.get("timestamp", ""))
+            key = (level, text, fields)
+            with self._lock:
+                known = self._events.pop(key, None)
+                self._events[key] = (
+                    Event(level, text, fields, time, time)
+                    if known is None
+                    else replace(known, last=time, times=known.times + 1)
+                )
+                while len(self._events) > self._most:
+                    self._events.popitem(last=False)
+        return event
+
+    def newest(self) -> list[Event]:
+        """Return the events, the one that was logged last first."""
+        with self._lock:
+            return list(reversed(self._events.values()))
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
+
+
+def configure(level: int = logging.INFO, *, verbose: bool = False, recent: RecentEvents | None = None) -> None:
+    """Send this process's logs to standard error, from `level` (of the standard library's logging) upwards.
+
+    `recent` keeps the last ones.
+    """
     renderers: list[structlog.typing.Processor]
     if sys.stderr.isatty():
         renderers = [
@@ -34,6 +97,7 @@ def configure(level: int = logging.INFO, *, verbose: bool = False) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *([recent] if recent is not None else []),
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

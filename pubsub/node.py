@@ -16,7 +16,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from catalog.home_lock import running_daemon
 from catalog.records import PinnedSnapshot, State, Subscription
 from catalog.states import RelState
 from launcher.notices import Notice
+from pubsub import object_stores
 from pubsub.errors import (
     ConnectionFailure,
     NoCatalog,
@@ -35,6 +36,7 @@ from pubsub.errors import (
     UndefinedObject,
 )
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.reorderbuffer import files
 from pubsub.settings import Settings
 from pubsub.sql.parser import parse_statement, script_statements
 from pubsub.sql.statements import (
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from pubsub.delta.spark_session import Spark
     from pubsub.snapshot import Snapshot
     from pubsub.status import NodeStatus
+    from pubsub.verify.report import Report
+    from pubsub.verify.verification import Status
 
 DEFAULT_HOME: Final = "pubsub-node"
 
@@ -97,6 +101,7 @@ class Node:
 
     `workers`: None runs the workers here unless a daemon does; True requires it (ObjectInUse if a daemon does); False
     never does.  Unless it is False, a daemon of another home with the same catalog is refused (ObjectInUse).
+    `service`: the workers that run in this process already; they are used, and not ended.
     `settings` replace the file pubsub.toml in `home`.  `make`: whether to create a missing node at once.  If False (for
     a client without `workers`), the first DDL statement creates it, and until then other uses raise NoCatalog.  Such a
     client opens its catalog when it first needs more of it than `state` reads.
@@ -109,6 +114,7 @@ class Node:
         workers: bool | None = None,
         settings: Settings | None = None,
         make: bool = True,
+        service: Service | None = None,
     ) -> None:
         self.home = home_directory(home)
         self._make = make
@@ -117,7 +123,8 @@ class Node:
         self._given = settings
         self._settings: Settings | None = None
         self._catalog: Catalog | None = None
-        self._service: Service | None = None
+        self._service = service
+        self._is_service_ours = service is None
         self._reader: Spark | None = None
         self._reader_home: tempfile.TemporaryDirectory[str] | None = None
 
@@ -125,6 +132,7 @@ class Node:
         if self._make:
             make_home(self.home)
         self._settings = self._given or Settings.load(self.home)
+        object_stores.configure(self._settings.spark.conf)
         self._is_open = True
         if self._workers is False and not self._make:
             return self
@@ -304,6 +312,47 @@ class Node:
         await self._look_for_node()
         await pinned_snapshots.drop(self.catalog, self._change_pins, pin)
 
+    async def pin_paths(self, kind: str, name: str, paths: Sequence[str]) -> None:
+        """Pin Delta tables under a name ("pin"), or release them ("release")."""
+        if paths:
+            await self._change_pins(kind, name, paths)
+
+    async def verify(
+        self,
+        name: str,
+        tables: Sequence[str] = (),
+        *,
+        at: Lsn | str | None = None,
+        sample: bool = False,
+        repair: bool = False,
+        show: int = 20,
+        tell: Callable[[Status], None] = lambda _: None,
+    ) -> Report:
+        """Compare the subscription's tables with the publisher's at one LSN, while both move (pubsub.verify).
+
+        `tables`: written as in SQL, all by default.  `at`: the least LSN; the publisher can show none of the past, so the
+        first from there on that it can show is taken.  `sample`: only some rows.  `repair`: copy the rows that differ
+        anew.  `show`: how many rows of each table that differ are part of the report.  `tell` is called with the progress.
+        Raises NotInPrerequisiteState if no daemon runs, or nothing can be compared; UndefinedTable; ObjectInUse while
+        another process verifies the subscription.
+        """
+        from launcher.client_session import Session
+        from pubsub.verify.verification import Bounds, Verification, Wanted
+
+        await self._look_for_node()
+        subscription = await self.catalog.subscription(name)
+        self._check_worked_for(subscription)
+        session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
+        bounds = Bounds.of(self.settings.verify)
+        verification = Verification(
+            self.catalog, self.home, subscription, bounds, session.ask_daemon, self._change_pins, tell
+        )
+        asked = Lsn.parse(at) if isinstance(at, str) else at
+        return await verification.run(Wanted(tuple(tables), asked, sample, repair, show))
+
+    async def _verify_by_itself(self, name: str, sample: bool) -> Mapping[str, Any]:
+        return (await self.verify(name, sample=sample, show=0)).as_json()
+
     async def _change_pins(self, kind: str, name: str, paths: Sequence[str]) -> None:
         """Pin or release tables: by the daemon that runs on this node, or else by a Spark of this process."""
         from launcher.client_session import Session
@@ -311,7 +360,7 @@ class Node:
 
         session = Session(self.settings, self.catalog, lambda _: None, self._wake_workers)
         payload = {"name": name, "paths": list(paths)}
-        if not await session.ask_daemon(kind, payload=payload, timeout=_PIN_SECONDS):
+        if await session.ask_daemon(kind, payload=payload, timeout=_PIN_SECONDS) is None:
             from pubsub import logs
             from pubsub.delta.delta_transactions import SparkTransactions
 
@@ -324,14 +373,18 @@ class Node:
             self._service.wake()
 
     async def _start_workers(self, settings: Settings, catalog: Catalog) -> None:
-        if self._workers is False or (self._workers is None and running_daemon(settings.home) is not None):
+        if (
+            self._service is not None
+            or self._workers is False
+            or (self._workers is None and running_daemon(settings.home) is not None)
+        ):
             return
         from launcher.service import Service
         from pubsub import logs
 
         logs.configure_unless_done()
         try:
-            self._service = await Service.start(settings, catalog)
+            self._service = await Service.start(settings, catalog, self._verify_by_itself)
         except ObjectInUse:
             # Fine if this home's daemon has just started; an error if another home's daemon holds the catalog.
             if self._workers or running_daemon(settings.home) is None:
@@ -342,7 +395,7 @@ class Node:
         self._service = self._catalog = self._reader = self._reader_home = None
         self._is_open = False
         try:
-            if service is not None:
+            if service is not None and self._is_service_ours:
                 await service.stop()
         finally:
             if reader is not None:
@@ -427,7 +480,9 @@ class Node:
             spark = self.settings.spark
             conf = spark.session_conf()
             self._reader_home = tempfile.TemporaryDirectory(prefix="pubsub-reader-")
-            self._reader = Spark(Path(self._reader_home.name), master=spark.master, conf=conf)
+            self._reader = Spark(
+                Path(self._reader_home.name), master=spark.master, conf=conf, warehouse=self.settings.warehouse_uri
+            )
         self._reader.running()
         return self._reader
 
@@ -439,9 +494,9 @@ def _open(value: _T | None) -> _T:
 
 
 def make_home(home: Path) -> None:
-    """Create the node's directory, accessible to this user only.  Raises PubsubError."""
+    """Create the node's directory, durably and accessible to this user only.  Raises PubsubError."""
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_missing(home)
     except OSError as error:
         raise PubsubError(f'could not create directory "{home}": {error.strerror}', sqlstate="58030") from error
 

@@ -6,6 +6,11 @@
     url = "postgresql://host/database"
     [housekeeping]
     deleted_file_retention = "1h"
+    [walsender]
+    upstream = "host=db.example.org dbname=shop user=me"
+    listen = "0.0.0.0:6432"
+    [http]
+    listen = "127.0.0.1:9187"
     [spark]
     master = "local[*]"
     conf = { "spark.driver.memory" = "2g" }
@@ -17,7 +22,9 @@ The values are kept in bytes and seconds.  Errors are PubsubErrors with the text
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -61,10 +68,46 @@ _HOUSEKEEPING: Final = {
     )
 }
 
+#: Parameters of the table [walsender] that are numbers; SHOW and messages write "walsender." before them.
+_WALSENDER: Final = {
+    parameter.name.removeprefix("walsender."): parameter
+    for parameter in (
+        Parameter("walsender.max_slot_wal_keep_size", "MB", -1),
+        Parameter("walsender.idle_replication_slot_timeout", "s", 0),
+        Parameter("walsender.max_replication_slots", "", 0, _MAX_WORKERS),
+        Parameter("walsender.max_wal_senders", "", 0, _MAX_WORKERS),
+        Parameter("walsender.max_connections", "", 1, _MAX_WORKERS),
+        Parameter("walsender.authentication_timeout", "s", 1, 600),
+    )
+}
+
+
+#: Parameters of the table [verify] that are numbers.
+_VERIFY: Final = {
+    parameter.name.removeprefix("verify."): parameter
+    for parameter in (
+        Parameter("verify.interval", "s", 0),
+        Parameter("verify.timeout", "s", 0),
+        Parameter("verify.connections", "", 1, 100),
+        Parameter("verify.max_rate", "kB", 0),
+        Parameter("verify.sample_rows", "", 1),
+    )
+}
+
+
+#: Parameters of the table [http] that are numbers.
+_HTTP: Final = {parameter.name.removeprefix("http."): parameter for parameter in (Parameter("http.ready_lag", "s", 1),)}
+
+
+#: Settings that are connection strings, which may hold passwords.
+_CONNECTIONS: Final = frozenset({"catalog.url", "walsender.upstream", "walsender.wal_source"})
+
 
 def _reader(name: str) -> BeforeValidator:
     """Return a validator that converts the file's value to bytes, seconds or a count."""
-    parameter = PARAMETERS.get(name) or _HOUSEKEEPING[name]
+    parameter = (
+        PARAMETERS.get(name) or _HOUSEKEEPING.get(name) or _WALSENDER.get(name) or _VERIFY.get(name) or _HTTP[name]
+    )
 
     def read(value: object) -> float | int:
         units = parameter.parse(value)
@@ -83,12 +126,17 @@ class CatalogSettings(_Table):
     url: str | None = Field(default=None, repr=False)
 
 
-def _window(value: object) -> DailyWindow:
-    if isinstance(value, DailyWindow):
-        return value
-    if not isinstance(value, str):
-        raise PubsubError(f'invalid value for parameter "housekeeping.window": "{value}"', sqlstate="22023")
-    return DailyWindow.parse(value)
+def _window(name: str) -> BeforeValidator:
+    """Return a validator that reads a daily window; `name`: the parameter's full name."""
+
+    def read(value: object) -> DailyWindow:
+        if isinstance(value, DailyWindow):
+            return value
+        if not isinstance(value, str):
+            raise PubsubError(f'invalid value for parameter "{name}": "{value}"', sqlstate="22023")
+        return DailyWindow.parse(value)
+
+    return BeforeValidator(read)
 
 
 class HousekeepingSettings(_Table):
@@ -103,7 +151,7 @@ class HousekeepingSettings(_Table):
     merge_files: bool = True
     deleted_file_retention: Annotated[float, _reader("deleted_file_retention")] = 3600.0
     log_retention: Annotated[float, _reader("log_retention")] = 3600.0
-    window: Annotated[DailyWindow, BeforeValidator(_window)] = DailyWindow.parse("")
+    window: Annotated[DailyWindow, _window("housekeeping.window")] = DailyWindow.parse("")
 
     def shown(self) -> dict[str, str]:
         """Return the values by full name, as SHOW prints them."""
@@ -113,6 +161,121 @@ class HousekeepingSettings(_Table):
             "housekeeping.window": str(self.window),
         }
         for name, parameter in _HOUSEKEEPING.items():
+            shown[parameter.name] = parameter.show(round(getattr(self, name) / parameter.factor))
+        return shown
+
+
+class WalsenderSettings(_Table):
+    """The table [walsender]: the node's server for subscribers and psql (pubsub/backend, walsender/server, pubsub/server).
+
+    `upstream`: the connection string of the server whose WAL is decoded; None: there is none.  `wal_source`: that of a standby of
+    it to receive the WAL from instead.  `listen`: HOST:PORT for TCP.  `primary_slot_name`: a physical slot where the WAL comes
+    from.  `archive_directory` or `restore_command` (with %f, %p as PostgreSQL's): where WAL comes from that is no longer kept.
+    `auth_file`: users and their SCRAM verifiers (pubsub/backend/users.py); with it
+    clients authenticate here, without it at the upstream server.  Files are relative to the node's directory.
+    `unix_socket`: whether to listen on a socket in the node's directory, too.  `max_slot_wal_keep_size`: bytes; below 0 there
+    is no limit.  `idle_replication_slot_timeout`: seconds; 0: none.
+    """
+
+    upstream: str | None = Field(default=None, repr=False)
+    wal_source: str | None = Field(default=None, repr=False)
+    listen: str | None = None
+    primary_slot_name: str | None = None
+    archive_directory: str | None = None
+    restore_command: str | None = None
+    ssl_cert_file: str | None = None
+    ssl_key_file: str | None = None
+    auth_file: str | None = None
+    unix_socket: bool = True
+    max_slot_wal_keep_size: Annotated[int, _reader("max_slot_wal_keep_size")] = -1
+    idle_replication_slot_timeout: Annotated[float, _reader("idle_replication_slot_timeout")] = 0.0
+    max_replication_slots: Annotated[int, _reader("max_replication_slots")] = 10
+    max_wal_senders: Annotated[int, _reader("max_wal_senders")] = 10
+    max_connections: Annotated[int, _reader("max_connections")] = 100
+    authentication_timeout: Annotated[float, _reader("authentication_timeout")] = 60.0
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them; the upstream's connection string without its secrets."""
+        from pubsub.sql.conninfo import mask_conninfo
+
+        texts = (
+            "listen",
+            "primary_slot_name",
+            "archive_directory",
+            "restore_command",
+            "ssl_cert_file",
+            "ssl_key_file",
+            "auth_file",
+        )
+        shown = {f"walsender.{name}": getattr(self, name) or "" for name in texts}
+        for name in ("upstream", "wal_source"):
+            shown[f"walsender.{name}"] = mask_conninfo(getattr(self, name) or "")
+        shown["walsender.unix_socket"] = "on" if self.unix_socket else "off"
+        for name, parameter in _WALSENDER.items():
+            value = getattr(self, name)
+            shown[parameter.name] = "-1" if value < 0 else parameter.show(round(value / parameter.factor))
+        return shown
+
+    def place(self) -> tuple[str, int] | None:
+        """Return host and port of `listen`; None without it.  Raises PubsubError (22023)."""
+        return None if self.listen is None else _place(self.listen, "localhost:6432")
+
+
+class HttpSettings(_Table):
+    """The table [http]: metrics, health, readiness and a page (pubsub/monitoring).
+
+    `listen`: HOST:PORT, port 0 for a free one; None: nothing listens.  Whoever reaches it may read.  `page`: whether there is a
+    page, which shows the texts of errors and events, too.  `ready_lag`: how far a subscription may lag behind, in seconds, and
+    still count as ready.
+    """
+
+    listen: str | None = None
+    page: bool = True
+    ready_lag: Annotated[float, _reader("ready_lag")] = 60.0
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them."""
+        shown = {"http.listen": self.listen or "", "http.page": "on" if self.page else "off"}
+        for name, parameter in _HTTP.items():
+            shown[parameter.name] = parameter.show(round(getattr(self, name) / parameter.factor))
+        return shown
+
+    def place(self) -> tuple[str, int] | None:
+        """Return host and port of `listen`; None without it.  Raises PubsubError (22023)."""
+        return None if self.listen is None else _place(self.listen, "127.0.0.1:9187")
+
+
+def _place(listen: str, example: str) -> tuple[str, int]:
+    """Parse HOST:PORT, the host in brackets if it has colons.  Raises PubsubError (22023)."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise PubsubError(
+            f'invalid place to listen on: "{listen}"', sqlstate="22023", hint=f'Give HOST:PORT, such as "{example}".'
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class VerifySettings(_Table):
+    """The table [verify]: how tables are compared with the publisher's, and when by themselves (launcher/verifier.py).
+
+    `interval`: how often the daemon verifies each subscription, in seconds (0: never), within `window`; with `sample` only
+    `sample_rows` rows of each table.  `connections`: sessions on the publisher, each of which takes one core there at most;
+    `max_rate`: bytes of its tables that they read per second (0: no limit).  `timeout`: how long a verification may hold a
+    snapshot there, in seconds (0: no limit).
+    """
+
+    interval: Annotated[float, _reader("interval")] = 0.0
+    window: Annotated[DailyWindow, _window("verify.window")] = DailyWindow.parse("")
+    sample: bool = False
+    sample_rows: Annotated[int, _reader("sample_rows")] = 10_000
+    connections: Annotated[int, _reader("connections")] = 1
+    max_rate: Annotated[int, _reader("max_rate")] = 0
+    timeout: Annotated[float, _reader("timeout")] = 3600.0
+
+    def shown(self) -> dict[str, str]:
+        """Return the values by full name, as SHOW prints them."""
+        shown = {"verify.window": str(self.window), "verify.sample": "on" if self.sample else "off"}
+        for name, parameter in _VERIFY.items():
             shown[parameter.name] = parameter.show(round(getattr(self, name) / parameter.factor))
         return shown
 
@@ -131,6 +294,11 @@ class SparkSettings(_Table):
     statement_rows: Annotated[int | None, Field(ge=0)] = None
 
     @property
+    def is_local(self) -> bool:
+        """Whether Spark runs in the daemon's own JVM, not on a cluster."""
+        return self.master.startswith("local")
+
+    @property
     def least_statement_rows(self) -> int:
         """`statement_rows`, or else its default: 0 with a local master, where our files are always faster.
 
@@ -139,15 +307,10 @@ class SparkSettings(_Table):
         """
         if self.statement_rows is not None:
             return self.statement_rows
-        return 0 if self.master.startswith("local") else _STATEMENT_ROWS
+        return 0 if self.is_local else _STATEMENT_ROWS
 
     def session_conf(self) -> dict[str, str]:
-        """Return the configuration of a session: `conf`, and the packages unless `conf` names some itself.
-
-        Raises FeatureNotSupported for a remote Spark.
-        """
-        if self.remote is not None:
-            raise FeatureNotSupported('parameter "spark.remote" is not supported', hint='Use "spark.master".')
+        """Return the configuration of a session: `conf`, and the packages unless `conf` names some itself."""
         packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
         return packages | self.conf
 
@@ -172,11 +335,17 @@ class Settings(_Table):
     warehouse: str | None = None
     catalog: CatalogSettings = CatalogSettings()
     housekeeping: HousekeepingSettings = HousekeepingSettings()
+    walsender: WalsenderSettings = WalsenderSettings()
     spark: SparkSettings = SparkSettings()
+    verify: VerifySettings = VerifySettings()
+    http: HttpSettings = HttpSettings()
 
     @classmethod
-    def load(cls, home: Path) -> Self:
-        """Read pubsub.toml in `home`; without the file every default holds.  Raises PubsubError."""
+    def load(cls, home: Path, more: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Read pubsub.toml in `home`; without the file every default holds.  Raises PubsubError.
+
+        `more`: values as a file has them, which go before the file's; those in a table, too.
+        """
         path = home / FILE_NAME
         try:
             text = path.read_text(encoding="utf-8")
@@ -185,10 +354,18 @@ class Settings(_Table):
         except (OSError, UnicodeDecodeError) as error:
             raise PubsubError(f'could not read configuration file "{path}": {error}', sqlstate="58030") from error
         try:
-            return cls.read(tomllib.loads(text), home)
+            values = tomllib.loads(text)
+            for name, value in more.items():
+                held = values.get(name)
+                values[name] = {**held, **value} if isinstance(held, dict) and isinstance(value, Mapping) else value
+            return cls.read(values, home)
         except tomllib.TOMLDecodeError as error:
             raise PubsubError(
                 f'configuration file "{path}" contains errors', sqlstate="F0000", detail=f"{error}."
+            ) from error
+        except RecursionError as error:
+            raise PubsubError(
+                f'configuration file "{path}" contains errors', sqlstate="F0000", detail="It is nested too deep."
             ) from error
         except PubsubError as error:
             error.context = error.context or f'configuration file "{path}"'
@@ -196,12 +373,15 @@ class Settings(_Table):
 
     @classmethod
     def read(cls, values: dict[str, Any], home: Path) -> Self:
-        """Build settings from the values of a file, or of a test.  Raises PubsubError."""
+        """Build settings from the values of a file, or of a test.  Raises PubsubError; FeatureNotSupported for spark.remote."""
         known: dict[str, type[_Table]] = {
             "": cls,
             "catalog": CatalogSettings,
             "housekeeping": HousekeepingSettings,
+            "walsender": WalsenderSettings,
             "spark": SparkSettings,
+            "verify": VerifySettings,
+            "http": HttpSettings,
         }
         for prefix, table in known.items():
             names = values.get(prefix, {}) if prefix else values
@@ -223,8 +403,23 @@ class Settings(_Table):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            shown = "" if name == "catalog.url" else f': "{first["input"]}"'
+            secret = name.startswith("spark.conf") or name in _CONNECTIONS
+            shown = "" if secret else f': "{first["input"]}"'
             raise PubsubError(f'invalid value for parameter "{name}"{shown}', sqlstate="22023") from None
+        if settings.spark.remote is not None or "spark.remote" in settings.spark.conf:
+            raise FeatureNotSupported(
+                'parameter "spark.remote" is not supported',
+                detail="Commits are made by Delta's classes in Spark's driver, which a Spark Connect client cannot call.",
+                hint='Use "spark.master", such as "spark://host:7077": the daemon is the driver then.',
+            )
+        settings.walsender.place()
+        settings.http.place()
+        if settings.walsender.archive_directory and settings.walsender.restore_command:
+            raise PubsubError(
+                'parameters "walsender.archive_directory" and "walsender.restore_command" cannot both be set',
+                sqlstate="22023",
+                hint="A WAL archive is one of the two.",
+            )
         if settings.housekeeping.log_retention < settings.housekeeping.deleted_file_retention:
             raise PubsubError(
                 'parameter "housekeeping.log_retention" must not be less than "housekeeping.deleted_file_retention"',
@@ -240,8 +435,17 @@ class Settings(_Table):
 
     @property
     def warehouse_uri(self) -> str:
-        """The root of the Delta tables, without a trailing slash; by default a plain path in the node's directory."""
-        return (self.warehouse or str(self.home / "warehouse")).rstrip("/")
+        """The root of the Delta tables, without a trailing slash; by default a plain path in the node's directory.
+
+        s3:// is s3a://, since Hadoop takes only that for its own, and hdfs:/// has the name node of fs.defaultFS.
+        """
+        found = (self.warehouse or str(self.home / "warehouse")).rstrip("/")
+        if found.startswith("hdfs:///"):
+            from pubsub.object_stores import hadoop_settings
+
+            default = hadoop_settings(self.spark.conf).get("fs.defaultFS", "")
+            return found if not default.startswith("hdfs://") else default.rstrip("/") + found.removeprefix("hdfs://")
+        return f"s3a://{found.removeprefix('s3://')}" if found.startswith("s3://") else found
 
     @property
     def spill_directory(self) -> Path:
@@ -250,12 +454,12 @@ class Settings(_Table):
 
     def show(self, name: str) -> str:
         """Return a parameter's value as SHOW prints it.  Raises UndefinedObject."""
-        housekeeping = self.housekeeping.shown()
-        if name.lower() in housekeeping:
-            return housekeeping[name.lower()]
+        of_tables = self._shown_of_tables()
+        if name.lower() in of_tables:
+            return of_tables[name.lower()]
         parameter = PARAMETERS.get(name.lower())
         if parameter is None:
-            best = nearest(name.lower(), [*PARAMETERS, *housekeeping])
+            best = nearest(name.lower(), [*PARAMETERS, *of_tables])
             raise UndefinedObject(
                 f'unrecognized configuration parameter "{name}"',
                 hint=f'Perhaps you meant the parameter "{best}".' if best is not None else None,
@@ -264,7 +468,11 @@ class Settings(_Table):
 
     def show_all(self) -> list[tuple[str, str]]:
         """Return all names and values as SHOW ALL prints them, ordered by name."""
-        return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self.housekeeping.shown()])]
+        return [(name, self.show(name)) for name in sorted([*PARAMETERS, *self._shown_of_tables()])]
+
+    def _shown_of_tables(self) -> dict[str, str]:
+        """Return the values of the file's tables whose values may be shown, by full name."""
+        return self.housekeeping.shown() | self.walsender.shown() | self.verify.shown() | self.http.shown()
 
 
 def _unrecognized(full: str, name: str, prefix: str, table: type[_Table]) -> UndefinedObject:
@@ -288,5 +496,6 @@ def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:
         elif isinstance(value, str | int | float):
             found[prefix + name] = str(value)
         else:
-            raise PubsubError(f'invalid value for parameter "spark.conf.{prefix}{name}": "{value}"', sqlstate="22023")
+            # The value may be a secret.
+            raise PubsubError(f'invalid value for parameter "spark.conf.{prefix}{name}"', sqlstate="22023")
     return found

@@ -2,7 +2,8 @@
 
 Delta cannot commit two tables together, so each commit records in its userMetadata the end LSNs of the first and the
 last transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without
-data shows what the version before it shows.
+data shows what the version before it shows.  A copy replaces the rows that an earlier copy left: what the table would
+have shown between the last commit of that one and this copy is not known, since its changes may not have been received.
 
     orders   v3: 0/100-0/200   v4: 0/500-0/600          v3 shows 0/200 to 0/4FF
     items    v7: 0/180-0/300   v8: 0/400-0/400          v7 shows 0/300 to 0/3FF
@@ -20,6 +21,15 @@ from catalog.records import State, Subscription, SubscriptionRel
 from catalog.states import RelState
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a commit says of itself: the end LSNs of its first and last transaction, and whether it is a copy of all rows."""
+
+    first: Lsn
+    last: Lsn
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +116,31 @@ def together(shown: Mapping[int, Iterable[Shown]], at: Lsn) -> tuple[Lsn, dict[i
         at = lowest
 
 
-def shown_by(log: Iterable[tuple[int, tuple[Lsn, Lsn] | None]], origin: Lsn) -> Iterator[Shown]:
+def shown_by(log: Iterable[tuple[int, Held | None]], origin: Lsn) -> Iterator[Shown]:
     """Yield what each version shows, newest first.
 
-    `log` gives the versions, newest first, with their ranges (None: a commit without data).  Versions that show no LSN
-    are left out: a later version shows the same, or the commit reaches beyond the origin.
+    `log` gives the versions, newest first, with what their commits hold (None: a commit without data).  Versions that
+    show no LSN are left out: a later version shows the same, or the commit reaches beyond the origin.
     """
     newest: int | None = None
     end = origin
-    for version, given in log:
+    copied = False
+    for version, held in log:
         # Later commits without data show the same as the one with the range: the last of them is the version to read.
         newest = version if newest is None else newest
-        if given is None:
+        if held is None:
             continue
-        first, last = given
-        if last <= end:
-            yield Shown(newest, last, end)
+        if copied:
+            end = min(end, held.last)
+        if held.last <= end:
+            yield Shown(newest, held.last, end)
         # `min`, because the commit of an ALTER has its own LSN, and the data after it may begin at a lower one.
-        end = min(end, Lsn(max(first, 1) - 1))
-        newest = None
+        end = min(end, Lsn(max(held.first, 1) - 1))
+        newest, copied = None, held.copied
 
 
-def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tuple[Lsn, Lsn] | None]]:
-    """Yield the versions of the Delta table, newest first, with the range that each commit holds.  Blocks.
+def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, Held | None]]:
+    """Yield the versions of the Delta table, newest first, with what each commit holds.  Blocks.
 
     Yields only versions that can be read, as far back as the log holds the commits' metadata (pubsub.delta.history).
     """
@@ -136,12 +148,12 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, tupl
 
     found = history.commits(relation.path)
     for version, metadata in found.newest_first():
-        given = _range(metadata)
-        if version == found.oldest and given is None and _is_as_it_joined(node_id, relation, version):
+        held = _held(metadata)
+        if version == found.oldest and held is None and _is_as_it_joined(node_id, relation, version):
             # The table joined without a copy: the rows it held then show the LSN of that moment.
             joined = relation.lsn or INVALID_LSN
-            given = (joined, joined)
-        yield version, given
+            held = Held(joined, joined)
+        yield version, held
 
 
 def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> bool:
@@ -158,12 +170,13 @@ def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> b
     return DeltaTable(relation.path, version=version).transaction_version(app_id) is None
 
 
-def _range(metadata: str | None) -> tuple[Lsn, Lsn] | None:
+def _held(metadata: str | None) -> Held | None:
     """Parse the metadata of this program's commits (pubsub.delta.table); return None for other programs' metadata."""
     try:
         found = json.loads(metadata or "null")
         first, last = Lsn.parse(found["first"]), Lsn.parse(found["last"])
         # A table copied under several snapshots shows nothing before `until`, which completes it (tablesync.window).
-        return first, max(last, Lsn.parse(found["until"])) if "until" in found else last
+        last = max(last, Lsn.parse(found["until"])) if "until" in found else last
+        return Held(first, last, bool(found.get("copied")))
     except (ValueError, TypeError, KeyError, PubsubError):
         return None

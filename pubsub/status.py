@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from catalog.records import (
     CopyProgress,
@@ -19,11 +20,25 @@ from catalog.records import (
     SubscriptionStats,
     TableRows,
     TableStorage,
+    Verification,
     Warned,
     WorkerStats,
 )
 from catalog.states import RelState
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+
+#: A table's states in words.
+STATE_WORDS: Final = MappingProxyType(
+    {
+        "i": "waiting to be copied",
+        "d": "being copied",
+        "f": "copied",
+        "w": "waiting for apply",
+        "c": "catching up",
+        "s": "synchronized",
+        "r": "ready",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,13 @@ class TableStatus:
     retained_bytes: int | None = None
     """Older files, which are kept for the table's retention."""
     log_bytes: int | None = None
+    files: int | None = None
+    """Its data files, those of them that are small, and the rows in them that deletion vectors take out."""
+    small_files: int | None = None
+    deleted_rows: int | None = None
     last_vacuum: datetime | None = None
+    verification: Verification | None = None
+    """The last comparison with the publisher's table (pubsub.verify), if one was made of its present copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +126,11 @@ class NodeStatus:
         return {
             "node": self.node,
             "daemon": self.daemon,
-            "subscriptions": [_subscription_json(subscription) for subscription in self.subscriptions],
+            "time": self.time.isoformat(),
+            "subscriptions": [
+                subscription_json(one) | {"tables": [table_json(table) for table in one.tables]}
+                for one in self.subscriptions
+            ],
         }
 
 
@@ -129,6 +154,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
     copies = {c.relid: c for c in state.copies if c.subid == oid}
     rows = {r.relid: r for r in state.rows if r.subid == oid}
     storage = {one.relid: one for one in state.storage if one.subid == oid}
+    verified = {one.relid: one for one in state.verifications if one.subid == oid}
     publisher = state.publishers.get(oid, PublisherStatus()) if alive else PublisherStatus()
 
     def table(relation: SubscriptionRel) -> TableStatus:
@@ -139,6 +165,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
             copies.get(relation.relid),
             rows.get(relation.relid),
             storage.get(relation.relid),
+            verified.get(relation.relid),
             worker,
             follower,
             origin,
@@ -195,6 +222,7 @@ def _table(
     copy: CopyProgress | None,
     rows: TableRows | None,
     storage: TableStorage | None,
+    verification: Verification | None,
     worker: WorkerStats | None,
     follower: WorkerStats | None,
     origin: Lsn,
@@ -215,6 +243,8 @@ def _table(
         rows = None
     if storage is not None and storage.generation != relation.copy_generation:
         storage = None
+    if verification is not None and verification.generation != relation.copy_generation:
+        verification = None
     if rows is not None and lsn is not None:
         lsn = max(lsn, rows.lsn)
     held = rows.rows if rows is not None else None
@@ -241,7 +271,11 @@ def _table(
         live_bytes=storage.live_bytes if storage is not None else None,
         retained_bytes=storage.retained_bytes if storage is not None else None,
         log_bytes=storage.log_bytes if storage is not None else None,
+        files=storage.files if storage is not None else None,
+        small_files=storage.small_files if storage is not None else None,
+        deleted_rows=storage.deleted_rows if storage is not None else None,
         last_vacuum=storage.last_vacuum if storage is not None else None,
+        verification=verification,
     )
 
 
@@ -251,7 +285,8 @@ def _lag(publisher_lsn: Lsn | None, follower: WorkerStats | None) -> int | None:
     return max(0, int(publisher_lsn) - int(follower.flush_lsn))
 
 
-def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
+def subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
+    """Return what `NodeStatus.as_json` has of a subscription, but for its tables."""
     return {
         "name": one.name,
         "enabled": one.enabled,
@@ -272,29 +307,52 @@ def _subscription_json(one: SubscriptionStatus) -> dict[str, Any]:
         "hint": one.hint,
         "workers": one.workers,
         "rows_applied": one.rows_applied,
-        "tables": [
-            {
-                "name": table.name,
-                "state": table.state,
-                "lsn": _text(table.lsn),
-                "rows_copied": table.rows_copied,
-                "rows_estimated": table.rows_estimated,
-                "rows": table.rows,
-                "error": table.error,
-                "hint": table.hint,
-                "lag_bytes": table.lag_bytes,
-                "lag_seconds": table.lag_seconds,
-                "waiting": asdict(table.waiting) if table.waiting is not None else None,
-                "stopped": table.stopped,
-                "error_lsn": _text(table.error_lsn),
-                "foreign_commit": table.foreign_commit,
-                "live_bytes": table.live_bytes,
-                "retained_bytes": table.retained_bytes,
-                "log_bytes": table.log_bytes,
-                "last_vacuum": table.last_vacuum.isoformat() if table.last_vacuum is not None else None,
-            }
-            for table in one.tables
-        ],
+    }
+
+
+def table_json(table: TableStatus) -> dict[str, Any]:
+    """Return what `NodeStatus.as_json` has of a table."""
+    return {
+        "name": table.name,
+        "state": table.state,
+        "lsn": _text(table.lsn),
+        "rows_copied": table.rows_copied,
+        "rows_estimated": table.rows_estimated,
+        "rows": table.rows,
+        "error": table.error,
+        "hint": table.hint,
+        "lag_bytes": table.lag_bytes,
+        "lag_seconds": table.lag_seconds,
+        "waiting": asdict(table.waiting) if table.waiting is not None else None,
+        "stopped": table.stopped,
+        "error_lsn": _text(table.error_lsn),
+        "foreign_commit": table.foreign_commit,
+        "live_bytes": table.live_bytes,
+        "retained_bytes": table.retained_bytes,
+        "log_bytes": table.log_bytes,
+        "files": table.files,
+        "small_files": table.small_files,
+        "deleted_rows": table.deleted_rows,
+        "last_vacuum": table.last_vacuum.isoformat() if table.last_vacuum is not None else None,
+        "verification": _verification_json(table.verification),
+    }
+
+
+def _verification_json(one: Verification | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {
+        "outcome": one.outcome,
+        "lsn": _text(one.lsn),
+        "finished": one.finished.isoformat(),
+        "equal_at": one.equal_at.isoformat() if one.equal_at is not None else None,
+        "sampled": one.sampled,
+        "missing": one.missing,
+        "extra": one.extra,
+        "different": one.different,
+        "repaired": one.repaired,
+        "reason": one.reason,
+        "hint": one.hint,
     }
 
 

@@ -9,6 +9,14 @@ from decimal import Decimal
 from typing import Any, Final
 
 _EXACT: Final = 1 << 53
+#: Characters that make a terminal do something, or reorder what is written after them; as their pictures, or U+FFFD.
+_UNPRINTABLE: Final = {
+    **{code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)},
+    **dict.fromkeys(
+        [*range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x200E, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A)],
+        0xFFFD,
+    ),
+}
 _NEEDS_QUOTES: Final = frozenset('{}",\\ \t\n\r\v\f')
 
 
@@ -96,3 +104,8 @@ def _number(value: Decimal) -> int | float | str:
         return int(value) if abs(value) <= _EXACT else format(value, "f")
     # A number is safe as a double if the shortest text of the nearest double denotes the same number.
     return float(value) if Decimal(repr(float(value))) == value else format(value, "f")
+
+
+def printable(value: str) -> str:
+    """Return a text that a terminal may show: other control characters than tab and newline are replaced."""
+    return value.translate(_UNPRINTABLE)

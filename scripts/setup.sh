@@ -76,6 +76,8 @@ fi
 
 project="$packages $(digest pyproject.toml) $(pwd)"
 if ! done_with project "$project"; then
+    # Its name until 0.1; what is left of it would shadow the command.
+    "$python" -m pip uninstall --quiet --yes --disable-pip-version-check pubsub 2>/dev/null || true
     pip --no-build-isolation --editable .
     "$python" -m compileall -q pubsub catalog launcher apply tablesync walsender >/dev/null
     stamp project "$project"
@@ -102,10 +104,11 @@ if ! done_with hot "$hot"; then
     say "Compiling the decoder's hot modules"
     { "$python" scripts/compile_hot.py; stamp hot "$hot"; } &
 fi
-servers="$packages $(digest pubsub/testing/binaries.py)"
+servers="$packages $(digest pubsub/testing/binaries.py pubsub/jars.py)"
 if ! done_with servers "$servers"; then
-    say "Fetching PostgreSQL 15 to 18 for the tests"
+    say "Fetching PostgreSQL 15 to 18 for the tests, and what Spark needs for S3"
     "$python" -m pubsub.testing.binaries fetch >/dev/null
+    "$python" -m pubsub.jars fetch s3 >/dev/null
     stamp servers "$servers"
 fi
 wait

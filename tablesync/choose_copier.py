@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from typing import Final
 
 _BLOCK_SIZE: Final = 8192
-# The least range worth its own task; a task costs a connection and some tens of milliseconds.
-_LEAST_RANGE_BLOCKS: Final = 16 * 1024 * 1024 // _BLOCK_SIZE
+# A chunk becomes a data file, and each batch of scattered changes touches all of these: the fewer the better.  The
+# smallest is worth its own task, which costs a connection and some tens of milliseconds; the largest is copied again in
+# seconds after a crash, and has about as many rows as the other writers put into a file.
+_LEAST_CHUNK_BYTES: Final = 16 << 20
+_MOST_CHUNK_BYTES: Final = 128 << 20
+# A smaller table is divided into so many chunks for each core, so that the cores end at about the same time.
+_CHUNKS_FOR_CORE: Final = 2
 LEAST_JOB_BYTES: Final = 2 * 1024 * 1024
 """The least table worth a Spark job, including TOAST."""
 _MOST_RANGES: Final = 4096
@@ -30,16 +35,22 @@ def takes_job(size: int, chunks: int = 1) -> bool:
     return size >= LEAST_JOB_BYTES or chunks > 1
 
 
-def edges(blocks: int | None, parallelism: int) -> tuple[int, ...]:
-    """Return the first block of each chunk; () for a partitioned table (`blocks` None), which has no ctids."""
+def edges(blocks: int | None, size: int, parallelism: int) -> tuple[int, ...]:
+    """Return the first block of each chunk; () for a partitioned table (`blocks` None), which has no ctids.
+
+    `size`: the table's bytes, including TOAST.  `parallelism`: how many tasks run at a time.
+    """
     if blocks is None:
         return ()
-    count = min(max(blocks // _LEAST_RANGE_BLOCKS, 1), _MOST_RANGES)
+    size = max(size, blocks * _BLOCK_SIZE)
+    chunk = min(max(size // (_CHUNKS_FOR_CORE * parallelism), _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
+    count = min(max(size // chunk, 1), _MOST_RANGES)
     if count > 1:
         # Whole rounds of tasks, so that no core idles while the last range is read.
         count = -(-count // parallelism) * parallelism
-    elif blocks >= LEAST_JOB_BYTES // _BLOCK_SIZE:
+    elif size >= LEAST_JOB_BYTES:
         count = parallelism
+    count = min(count, max(blocks, 1))
     return tuple(blocks * i // count for i in range(count))
 
 

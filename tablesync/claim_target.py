@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from catalog.records import Subscription
+from apply.schema_changes import attributes
+from apply.schema_changes.table_definition import definition_json
+from catalog.records import Subscription, SubscriptionRel
 from pubsub.delta import table as delta
 from pubsub.delta.engine import Engine
 from pubsub.delta.housekeeping.retention import retention_properties
-from pubsub.delta.log import is_local
+from pubsub.delta.places import is_reached
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.settings import HousekeepingSettings
@@ -27,12 +29,13 @@ async def claim_target(
     engine: Engine,
     housekeeping: HousekeepingSettings,
     start_spark: Callable[[], Awaitable[None]],
+    properties: Mapping[str, str] | None = None,
 ) -> None:
     """Create the Delta table if it is missing, or require that its rows may be replaced: none, or our own.
 
-    A new table keeps removed files and its log as `housekeeping` says.  A table that somebody else made becomes ours by
-    its properties, so that a later copy may replace what this one brings; it also leaves checkpoints to housekeeping,
-    unless it says itself how often Delta is to write one.
+    A new table has these `properties`, and keeps removed files and its log as `housekeeping` says.  A table that somebody
+    else made becomes ours by its properties, so that a later copy may replace what this one brings; it also leaves
+    checkpoints to housekeeping, unless it says itself how often Delta is to write one.
     Awaits `start_spark` if only Spark can create the table.  Raises NotInPrerequisiteState and UndefinedTable; Conflict
     if the table was altered at this moment.
     """
@@ -42,7 +45,7 @@ async def claim_target(
         "pubsub.publisher": f"{subscription.publisher_system_identifier}/{subscription.publisher_database}",
     }
     checkpoints: dict[str, str] = {}
-    if housekeeping.enabled and is_local(target.path):
+    if housekeeping.enabled and is_reached(target.path):
         checkpoints[delta.CHECKPOINT_INTERVAL] = str(_CHECKPOINT_INTERVAL)
     if await asyncio.to_thread(delta.exists, target.path):
         have = await asyncio.to_thread(delta.properties, target.path)
@@ -67,7 +70,25 @@ async def claim_target(
             detail=f'It should lie at "{target.path}".',
             hint="Create it, or use WITH (create_tables = true).",
         )
-    kept = checkpoints | retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
+    kept = (
+        dict(properties or {})
+        | checkpoints
+        | retention_properties(housekeeping.deleted_file_retention, housekeeping.log_retention)
+    )
     if not await engine.run_without_spark(delta.create_empty, engine.transactions, target, identity | kept):
         await start_spark()
         await engine.run(delta.create, target, identity | kept)
+
+
+def made_definition(relation: SubscriptionRel, app_id: str) -> str | None:
+    """Return the definition of a Delta table that was created for this joining of `relation`; None if there is none.
+
+    A table of an earlier joining, whose `app_id` was another, is not meant: it may have been altered since.
+    """
+    if not delta.exists(relation.path):
+        return None
+    said = delta.properties(relation.path).get(attributes.PROPERTY)
+    made = attributes.read(said)
+    if said is None or made is None or made.app_id != app_id:
+        return None
+    return definition_json(delta.load(relation.path, relation.qualified_name, None), said)

@@ -8,52 +8,45 @@ A small table is read in one of the daemon's threads instead, because a job woul
     the chunk is kept ◄───── its `add`, as each task ends
     one commit of all chunks
 
-This applies if Spark is local and the table is plain (pubsub.delta.arrow_writer).  The copy's next attempt does not
-read a kept chunk again (pubsub.delta.copy_chunks).  Otherwise the record batches go back to Spark, which writes the
-table.  A cluster's executors get their code, the packages pubsub, apply and tablesync, with the job.  Blocks; runs in
-one of the engine's threads.
+This applies if the table is plain (pubsub.delta.arrow_writer); the executors of a cluster must see its directory.
+The copy's next attempt does not read a kept chunk again (pubsub.delta.copy_chunks).  Otherwise the record batches go
+back to Spark, which writes the table.  Blocks; runs in one of the engine's threads.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 import pyarrow as pa
 
-from pubsub import faults
+from pubsub import faults, object_stores
 from pubsub.delta import arrow_writer, constraints, copy_chunks, data_files
 from pubsub.delta.alter import for_copy
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
 from pubsub.delta.transactions import Action, Transactions, UnknownOutcome
-from pubsub.errors import ConnectionFailure, InvalidValue, NotInPrerequisiteState
+from pubsub.errors import InvalidValue, SerializationFailure
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
-from pubsub.publisher.connection import session_settings_sql
-from pubsub.publisher.conninfo import parse_conninfo, split_report
-from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql
-from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
+from pubsub.publisher import copy_out
+from pubsub.publisher.copy_out import Cut
+from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql, renamed_sql
+from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync.choose_copier import Range, ranges, takes_job
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.pq.abc import PGconn
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
     from catalog.records import CopyPlan
 
-# Bytes of CSV parsed by Arrow at once.
-_CHUNK_BYTES: Final = 4 << 20
 # The longest a task waits for a lock: it holds one of Spark's places, which other commits and copies need.
 _PATIENCE: Final = "5s"
 
@@ -78,44 +71,13 @@ class CopySource:
     oid: int = 0
     file: int = 0
     """The expected pg_relation_filenode(): a rewritten table's rows have other ctids.  0: the table has none."""
+    numbers: tuple[int, ...] = ()
+    """The columns' attribute numbers; empty: none is looked at."""
     bytes: int = 0
     """The approximate size of the publisher's table."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.schema}.{self.name})"
-
-
-class Cut:
-    """Breaks the watched connection when called from another thread, whatever the connection is waiting for."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._cut = False
-
-    def __call__(self) -> None:
-        with self._lock:
-            self._cut = True
-            self._break()
-
-    @contextmanager
-    def watching(self, connection: Connection) -> Iterator[None]:
-        """Watch the connection while the body runs."""
-        with self._lock:
-            self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-            if self._cut:
-                self._break()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._socket.close()
-                self._socket = None
-
-    def _break(self) -> None:
-        if self._socket is not None:
-            with suppress(OSError):  # the other side has closed it
-                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def parallelism(session: SparkSession) -> int:
@@ -126,27 +88,14 @@ def parallelism(session: SparkSession) -> int:
 def statement(source: CopySource, block_range: Range, keys: str | None = None) -> str:
     """Return COPY for one range, or with the condition `keys` for the rows that meet it (tablesync.c: copy_table)."""
     columns = ", ".join(map(quote_identifier, source.columns))
-    relation = f"{quote_identifier(source.schema)}.{quote_identifier(source.name)}"
-    conditions = []
-    if block_range is not None:
-        first, end = block_range
-        if first > 0:
-            conditions.append(f"ctid >= '({first},0)'::pg_catalog.tid")
-        if end is not None:
-            conditions.append(f"ctid < '({end},0)'::pg_catalog.tid")
-    if keys is not None:
-        conditions.append(keys)
-    if source.row_filter is not None:
-        conditions.append(f"({source.row_filter})")
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    only = "ONLY " if source.only else ""
-    return f"COPY (SELECT {columns} FROM {only}{relation}{where}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
+    row_filter = None if source.row_filter is None else f"({source.row_filter})"
+    rows = copy_out.part_of_table(source.schema, source.name, block_range, keys, row_filter, only=source.only)
+    return f"COPY (SELECT {columns} FROM {rows}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
 
 
 def wait_sql(source: CopySource) -> str:
     """Return SQL that waits for the lock that reading the table takes, and releases it."""
-    only = "ONLY " if source.only else ""
-    return f"SELECT FROM {only}{quote_qualified(source.schema, source.name)} LIMIT 0"
+    return lock_sql(source.schema, source.name, only=source.only)
 
 
 def was_locked(error: Exception) -> bool:
@@ -196,15 +145,11 @@ def copy(
     """
     context = session.sparkContext
     parts = ranges(plan.edges)
-    assert context.master is not None
-    if context.master.startswith("local"):
-        log = arrow_writer.log_of(table.path, transactions)
-        if log is not None:
-            table, definition = for_copy(log, table)
-            _copy_directly(context, source, log, table, record, done, plan, definition)
-            return
-    else:
-        _ship(context)
+    log = arrow_writer.log_of(table.path, transactions)
+    if log is not None:
+        table, definition = for_copy(log, table)
+        _copy_directly(context, source, log, table, record, done, plan, definition)
+        return
     schema = pa.schema([table.schema.field(name) for name in source.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     read = _reader(source, parts, schema, done)
@@ -284,18 +229,22 @@ def _copy_directly(
         data_files.remove_copy(table.path, earlier, but=_paths(finished))
     landing = Landing()
     landed = context.accumulator([], landing)
+    stores = object_stores.configured()
 
     def write(index: int) -> None:
+        object_stores.configure(stores)
+
         def rows() -> Iterator[pa.Table]:
             for part in _whole_rows(source, parts[index], table):
                 done.add(part.num_rows)
                 yield part
 
-        landed.add([(index, data_files.write(table, rows(), number=index, name=name))])
+        landed.add([(index, data_files.write(table, rows(), number=index, name=_name_of_attempt(name)))])
 
     def keep() -> None:
         while (chunk := landing.queue.get()) is not None:
-            if keeps:
+            # The last one is followed at once by the copy's own commit.
+            if keeps and len(finished) + 1 < len(parts):
                 copy_chunks.commit(log, record.app_id, name, *chunk, plan.until)
             finished[chunk[0]] = chunk[1]
             faults.point(f"{len(finished)} chunks of {table.relation}")
@@ -312,6 +261,21 @@ def _copy_directly(
             keeping.result()
         added = [file for _, files in sorted(finished.items()) for file in files]
         arrow_writer.commit_copy(log, table, added, record, definition)
+    if not _is_local(context):
+        data_files.remove_copy(table.path, name, but=_paths(finished))  # what executors left that were lost
+
+
+def _is_local(context: SparkContext) -> bool:
+    return context.master is not None and context.master.startswith("local")
+
+
+def _name_of_attempt(name: str) -> str:
+    """Return the name for the files of a task that Spark may have begun before, on an executor that was lost."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    again = task.attemptNumber() if task is not None else 0
+    return f"{name}-{again}" if again else name
 
 
 @contextmanager
@@ -381,28 +345,46 @@ def read_range(
     """Yield the rows of one range as record batches.
 
     With a `cut`, waits for locks without limit; without one, as in a task, it soon raises psycopg's LockNotAvailable.
-    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and NotInPrerequisiteState if the table was
-    rewritten.
+    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and SerializationFailure if the table was
+    rewritten, or its columns were renamed or dropped.
     """
     with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
         if cut is None:
             connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
         connection.execute(BEGIN)
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        if source.file:
-            _require_file(connection, source)
+        _require_unaltered(connection, source)
         for rows in read(connection, source, statement(source, block_range), schema):
             yield rows
             faults.point(f"copying {source.schema}.{source.name}")
         connection.execute("COMMIT")
 
 
-def _require_file(connection: Connection, source: CopySource) -> None:
-    """Lock the table against rewrites until the transaction ends; raise if it has been rewritten."""
-    connection.execute(lock_sql(source.schema, source.name).encode())
+def _require_unaltered(connection: Connection, source: CopySource) -> None:
+    """Lock the table against alterations until the transaction ends; raise if it is not as the snapshot sees it.
+
+    COPY means the columns that have these names now, and reads the file that the table has now.
+    """
+    if not source.oid:
+        return
+    try:
+        connection.execute(wait_sql(source).encode())
+    except psycopg.errors.UndefinedTable as error:
+        raise SerializationFailure(
+            f'table "{source.schema}.{source.name}" was renamed or dropped while it was copied'
+        ) from error
+    columns = dict(zip(source.numbers, source.columns, strict=False))
+    renamed = connection.execute(renamed_sql(source.oid, columns).encode()).fetchall() if columns else []
+    if renamed:
+        raise SerializationFailure(
+            f'table "{source.schema}.{source.name}" was altered while it was copied',
+            detail=f'Column "{renamed[0][0]}" was renamed or dropped.',
+        )
+    if not source.file:
+        return
     ((file,),) = connection.execute(file_sql(source.oid).encode()).fetchall()
     if file != source.file:
-        raise NotInPrerequisiteState(
+        raise SerializationFailure(
             f'table "{source.schema}.{source.name}" was rewritten or truncated while it was copied',
             detail="Its rows have moved since the copy began.",
         )
@@ -410,23 +392,7 @@ def _require_file(connection: Connection, source: CopySource) -> None:
 
 def session(source: CopySource) -> Connection:
     """Open a connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
-    import psycopg
-
-    parse_conninfo(source.conninfo)  # psycopg's own errors would quote the conninfo
-    try:
-        connection = psycopg.connect(
-            source.conninfo, autocommit=True, application_name=source.application_name, client_encoding="UTF8"
-        )
-    except psycopg.Error as error:
-        message, detail, hint = split_report(str(error).removeprefix("connection failed: "))
-        # Not chained: the frames of psycopg's error contain the connection string.
-        raise ConnectionFailure(f"could not connect to the publisher: {message}", detail=detail, hint=hint) from None
-    try:
-        connection.execute(session_settings_sql(connection.info.server_version).encode())
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return copy_out.session(source.conninfo, source.application_name)
 
 
 def read(
@@ -436,56 +402,10 @@ def read(
     from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
 
     try:
-        yield from _batches(connection.pgconn, copy_statement, schema, parse_copy)
+        yield from copy_out.batches(connection, copy_statement, schema, parse_copy)
     except InvalidCopiedField as error:
         raise InvalidValue(
             f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message} '
             f"(key {error.key}, copied at {source.lsn})",
             sqlstate=error.sqlstate,
         ) from error
-
-
-def _batches(
-    pgconn: PGconn, copy_statement: str, schema: pa.Schema, parse: Callable[..., pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yield COPY's rows, some megabytes at a time.  libpq returns one row per call, so the loop does little else."""
-    from psycopg import pq
-    from psycopg.errors import error_from_result
-
-    result = pgconn.exec_(copy_statement.encode())
-    if result.status != pq.ExecStatus.COPY_OUT:
-        raise error_from_result(result)
-    next_row = pgconn.get_copy_data
-    held: list[bytes] = []
-    size = 0
-    while True:
-        length, row = next_row(0)
-        if length <= 0:
-            break
-        # Copied to free libpq's buffer at once: keeping a million of those costs six times the whole loop.
-        held.append(bytes(row))
-        size += length
-        if size >= _CHUNK_BYTES:
-            yield parse(held, schema)
-            held.clear()
-            size = 0
-    ended = pgconn.get_result()
-    assert ended is not None
-    if ended.status != pq.ExecStatus.COMMAND_OK:
-        raise error_from_result(ended)
-    while pgconn.get_result() is not None:
-        pass
-    if held:
-        yield parse(held, schema)
-
-
-def _ship(context: SparkContext) -> None:
-    """Send this project's code to the executors of a cluster, as one archive."""
-    import shutil
-    import tempfile
-
-    root = Path(__file__).resolve().parent.parent
-    with tempfile.TemporaryDirectory() as directory:
-        for package in ("pubsub", "apply", "tablesync"):
-            shutil.copytree(root / package, Path(directory) / "code" / package)
-        context.addPyFile(shutil.make_archive(str(Path(directory) / "pubsub-code"), "zip", Path(directory) / "code"))

@@ -64,12 +64,14 @@ class PublisherTable:
         file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
         plain = definition.kind == "r"
+        numbers = {column.name: column.attnum for column in definition.columns}
         source = copyjob.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
             schema=definition.schema,
             name=definition.name,
             columns=tuple(field.name for field in target.schema),
+            numbers=tuple(numbers[field.name] for field in target.schema),
             snapshot=snapshot,
             row_filter=found.row_filter,
             only=plain,

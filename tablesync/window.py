@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -56,10 +56,14 @@ from pubsub.delta.key_set import KeySet
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.copy_out import Cut
+from pubsub.publisher.key_condition import is_one_of
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
-from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync import copyjob
 from tablesync.copyjob import CopySource
+
+if TYPE_CHECKING:
+    from psycopg import Connection
 
 # How often the window may be lengthened.
 _MOST: Final = 30
@@ -120,7 +124,7 @@ class Window:
         if len(self._read) >= _MOST:
             raise self._again("rows with unchanged TOAST values change their keys all the time")
         keys = staged.masked.filter(pa.array(chosen)).select(list(staged.table.key)).combine_chunks()
-        cut = copyjob.Cut()
+        cut = Cut()
         rows, until = await self._engine.run_until_stopped(
             cut, read_again, self._source, staged.table, keys, self._key_types, cut
         )
@@ -138,39 +142,35 @@ class Window:
 
 
 def read_again(
-    source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str], cut: copyjob.Cut
+    source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str], cut: Cut
 ) -> tuple[pa.Table, Lsn]:
     """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot.
 
     Blocks, also while another session has the table locked; `cut` interrupts it.
     """
-    schema = pa.schema([table.schema.field(name) for name in source.columns])
-    batches = []
     with copyjob.session(source) as connection, cut.watching(connection):
         connection.execute(BEGIN)
-        for first in range(0, keys.num_rows, _KEYS):
-            condition = _is_one_of(keys.slice(first, _KEYS), key_types)
-            batches += list(copyjob.read(connection, source, copyjob.statement(source, None, condition), schema))
+        rows = rows_under(connection, source, table, keys, key_types)
         ((until,),) = connection.execute(END_OF_WAL).fetchall()
         connection.execute("COMMIT")
-    rows = pa.Table.from_batches(batches, schema)
+    return rows, Lsn.parse(until)
+
+
+def rows_under(
+    connection: Connection, source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str]
+) -> pa.Table:
+    """Return the publisher's rows under `keys`, with the table's columns, as the connection's transaction sees them.  Blocks."""
+    schema = pa.schema([table.schema.field(name) for name in source.columns])
+    batches = []
+    for first in range(0, keys.num_rows, _KEYS):
+        condition = is_one_of(keys.slice(first, _KEYS), key_types)
+        batches += list(copyjob.read(connection, source, copyjob.statement(source, None, condition), schema))
+    return with_columns(pa.Table.from_batches(batches, schema), table)
+
+
+def with_columns(rows: pa.Table, table: TargetTable) -> pa.Table:
+    """Return the rows with all of the table's columns; those that the publisher lacks are NULL."""
     for field in table.schema:
-        if field.name not in schema.names:
+        if field.name not in rows.column_names:
             rows = rows.append_column(field, nulls(rows.num_rows, field.type))
-    return rows.select(table.schema.names).combine_chunks(), Lsn.parse(until)
-
-
-def _is_one_of(keys: pa.Table, key_types: Mapping[str, str]) -> str:
-    columns = [
-        [f"{quote_literal(text)}::{key_types[name]}" for text in _texts(keys.column(name))]
-        for name in keys.column_names
-    ]
-    values = ", ".join(f"({', '.join(row)})" for row in zip(*columns, strict=True))
-    return f"({', '.join(map(quote_identifier, keys.column_names))}) IN (VALUES {values})"
-
-
-def _texts(column: pa.ChunkedArray) -> list[str]:
-    """Return a key column's values as text for PostgreSQL."""
-    if pa.types.is_binary(column.type):
-        return [f"\\x{value.hex()}" for value in column.to_pylist()]
-    return [str(text) for text in column.cast(pa.string()).to_pylist()]
+    return rows.select(table.schema.names).combine_chunks()

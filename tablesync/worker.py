@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
 
 from apply.handover import Handover
 from apply.publisher_identity import check_system, is_followed
+from apply.schema_changes.attributes import PROPERTY, of_definition
 from apply.schema_changes.diff import CopyAgain
 from apply.schema_changes.table_definition import described_json
 from apply.worker_statistics import Figures
@@ -36,11 +38,14 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication, slots, snapshots
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.copy_out import Cut
+from pubsub.publisher.definitions import TableDefinition
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from tablesync import choose_copier, copyjob
 from tablesync.catch_up import CatchUp
-from tablesync.claim_target import claim_target
+from tablesync.claim_target import claim_target, made_definition
 from tablesync.progress import follow_progress
 from tablesync.publisher_table import PublisherTable
 
@@ -146,16 +151,29 @@ class SyncWorker:
         self._catch_up.drain()
 
     async def _make_target(self) -> None:
-        """Create the Delta table of a table that joined without a copy, and store its definition."""
+        """Create the Delta table of a table that joined without a copy, and store its definition.
+
+        An earlier worker may have created it and failed before it could store the definition, and the publisher's table may have
+        been altered since: then the definition is that of the Delta table, which is altered when its rows come.
+        """
+        app_id = self._app_id(self.relation.copy_generation)
+        made = await asyncio.to_thread(made_definition, self.relation, app_id)
+        if made is not None:
+            await self._catalog.set_relation_definition(self._subscription.oid, self.relation.relid, made)
+            return
         async with await self._table.connect(replication=False) as connection:
-            # The definition includes all alterations up to here.
-            since = await slots.current_wal_lsn(connection)
-            await connection.execute(snapshots.BEGIN)
-            _, definition, target = await self._table.published(connection)
-            await connection.execute("COMMIT")
+            definition, target = await self._look(connection)
+            while True:
+                since = await slots.visible_wal_lsn(connection)
+                before, (definition, target) = definition, await self._look(connection)
+                if _same_shape(before, definition):
+                    # It includes all alterations up to `since`, and none that came later.
+                    break
+        attributes = of_definition(definition, target.schema.names, app_id, since).as_json()
         with self._table.blaming():
-            await self._claim(target)
+            await self._claim(target, {PROPERTY: attributes})
             await asyncio.to_thread(delta.check_columns, target)
+        await faults.reached(f"target made {self.relation.qualified_name}")
         await self._catalog.set_relation_definition(
             self._subscription.oid,
             self.relation.relid,
@@ -163,9 +181,15 @@ class SyncWorker:
             definition.estimated_rows,
         )
 
-    async def _claim(self, target: TargetTable) -> None:
+    async def _look(self, connection: Connection) -> tuple[TableDefinition, TargetTable]:
+        await connection.execute(snapshots.BEGIN)
+        _, definition, target = await self._table.published(connection)
+        await connection.execute("COMMIT")
+        return definition, target
+
+    async def _claim(self, target: TargetTable, properties: Mapping[str, str] | None = None) -> None:
         kept = self._settings.housekeeping
-        await claim_target(target, self._subscription, self._node_id, self._engine, kept, self._start_spark)
+        await claim_target(target, self._subscription, self._node_id, self._engine, kept, self._start_spark, properties)
 
     async def _start_spark(self) -> None:
         with self.figures.waits_for("Spark to start"):
@@ -234,7 +258,9 @@ class SyncWorker:
                 start=created.consistent_point,
                 until=created.consistent_point,
                 version=version,
-                edges=choose_copier.edges(blocks, 1 if small else await self._engine.run(copyjob.parallelism)),
+                edges=choose_copier.edges(
+                    blocks, table.source.bytes, 1 if small else await self._engine.run(copyjob.parallelism)
+                ),
                 snapshot=visible,
                 fingerprint=table.conditions.fingerprint if writable else None,
                 attempts=(str(uuid.uuid4()),),
@@ -299,7 +325,7 @@ class SyncWorker:
     ) -> None:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
-        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until)
+        record = Commit(self._app_id(plan.generation), plan.start, plan.start, until, copied=True)
         if await self._copy_here(plan, source, target, record):
             return
         await self._start_spark()
@@ -336,7 +362,7 @@ class SyncWorker:
 
     async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
         """Copy a small table without Spark; return False if it takes a Spark job."""
-        cut = copyjob.Cut()
+        cut = Cut()
         with self._table.blaming():
             rows = await self._engine.run_until_stopped(
                 cut, copyjob.copy_here, self._engine.transactions, source, target, record, plan, cut
@@ -355,6 +381,11 @@ class SyncWorker:
         )
         await faults.reached(f"copy finished {relation.qualified_name}")
         log.info("copy is done", relation=relation.qualified_name, lsn=str(plan.start))
+
+
+def _same_shape(one: TableDefinition, other: TableDefinition) -> bool:
+    first, second = (replace(each, estimated_rows=None, pages=0, bytes=0) for each in (one, other))
+    return first == second
 
 
 def _reason(errors: BaseExceptionGroup[CopyAgain]) -> str:

@@ -19,6 +19,7 @@ from pubsub.testing.fixtures import (  # noqa: F401
     servers,
     spark,
 )
+from tests.support import stores
 
 # A slow example on a busy machine is not a failure.
 settings.register_profile("pubsub", deadline=None)
@@ -29,6 +30,10 @@ _FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
 
 # Values of a test's parameters that name a server of an older version.
 _OLDER = frozenset(VERSIONS) - {"18"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    stores.start(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,7 +28,9 @@ from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.reorderbuffer.files import DiskFull
 from walsender.decoding import WORK_MEM, DecodeRequest, Session
 from walsender.interruption import Interruption
+from walsender.output import registered
 from walsender.outputfile import Output, OutputFailure
+from walsender.plugins import PluginRequest
 
 _STANDARD_OUTPUT: Final = Path("-")
 _SPILL: Final = "walsender-spill-"
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # The output first: a signal ends the process while a FIFO waits for its reader, and must leave no directory then.
         with (
-            Output(parsed.output, request.plugin) as written,
+            Output(parsed.output, request.asked.plugin) as written,
             SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill,
         ):
             asyncio.run(_decode(replace(request, spill=spill.path), written))
@@ -82,8 +84,9 @@ async def _run(request: DecodeRequest, written: Output) -> None:
     def consistent(lsn: int) -> None:
         print(f"consistent point {Lsn(lsn)}", file=sys.stderr, flush=True)
 
-    def warn(warning: PubsubError) -> None:
+    def warn(warning: PubsubError) -> bool:
         print(warning.report().replace("ERROR:", "WARNING:", 1), file=sys.stderr, flush=True)
+        return True
 
     session = await Session.open(request, written.write, consistent, warn)
     # The catalogs live as long as the process, so the garbage collector need not scan them again and again.
@@ -126,15 +129,12 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         raise PubsubError(f"the end {Lsn(end)} lies before the start {Lsn(start)}", sqlstate="22023")
     return DecodeRequest(
         parsed.conninfo,
-        parsed.plugin,
-        options,
+        PluginRequest(parsed.plugin, options, start, missing_is_error=parsed.missing_publication == "error"),
         Path(),
-        start,
         end,
         parsed.wal,
         parsed.slot,
         _size(parsed.work_mem),
-        missing_is_error=parsed.missing_publication == "error",
     )
 
 
@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a publication that is not there: an error, before anything is written where it is known; or what the server's own "
         "release does (15 to 17: an error at the first change; 18: a warning, and it is left out)",
     )
-    decode.add_argument("--plugin", choices=("pgoutput", "test_decoding"), default="pgoutput")
+    decode.add_argument("--plugin", choices=registered.names(), default="pgoutput")
     decode.add_argument("--proto-version", type=int, metavar="N", help="pgoutput's, 1 to 4; 1 if not given")
     decode.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the plugin")
     decode.add_argument(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pubsub.protocol.lsn import Lsn
 from walsender.historic.upstream import Upstream
 from walsender.hot.walk import Skim
-from walsender.source.source import WalSource
+from walsender.source.source import Source
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.formats import Rmgr, WalFormat, format_of_version
@@ -27,7 +27,7 @@ _IRRELEVANT = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.XACT, Rmgr.STANDBY} for ki
 _IRRELEVANT_LATER = bytes(kind >> 4 not in {Rmgr.XLOG, Rmgr.STANDBY} for kind in range(4096))
 
 
-async def redo_before(source: WalSource, server: Upstream, start: int, last: int, end: int) -> Lsn:
+async def redo_before(source: Source, server: Upstream, start: int, last: int, end: int) -> Lsn:
     """Return the redo position to begin at.
 
     `last`: the redo position of the server's last checkpoint; `end`: where the WAL ends.  If no checkpoint serves, it
@@ -80,7 +80,7 @@ class _Search:
         self._ended: set[int] = set()
         """The transactions that ended before `start`, in the segments read until that list is found."""
 
-    async def read(self, source: WalSource, geometry: Geometry, first: int, end: int) -> None:
+    async def read(self, source: Source, geometry: Geometry, first: int, end: int) -> None:
         """Read the records that begin between `first`, the start of a segment, and `end`."""
         reader = WalReader(geometry, first, find_first=True)
         # Ends of transactions matter until it is known which ones run at the start.

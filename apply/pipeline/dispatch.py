@@ -37,6 +37,9 @@ _KEEPALIVE_FRAME: Final = struct.Struct(">BQqB")
 _BEGIN_BODY: Final = struct.Struct(">QqI")
 _COMMIT_BODY: Final = struct.Struct(">BQQq")
 _STREAM_COMMIT_XID: Final = struct.Struct(f">{XLOG_HEADER + 1}xI")
+# Of a commit and a stream commit, the end LSN alone.
+_COMMIT_END: Final = struct.Struct(f">{XLOG_HEADER + 1}x9xQ")
+_STREAM_COMMIT_END: Final = struct.Struct(f">{XLOG_HEADER + 1}x13xQ")
 _TYPE: Final = XLOG_HEADER
 _BODY: Final = XLOG_HEADER + 1
 # A transaction of more bytes is the reorder buffer's.
@@ -68,6 +71,9 @@ class Dispatcher:
     `ahead` gets large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction that
     changes a relation's replica identity begins a batch.  `closing`: take the open batch before feeding more frames.
 
+    `boundary`: no batch has transactions from both sides of this LSN; None once one that ends after it has joined a batch.
+    With `halts` none does, and nothing is fed from then on: `halted`.
+
     `stream_txns`, `stream_count` and `stream_bytes` count streamed transactions, their blocks, and the bytes of the blocks.
 
     `buffer` holds large and streamed transactions; after each `feed` the owner spills it if it is exceeded.  Without a buffer,
@@ -88,6 +94,8 @@ class Dispatcher:
     ) -> None:
         self.passed_skip: PassedSkip | None = None
         self.closing = False
+        self.boundary: Lsn | None = None
+        self.halts = self.halted = False
         self._ahead = ahead
         # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before that part.
         self._since_part: dict[int, int] = {}
@@ -317,7 +325,11 @@ class Dispatcher:
 
     def _must_close_before(self, kind: int, frame: bytes) -> bool:
         """Tell whether this committing transaction cannot share a batch with those before it: it is staged ahead, and so a batch of
-        its own, or it changes a replica identity."""
+        its own, or it changes a replica identity; or that it lies beyond the boundary."""
+        if self.boundary is not None:
+            layout = _COMMIT_END if kind == _COMMIT else _STREAM_COMMIT_END
+            if len(frame) >= layout.size and self._waits_at_boundary(layout.unpack_from(frame)[0]):
+                return True
         if not self.batch.transactions:
             return False
         if kind == _COMMIT:
@@ -330,8 +342,23 @@ class Dispatcher:
             self.closing = ahead or moves_keys(streamed, self._relation_cache)
         return self.closing
 
+    def _waits_at_boundary(self, end: int) -> bool:
+        """Tell whether a transaction that ends there must wait: for the open batch to be taken, or for the end of a halt."""
+        if self.boundary is None or end <= self.boundary:
+            return False
+        if self.batch.transactions:
+            self.closing = True
+            return True
+        if self.halts:
+            self.halted = True
+            return True
+        self.boundary = None
+        return False
+
     def must_close_before(self, kept: Kept) -> bool:
         """Tell the same of a prepared transaction that has committed.  The messages of a streamed one are not known yet."""
+        if isinstance(self.waiting, pgoutput.CommitPrepared) and self._waits_at_boundary(self.waiting.end_lsn):
+            return True
         if self.batch.transactions:
             self.closing = kept.streamed or moves_keys((relation for _, relation in kept.relations), {})
         return self.closing

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, assert_never
@@ -29,6 +30,7 @@ from apply.isolation import Failure, failure, is_own, stage_isolating
 from apply.pipeline.commit import commit_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
+from apply.pipeline.held_back import HeldBack
 from apply.pipeline.interfaces import Limits, Tables
 from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, WrittenByOthers
@@ -36,22 +38,27 @@ from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
 from apply.twophase import Preparation, TwoPhase
-from apply.worker_statistics import Figures
+from apply.worker_statistics import Changes, Figures
 from pubsub import allocators, faults
 from pubsub.concurrency import in_thread
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.delta.lanes import Lane
-from pubsub.errors import ConnectionFailure, ProgramLimitExceeded, ProtocolViolation, PubsubError, StartAgain
+from pubsub.errors import (
+    ConnectionFailure,
+    NotInPrerequisiteState,
+    ProgramLimitExceeded,
+    ProtocolViolation,
+    PubsubError,
+    StartAgain,
+)
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 
-# Freed memory is returned to the system after a batch of more rows than this, and once in so many seconds: what small
-# batches free lies between what stays, and would add up to hundreds of megabytes in minutes.
+# After a batch of more rows than this, freed memory is returned to the system at once.
 _LARGE: Final = 100_000
-_GIVE_BACK: Final = 30.0
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
@@ -102,6 +109,7 @@ class Pipeline:
         self._ahead = Ahead(tables, stage, tables.origin, ahead, self._using_buffer) if ahead else None
         self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
         self.figures = figures
+        figures.queue_limit = limits.memory
         self._stream = stream
         self._tables = tables
         self._engine = engine
@@ -132,6 +140,13 @@ class Pipeline:
             on_caught_up=self._changed.set,
         )
         self._left: Sequence[bytes] = ()
+        self._held_back: HeldBack | None = None
+        # The wait for frames, while there is one.
+        self._reading: asyncio.Timeout | None = None
+        # Set when a halt at a boundary ends; when the stream has come further, or was committed further; `run` has ended.
+        self._may_pass = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._over = False
         self._sent_at = 0
         # When reading began, or resumed after a wait for room: silence before that is not the publisher's.
         self._reading_since = time.monotonic()
@@ -158,6 +173,8 @@ class Pipeline:
                 if ahead is not None:
                     ahead.cancel()
         finally:
+            self._over = True
+            self._moved.set()
             await self._feedback.close()
             if self._ahead is not None:
                 await self._ahead.close()
@@ -174,21 +191,90 @@ class Pipeline:
         self._draining = True
         self._changed.set()
         self._room.set()
+        self._may_pass.set()
+
+    # A boundary between batches
+
+    def hold_back(self, delay: float) -> None:
+        """From now on feed what arrives `delay` seconds later, until `end_batch_at` or `release`."""
+        if self._held_back is None or self._held_back.over:
+            self._held_back = HeldBack(delay)
+
+    def release(self) -> None:
+        """End the delay, and a halt."""
+        self._end_delay()
+        self.dispatcher.halts = self.dispatcher.halted = False
+        self._may_pass.set()
+
+    async def end_batch_at(self, lsn: Lsn, *, halts: bool = False) -> bool:
+        """Let no batch have transactions from both sides of `lsn`; return False if one past it was received already.
+
+        With `halts` nothing past it is applied until `release`.  Ends the delay of `hold_back`.
+        """
+        dispatcher = self.dispatcher
+        if dispatcher.decided > lsn:
+            return False
+        dispatcher.boundary, dispatcher.halts = lsn, halts
+        self._may_pass.clear()
+        self._end_delay()
+        # An idle publisher then says soon how far it is.
+        await self._feedback.send_status(reply=True)
+        return True
+
+    def _end_delay(self) -> None:
+        if self._held_back is not None:
+            self._held_back.release()
+            if self._reading is not None and not self._reading.expired():
+                self._reading.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def standing_at(self, lsn: Lsn) -> AsyncIterator[None]:
+        """Hold the tables at `lsn`, for which `end_batch_at` has returned True, as long as the body runs.
+
+        It begins when everything up to `lsn` is durable; nothing past it is applied before it ends.  Raises
+        NotInPrerequisiteState if the pipeline ends before that.
+        """
+        dispatcher = self.dispatcher
+        try:
+            while True:
+                if self._over:
+                    raise NotInPrerequisiteState("the apply worker has ended")
+                reached = dispatcher.halted or dispatcher.position >= lsn
+                if reached and not dispatcher.batch.transactions and self._feedback.in_flight == 0:
+                    break
+                self._moved.clear()
+                await self._moved.wait()
+            yield
+        finally:
+            self.release()
+
+    async def commit_between(self, table: StagedTable) -> None:
+        """Commit what was staged for one table, within `standing_at`.  Raises as the commit of a batch does."""
+        await self._tables.before_commit()
+        try:
+            await self._commit(table)
+        finally:
+            discard(table.staged)
 
     # receive
 
     async def _receive(self) -> None:
         while not self._ended():
+            self._moved.set()
             if self._trigger.full(self.dispatcher.batch, closing=self.dispatcher.closing):
                 self._room.clear()
                 await self._room.wait()
+                self._reading_since = time.monotonic()
+                continue
+            if self.dispatcher.halted:
+                await self._may_pass.wait()
                 self._reading_since = time.monotonic()
                 continue
             if self.dispatcher.waiting is not None:
                 # The open batch had to be taken before this message could be handled.
                 await self._handle_prepared()
                 continue
-            frames = self._left or await self._next_frames()
+            frames = self._left or await self._due_frames()
             if self._ended():
                 # Draining began during the wait: the last batch may be closed already.
                 return
@@ -206,16 +292,36 @@ class Pipeline:
         """Tell whether no more frames are taken: the stream is being drained, or has reached `stop_at`."""
         return self._draining or (self._stop_at is not None and self.dispatcher.position >= self._stop_at)
 
-    async def _next_frames(self) -> Sequence[bytes]:
-        """Return the next frames, or none after a second of silence (worker.c: LogicalRepApplyLoop).
+    async def _due_frames(self) -> Sequence[bytes]:
+        """Return the next frames, or none after a second of silence; while frames are held back, those that are due."""
+        held = self._held_back
+        if held is not None and held.over:
+            held = self._held_back = None
+        if held is not None:
+            if due := held.take(time.monotonic()):
+                return due
+            if held.full:
+                await held.until_due(time.monotonic())
+                self._reading_since = time.monotonic()
+                return held.take(time.monotonic())
+        frames = await self._next_frames(held.wait(time.monotonic()) if held is not None else 1.0)
+        if self._held_back is None:
+            return frames
+        # Perhaps since a moment ago: these frames may have come later.
+        self._held_back.put(frames, time.monotonic())
+        return self._held_back.take(time.monotonic())
+
+    async def _next_frames(self, patience: float = 1.0) -> Sequence[bytes]:
+        """Return the next frames, or none after `patience` seconds of silence (worker.c: LogicalRepApplyLoop).
 
         Raises ConnectionFailure if the publisher is silent for wal_receiver_timeout.
         """
         self._feedback.away_since = None
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(patience) as self._reading:
                 return await self._stream.receive()
         except TimeoutError:
+            self._reading = None
             silence = time.monotonic() - max(self._stream.last_receive, self._reading_since)
             limit = self._limits.receiver_timeout
             if limit and silence > limit:
@@ -223,11 +329,14 @@ class Pipeline:
                     "terminating logical replication worker due to timeout",
                     hint="The publisher sent nothing for wal_receiver_timeout.",
                 ) from None
-            asks = self._stop_at is not None and self._limits.status_interval
+            boundary = self.dispatcher.boundary
+            waits = boundary is not None and self.dispatcher.position < boundary
+            asks = (self._stop_at is not None or waits) and self._limits.status_interval
             if (limit and silence > limit / 2) or asks:
                 await self._feedback.send_status(reply=True)
             return ()
         finally:
+            self._reading = None
             self._feedback.away_since = time.monotonic()
 
     async def _spill(self) -> None:
@@ -298,10 +407,16 @@ class Pipeline:
         figures.last_msg_send_time = pg_time_to_datetime(sent)
         figures.last_msg_receipt_time = datetime.now(UTC)
         figures.bytes_received += sum(map(len, frames))
+        figures.queued_bytes = self._queued()
         figures.stream_txns = dispatcher.stream_txns
         figures.stream_count = dispatcher.stream_count
         figures.stream_bytes = dispatcher.stream_bytes
         self._feedback.note_progress(now)
+
+    def _queued(self) -> int:
+        """Return the bytes of data in memory that are received and not yet staged."""
+        buffered = self._buffer.memory if self._buffer is not None else 0
+        return self.dispatcher.batch.memory + self._staging_memory + buffered
 
     def _check_sizes(self, frames: Sequence[bytes]) -> None:
         limit = self._limits.message
@@ -385,6 +500,7 @@ class Pipeline:
                 await self._stage_tables(staged)
             batch.clear_logs()
             self._staging_memory = 0
+            self.figures.queued_bytes = self._queued()
             async with self._using_buffer:
                 # On the event loop, not in a thread: frames fed meanwhile use the buffer too.
                 for part in batch.large:
@@ -440,7 +556,6 @@ class Pipeline:
     # commit
 
     async def _commit_batches(self) -> None:
-        given_back = time.monotonic()
         while True:
             item = await self._staged.get()
             if item is None:
@@ -466,15 +581,15 @@ class Pipeline:
                 await self._tables.stop(failures)
                 await faults.reached("tables stopped")
             self._count(batch, tables)
-            if batch.rows > _LARGE or time.monotonic() - given_back > _GIVE_BACK:
+            if batch.rows > _LARGE or allocators.is_due():
                 await asyncio.to_thread(allocators.give_back)
-                given_back = time.monotonic()
             if self._two_phase is not None:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")
             self._trigger.committed(time.monotonic() - item.closed_at)
             self._feedback.committed(batch.last_lsn)
             self._changed.set()
+            self._moved.set()
             await self._feedback.until_stored()
             await self._feedback.report()
             self._committing = False
@@ -488,11 +603,13 @@ class Pipeline:
             commit = await destination.window.complete(table.staged, table.commit)
             table = replace(table, commit=commit)
         await faults.reached(f"commit {destination.table.relation}")
+        began = time.monotonic()
         try:
             rows = await commit_table(self._engine, table, self._tables.version(destination.relid))
         except WrittenByOthers as found:
             await self._others_wrote(found)
             raise StartAgain("a table was written by others: the worker starts again from its origin") from found
+        self.figures.commit_seconds.add(time.monotonic() - began)
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination, table.commit.last)
         if rows is not None:
@@ -511,8 +628,17 @@ class Pipeline:
         figures.inserts += sum(table.inserts for table in tables)
         figures.updates += sum(table.updates for table in tables)
         figures.deletes += sum(table.deletes for table in tables)
+        figures.batch_rows.add(batch.rows)
+        now = pg_now()
+        for table in tables:
+            changes = figures.changes.setdefault(table.destination.relid, Changes())
+            changes.inserts += table.inserts
+            changes.updates += table.updates
+            changes.deletes += table.deletes
+            changes.commits += 1
+            changes.last = now
         if tables:
-            figures.lag.add(batch.transactions, pg_now())
+            figures.lag.add(batch.transactions, now)
         log.debug(
             "batch committed",
             lsn=str(batch.last_lsn),

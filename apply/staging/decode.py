@@ -117,11 +117,14 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
     return parts, full
 
 
-def no_changes(batch: Batch, wanted: Wanted) -> rows.Changes:
-    """Return an empty set of changes with the table's columns."""
-    table, relation = wanted.destination.table, batch.relations[wanted.oids[0]][-1][1]
-    reading = wanted.destination.reading(relation)
-    return _as_in_target(rows.decode_changes([], relation, reading.fields), reading, table)
+def no_changes(table: TargetTable) -> rows.Changes:
+    """Return an empty set of changes with the table's columns, for a TRUNCATE after which no row comes.
+
+    Nothing is asked of the Relation message that announced it: a table is altered only for rows.
+    """
+    nothing = np.empty(0, np.uint8)
+    columns = {field.name: pa.array([], field.type) for field in table.schema}
+    return rows.Changes(np.empty(0, np.int64), nothing, columns, {}, nothing, {})
 
 
 def no_relation(oid: int) -> NotInPrerequisiteState:

@@ -67,7 +67,7 @@ def _stage_table(
     if not parts and truncate_before is None:
         return None
     look_for_others(stage, wanted.destination)
-    changes = rows.concat_changes(parts or [no_changes(batch, wanted)])
+    changes = rows.concat_changes(parts or [no_changes(table)])
     present = stage.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
     folded = fold(
         changes,

@@ -35,6 +35,10 @@ app = typer.Typer(
 )
 
 
+catalog_app = typer.Typer(help="Back up the node's catalog, and restore it.", no_args_is_help=True)
+app.add_typer(catalog_app, name="catalog")
+
+
 def run() -> None:
     """Parse the arguments, carry out the command, and end the process with its exit code."""
     try:
@@ -52,7 +56,7 @@ def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> No
     """
     try:
         code = asyncio.run(_until_terminated(work))
-    except BrokenPipeError:
+    except (BrokenPipeError, typer.BadParameter):
         raise
     except Exception as error:
         tell(error, verbose=common.verbose)
@@ -72,9 +76,9 @@ async def _until_terminated(work: Coroutine[object, object, int | None]) -> int 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from pubsub import __version__
 
-        print(f"pubsub {version('pubsub')}")
+        print(f"pubsub {__version__}")
         raise typer.Exit
 
 
@@ -98,6 +102,50 @@ def _common(
     from pubsub.node import home_directory
 
     context.obj = Common(home_directory(home), verbose)
+
+
+@app.command()
+def setup(
+    s3: Annotated[bool, typer.Option("--s3", help="What Spark needs for tables on S3, too.")] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Take the jars from a directory, without a network."),
+    ] = None,
+) -> None:
+    """Fetch the jars that Spark needs, each checked by its digest; needed once after an installation."""
+    from pubsub import jars
+
+    try:
+        where = jars.set_up(s3=s3, source=source)
+    except PubsubError as error:
+        print(error.report(), file=sys.stderr)
+        raise typer.Exit(FAILED) from None
+    print(f'the jars are in "{where}"')
+
+
+@app.command()
+def init(
+    context: typer.Context,
+    conninfo: Annotated[
+        str | None, typer.Argument(help="The publisher, as in CREATE SUBSCRIPTION … CONNECTION; by default asked for.")
+    ] = None,
+    publication: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Made if it is not there; by default the only one, or the database's name."),
+    ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="A table to publish, and another; by default all, or the role's own."),
+    ] = None,
+    subscription: Annotated[str | None, typer.Option(metavar="NAME", help="By default the publication's name.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and make what is missing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made, and make nothing.")] = False,
+) -> None:
+    """Make a node and a subscription, and what they need: says what to change on the publisher, and what comes next."""
+    from pubsub.cli import init as command
+
+    wanted = command.Wanted(conninfo, publication, tuple(table or ()), subscription, yes, dry_run)
+    carry_out(context.obj, command.run_init(context.obj, wanted))
 
 
 @app.command()
@@ -131,9 +179,119 @@ def daemon(context: typer.Context) -> None:
 
 
 @app.command()
+def publish(
+    context: typer.Context,
+    upstream: Annotated[
+        str | None,
+        typer.Option(metavar="CONNINFO", help="The server whose WAL is decoded; its role needs REPLICATION."),
+    ] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where subscribers connect to.")] = None,
+    cert: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A certificate, for TLS with subscribers; PEM.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    auth_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Users and their SCRAM verifiers: clients authenticate here, and not at the upstream server.",
+        ),
+    ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A replication slot to make here that begins at --start, if it is not there."
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="LSN", help="Where the slot begins; in the past as far as there is WAL."),
+    ] = None,
+    plugin: Annotated[str, typer.Option(metavar="NAME", help="The slot's output plugin.")] = "pgoutput",
+    archive_directory: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="An archive of the upstream server's WAL, for what is not kept any more."),
+    ] = None,
+    restore_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Or PostgreSQL's way to get a segment %f from an archive to %p."),
+    ] = None,
+    wal_source: Annotated[
+        str | None,
+        typer.Option(metavar="CONNINFO", help="A standby of the upstream server to receive the WAL from instead."),
+    ] = None,
+    primary_slot_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A physical slot where the WAL comes from, which keeps it while this is not running."
+        ),
+    ] = None,
+    max_slot_wal_keep_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="How much WAL slots may hold back here before they are lost.  [default: no limit]"
+        ),
+    ] = None,
+    idle_replication_slot_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long a slot may be unused before it is lost.  [default: no limit]"),
+    ] = None,
+    max_replication_slots: Annotated[int | None, typer.Option(min=1)] = None,
+    max_wal_senders: Annotated[int | None, typer.Option(min=1)] = None,
+    max_connections: Annotated[int | None, typer.Option(min=1)] = None,
+    authentication_timeout: Annotated[str | None, typer.Option(metavar="TIME")] = None,
+    work_mem: Annotated[
+        str | None, typer.Option("--work-mem", metavar="SIZE", help="logical_decoding_work_mem of each stream.")
+    ] = None,
+) -> None:
+    """Serve a PostgreSQL server's changes to any subscriber, with slots of our own and none on that server.
+
+    The options are those of [walsender] in pubsub.toml, and go before them.
+    """
+    from pubsub.cli import publish as command
+
+    common: Common = context.obj
+    given = {
+        "upstream": upstream,
+        "listen": listen,
+        "ssl_cert_file": _absolute(cert),
+        "ssl_key_file": _absolute(key),
+        "auth_file": _absolute(auth_file),
+        "wal_source": wal_source,
+        "primary_slot_name": primary_slot_name,
+        "archive_directory": _absolute(archive_directory),
+        "restore_command": restore_command,
+        "max_slot_wal_keep_size": max_slot_wal_keep_size,
+        "idle_replication_slot_timeout": idle_replication_slot_timeout,
+        "max_replication_slots": max_replication_slots,
+        "max_wal_senders": max_wal_senders,
+        "max_connections": max_connections,
+        "authentication_timeout": authentication_timeout,
+    }
+    more: dict[str, object] = {"walsender": {name: value for name, value in given.items() if value is not None}}
+    if work_mem is not None:
+        more["logical_decoding_work_mem"] = work_mem
+    if (slot is None) != (start is None):
+        raise typer.BadParameter(
+            "a slot to make and where it begins belong together; --primary-slot-name is a slot of the upstream server",
+            param_hint="--slot, --start",
+        )
+    past = None if slot is None or start is None else command.PastSlot(slot, plugin, start)
+    carry_out(common, command.serve(common, more, past))
+
+
+def _absolute(path: str | None) -> str | None:
+    """Return a path of the command line, which is relative to where the command was given."""
+    return None if path is None else str(Path(path).absolute())
+
+
+@app.command()
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Show it again every second, on a screen of its own; q or Ctrl-C ends it."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; with --watch one document a line.")] = False,
 ) -> None:
     """Show subscriptions, tables and their states, workers, lag, and errors with hints."""
@@ -145,15 +303,18 @@ def status(
 @app.command()
 def check(
     context: typer.Context,
-    conninfo: Annotated[str, typer.Argument(help="The publisher, as in CREATE SUBSCRIPTION … CONNECTION.")],
+    conninfo: Annotated[
+        str | None,
+        typer.Argument(help="The publisher, as in CREATE SUBSCRIPTION … CONNECTION; without it, this machine alone."),
+    ] = None,
     publications: Annotated[
         list[str] | None, typer.Argument(metavar="[PUBLICATION]...", help="What would be subscribed to.")
     ] = None,
 ) -> None:
-    """Say what will and will not work with this publisher, before anything is created."""
+    """Say what will and will not work, with this publisher and on this machine, before anything is created."""
     from pubsub.cli.check import run_check
 
-    carry_out(context.obj, run_check(conninfo, publications or []))
+    carry_out(context.obj, run_check(context.obj, conninfo, publications or []))
 
 
 @app.command()
@@ -185,6 +346,51 @@ def snapshot(
         carry_out(context.obj, command.drop(context.obj, drop))
     else:
         carry_out(context.obj, command.show_pinned(context.obj, as_json=as_json))
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    subscription: Annotated[str, typer.Argument(help="Its name.")],
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Written as in SQL.  [default: all]")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="LSN", help="Rounded up to an LSN that the publisher can show.  [default: the present]"),
+    ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Compare verify.sample_rows rows of each table only.")
+    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Copy the rows that differ anew.")] = False,
+    show: Annotated[
+        int, typer.Option("--show", metavar="N", min=0, help="Show N rows of each table that differ.")
+    ] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Compare the tables with the publisher's at one LSN, while both move; exit with 1 if something differs."""
+    from pubsub.cli.verify import run_verify
+
+    wanted = {"at": at, "sample": sample, "repair": repair, "show": show}
+    carry_out(context.obj, run_verify(context.obj, subscription, tables or [], wanted, as_json=as_json))
+
+
+@catalog_app.command()
+def backup(
+    context: typer.Context, file: Annotated[Path, typer.Argument(help="A new file, which may hold passwords.")]
+) -> None:
+    """Write the catalog as of one moment into a file, while a daemon may run."""
+    from pubsub.cli.catalog import back_up
+
+    carry_out(context.obj, back_up(context.obj, file.absolute()))
+
+
+@catalog_app.command()
+def restore(context: typer.Context, file: Annotated[Path, typer.Argument(help="A backup.")]) -> None:
+    """Put a backup in the place of the catalog, unless a daemon runs or the catalog is newer."""
+    from pubsub.cli import catalog as command
+
+    carry_out(context.obj, command.restore(context.obj, file.absolute()))
 
 
 def _read(file: str, common: Common) -> str:

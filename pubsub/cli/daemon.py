@@ -11,17 +11,28 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from catalog.home_lock import DaemonLock
 from catalog.store import Catalog
 from launcher.failures import traced, typed
 from launcher.service import Service
 from pubsub import logs
+from pubsub.cli.privacy import harden, warn_of_readers
 from pubsub.errors import PubsubError
-from pubsub.node import make_home
+from pubsub.monitoring.document import Observed
+from pubsub.monitoring.picture import Pictures
+from pubsub.node import Node, make_home
+from pubsub.server.backend import NodeBackend
+from pubsub.server.doors import Doors
+from pubsub.service_manager import ServiceManager
 from pubsub.settings import Settings
+from pubsub.verify import process
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
@@ -37,9 +48,10 @@ async def serve(common: Common) -> int:
 
     Raises PubsubError, for example if another daemon runs, the settings cannot be read or Java is missing.
     """
-    logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose)
+    recent = logs.RecentEvents()
+    logs.configure(logging.DEBUG if common.verbose else logging.INFO, verbose=common.verbose, recent=recent)
     try:
-        return await _serve(common)
+        return await _serve(common, recent)
     except PubsubError:
         raise
     except Exception as error:
@@ -50,30 +62,95 @@ async def serve(common: Common) -> int:
         return _FAILED
 
 
-async def _serve(common: Common) -> int:
+async def _serve(common: Common, recent: logs.RecentEvents) -> int:
+    harden()
     make_home(common.home)
     settings = Settings.load(common.home)
+    warn_of_readers(settings)
+    observed = Observed(recent)
     wanted = _Signals()
     wanted.install()
-    while True:
-        async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
-            service = await Service.start(settings, catalog)
-            log.info("daemon has started", home=str(common.home), pid=os.getpid())
-            try:
-                settings, again = await _until_signalled(service, wanted, settings)
-            finally:
-                await service.stop()
-        if not again:
-            log.info("daemon has ended")
-            return 0
+    manager = ServiceManager.from_environment()
+    # The lock is held while the workers start again with other settings, too: nobody may take the node meanwhile, or
+    # believe that nobody has it.
+    async with manager.watched():
+        with DaemonLock.acquire(settings.home) as lock:
+            again = True
+            while again:
+                settings, again = await _serve_with(settings, common, wanted, manager, observed, lock)
+    log.info("daemon has ended")
+    return 0
 
 
-async def _until_signalled(service: Service, wanted: _Signals, settings: Settings) -> tuple[Settings, bool]:
+async def _serve_with(
+    settings: Settings,
+    common: Common,
+    wanted: _Signals,
+    manager: ServiceManager,
+    observed: Observed,
+    lock: DaemonLock,
+) -> tuple[Settings, bool]:
+    """Serve until a signal ends it; return the settings, and whether to serve again, with these."""
+    async with await Catalog.open(settings.catalog_location, settings.catalog_timeout) as catalog:
+        service = await Service.start(settings, catalog, partial(process.run, common.home), lock)
+        try:
+            async with Node(settings.home, settings=settings, service=service) as node:
+                backend = NodeBackend(settings, node)
+                doors = await Doors.open(settings, backend)
+                try:
+                    async with _monitored(settings, Pictures(node, doors, backend), observed) as http:
+                        log.info(
+                            "daemon has started",
+                            home=str(common.home),
+                            listen=doors.place,
+                            http=http,
+                            pid=os.getpid(),
+                        )
+                        manager.tell("READY=1")
+                        settings, again = await _until_signalled(service, doors, wanted, settings)
+                        if not again:
+                            manager.tell("STOPPING=1")
+                finally:
+                    await doors.close()
+        finally:
+            await service.stop()
+    return settings, again
+
+
+@asynccontextmanager
+async def _monitored(settings: Settings, pictures: Pictures, observed: Observed) -> AsyncIterator[str | None]:
+    """Serve what monitors ask for, as long as the body runs; yield the place.  Raises PubsubError.
+
+    What was `observed` outlasts a reload of the settings.
+    """
+    place = settings.http.place()
+    if place is None:
+        yield None
+        return
+    from pubsub.monitoring.endpoint import Endpoint
+    from pubsub.monitoring.page import Page
+
+    page = Page(pictures.take, observed, settings.http.ready_lag)
+    paths = page.paths() if settings.http.page else {}
+    endpoint = await Endpoint.open(place, pictures.take, settings.http.ready_lag, paths)
+    watching = asyncio.create_task(page.watch()) if settings.http.page else None
+    try:
+        yield endpoint.place
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await endpoint.close()
+
+
+async def _until_signalled(
+    service: Service, doors: Doors, wanted: _Signals, settings: Settings
+) -> tuple[Settings, bool]:
     """Wait for a signal; return the settings, and True if the workers must restart with them, False if the daemon ends.
 
     Raises the error of a launcher that fails meanwhile.
     """
-    failing = asyncio.create_task(service.failed())
+    failing = asyncio.create_task(_failed(service, doors))
     try:
         while True:
             signalled = asyncio.create_task(wanted.event.wait())
@@ -110,6 +187,19 @@ async def _until_signalled(service: Service, wanted: _Signals, settings: Setting
         await asyncio.gather(failing, return_exceptions=True)
 
 
+async def _failed(service: Service, doors: Doors) -> None:
+    """Wait until the workers or the publisher's server fail, and raise the error."""
+    work = [asyncio.ensure_future(one) for one in (service.failed(), doors.failed())]
+    try:
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    for one in done:
+        one.result()
+
+
 def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, str | None]]:
     """Return the parameters that differ: name, and both values as SHOW prints them.
 
@@ -122,6 +212,8 @@ def changed(before: Settings, after: Settings) -> list[tuple[str, str | None, st
     ]
     if before.warehouse != after.warehouse:
         found.append(("warehouse", before.warehouse_uri, after.warehouse_uri))
+    if before.walsender.upstream != after.walsender.upstream:
+        found.append(("walsender.upstream", None, None))
     for table in ("catalog", "spark"):
         was, now = getattr(before, table), getattr(after, table)
         found += [

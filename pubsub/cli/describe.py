@@ -111,11 +111,11 @@ def _table(state: State, relation: SubscriptionRel) -> Answer:
 
 def _stored(relation: SubscriptionRel) -> dict[str, str]:
     """Return the Delta table's columns and types; none while there is no table."""
-    from deltalake import DeltaTable
+    from pubsub.delta.table import exists, opened
 
-    if not DeltaTable.is_deltatable(relation.path):
+    if not exists(relation.path):
         return {}
-    return {field.name: _delta(json.loads(field.type.to_json())) for field in DeltaTable(relation.path).schema().fields}
+    return {field.name: _delta(json.loads(field.type.to_json())) for field in opened(relation.path).schema().fields}
 
 
 def _delta(kind: Any) -> str:

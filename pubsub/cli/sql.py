@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from launcher.notices import SHOWN, Notice
+from pubsub.cli.daemon_session import DaemonSession
 from pubsub.cli.display import Display
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
 from pubsub.node import Node, Result
+from pubsub.sql.parser import script_statements
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
@@ -100,8 +103,24 @@ async def _run(node: Node, common: Common, script: str, display: Display) -> Non
         if common.verbose or notice.severity in SHOWN:
             print(notice.report(), file=sys.stderr)
 
-    async for result in node.results(script, notify):
-        _show(result, display)
+    session: DaemonSession | None = None
+    try:
+        for text in script_statements(script):
+            if not _of_daemon(text):
+                async for result in node.results(text, notify):
+                    _show(result, display)
+                continue
+            session = session or await DaemonSession.open(common.home)
+            async for result in (session or node).results(text, notify):
+                _show(result, display)
+    finally:
+        if session is not None:
+            await session.close()
+
+
+def _of_daemon(text: str) -> bool:
+    """Return whether a statement is carried out by the daemon, if one runs; SHOW is about the settings' file."""
+    return not re.match(r"(?:\s|--[^\n]*\n)*show\b", text, re.IGNORECASE)
 
 
 def _show(result: Result, display: Display) -> None:

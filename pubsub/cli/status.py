@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from catalog.records import Warned
+from pubsub.cli.measures import size
 from pubsub.node import Node
-from pubsub.status import NodeStatus, SubscriptionStatus, TableStatus
+from pubsub.status import STATE_WORDS, NodeStatus, SubscriptionStatus, TableStatus
+from pubsub.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,15 +24,6 @@ _INTERVAL: Final = 1.0
 _WIDE: Final = 250
 #: How many tables are named at most where several wait for the same.
 _NAMED: Final = 5
-_STATES: Final = {
-    "i": "waiting to be copied",
-    "d": "being copied",
-    "f": "copied",
-    "w": "waiting for apply",
-    "c": "catching up",
-    "s": "synchronized",
-    "r": "ready",
-}
 
 
 async def show(common: Common, *, watch: bool, as_json: bool) -> None:
@@ -53,46 +46,49 @@ async def _show(common: Common, node: Node, *, watch: bool) -> None:
     if not watch:
         console.print(picture(await node.status(), str(common.home)))
         return
-    from rich.live import Live
-
     try:
-        if not console.is_terminal:
-            while True:
-                console.print(picture(await node.status(), str(common.home)))
-                console.file.flush()
-                await asyncio.sleep(_INTERVAL)
-        with Live(console=console, auto_refresh=False, screen=True) as live:
-            while True:
-                live.update(picture(await node.status(), str(common.home)), refresh=True)
-                await asyncio.sleep(_INTERVAL)
+        if console.is_terminal:
+            from pubsub.cli.watch import watch as on_screen
+
+            await on_screen(node, console)
+            return
+        while True:
+            console.print(picture(await node.status(), str(common.home)))
+            console.file.flush()
+            await asyncio.sleep(_INTERVAL)
     except asyncio.CancelledError:
-        return  # Ctrl-C is the way to stop watching
+        return  # Ctrl-C is a way to stop watching
+
+
+def line(text: str, style: str = "") -> Text:
+    """Return a text that may hold anything as a line for a terminal."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
 
 
 def picture(found: NodeStatus, home: str) -> RenderableType:
     """Return the status as rich prints it."""
     from rich.console import Group
-    from rich.text import Text
 
     daemon = f"daemon {found.daemon}" if found.daemon else "no daemon runs"
     parts: list[RenderableType] = [
-        Text(
+        line(
             f"node {found.node} in {home}, {daemon}, {found.time:%H:%M:%S} UTC", style="" if found.daemon else "yellow"
         )
     ]
     if not found.subscriptions:
-        parts.append(Text("no subscriptions"))
+        parts.append(line("no subscriptions"))
     for subscription in found.subscriptions:
-        parts.append(Text())
+        parts.append(line(""))
         parts.extend(_subscription(subscription))
     return Group(*parts)
 
 
 def _subscription(one: SubscriptionStatus) -> list[RenderableType]:
     from rich.table import Table
-    from rich.text import Text
 
-    heading = Text(one.name, style="bold")
+    heading = line(one.name, style="bold")
     heading.append("" if one.enabled else "  disabled", style="yellow")
     unknown = f"unknown since {one.lag_unknown_since:%Y-%m-%d %H:%M:%S} UTC" if one.lag_unknown_since else "unknown"
     lag = f"lag {behind(one.lag_bytes, one.lag_seconds, unknown)}"
@@ -111,7 +107,7 @@ def _subscription(one: SubscriptionStatus) -> list[RenderableType]:
             sum(getattr(row, name) for row in measured) for name in ("live_bytes", "retained_bytes", "log_bytes")
         )
         facts.append(f"Delta {size(live)}, old files {size(old)}, logs {size(logs)}")
-    parts: list[RenderableType] = [heading, Text("  " + "  ".join(facts))]
+    parts: list[RenderableType] = [heading, line("  " + "  ".join(facts))]
     parts += _failure(one.error, one.hint, "  ", one.detail)
     if one.waiting is not None:
         parts += _wait(one.waiting, "  ", "apply worker")
@@ -125,10 +121,10 @@ def _subscription(one: SubscriptionStatus) -> list[RenderableType]:
     table.add_column("lag", justify="right")
     for row in one.tables:
         style = "red" if row.error else "green" if row.state == "r" else ""
-        state = "stopped" if row.stopped else f"{row.state} {_STATES.get(row.state, '')}"
+        state = "stopped" if row.stopped else f"{row.state} {STATE_WORDS.get(row.state, '')}"
         table.add_row(
-            Text(row.name),
-            Text(state, style=style),
+            line(row.name),
+            line(state, style=style),
             str(row.lsn or "-"),
             rows(row),
             behind(row.lag_bytes, row.lag_seconds, "-"),
@@ -141,23 +137,39 @@ def _subscription(one: SubscriptionStatus) -> list[RenderableType]:
             waiting.setdefault(row.waiting, []).append(row.name)
     for wait, names in waiting.items():
         parts += _wait(wait, "    ", _listed(names))
+    parts += verified(one)
     for row in one.tables:
         if row.error:
             at = f", at {row.error_lsn}" if row.error_lsn is not None else ""
             parts += _failure(f"{row.name}{at}: {row.error}", row.hint, "    ")
         if row.foreign_commit:
-            parts.append(Text(f"    WARNING:  {row.name}: written by others ({row.foreign_commit})", style="yellow"))
+            parts.append(line(f"    WARNING:  {row.name}: written by others ({row.foreign_commit})", style="yellow"))
     return parts
+
+
+def verified(one: SubscriptionStatus) -> list[Text]:
+    """Return lines that say what the last verification found; none if there was none."""
+    found = [(row.name, row.verification) for row in one.tables if row.verification is not None]
+    if not found:
+        return []
+    wrong = [name for name, verification in found if verification.outcome in {"different", "failed"}]
+    if not wrong:
+        oldest = min(verification.finished for _, verification in found)
+        equal = sum(verification.outcome == "equal" for _, verification in found)
+        return [
+            line(f"    verified: {equal} of {len(one.tables)} tables equal, at {oldest:%Y-%m-%d %H:%M:%S} UTC or later")
+        ]
+    differ = "differs from the publisher's" if len(wrong) == 1 else "differ from the publisher's"
+    hint = f"pubsub verify {one.name} names the rows; --repair copies them anew."
+    return _warning(Warned(f"{_listed(wrong)} {differ}", hint=hint), "    ")
 
 
 def _wait(wait: Warned, indent: str, who: str) -> list[Text]:
     """Return lines that say who waits for what; they are a warning if a person can end the wait (it has a hint)."""
-    from rich.text import Text
-
     if wait.hint is not None:
         return _warning(replace(wait, message=f"{who}: {wait.message}"), indent)
-    lines = [Text(f"{indent}{who}: {wait.message}")]
-    return lines + ([Text(f"{indent}DETAIL:  {wait.detail}")] if wait.detail else [])
+    lines = [line(f"{indent}{who}: {wait.message}")]
+    return lines + ([line(f"{indent}DETAIL:  {wait.detail}")] if wait.detail else [])
 
 
 def _listed(names: list[str]) -> str:
@@ -166,23 +178,19 @@ def _listed(names: list[str]) -> str:
 
 
 def _warning(warning: Warned, indent: str) -> list[Text]:
-    from rich.text import Text
-
-    lines = [Text(f"{indent}WARNING:  {warning.message}", style="yellow")]
+    lines = [line(f"{indent}WARNING:  {warning.message}", style="yellow")]
     rest = [("DETAIL", warning.detail), ("HINT", warning.hint)]
-    return lines + [Text(f"{indent}{label}:  {text}") for label, text in rest if text]
+    return lines + [line(f"{indent}{label}:  {text}") for label, text in rest if text]
 
 
 def _failure(error: str | None, hint: str | None, indent: str, detail: str | None = None) -> list[Text]:
-    from rich.text import Text
-
     lines = []
     if error:
-        lines.append(Text(f"{indent}ERROR:  {error}", style="red"))
+        lines.append(line(f"{indent}ERROR:  {error}", style="red"))
     if error and detail:
-        lines.append(Text(f"{indent}DETAIL:  {detail}"))
+        lines.append(line(f"{indent}DETAIL:  {detail}"))
     if error and hint:
-        lines.append(Text(f"{indent}HINT:  {hint}"))
+        lines.append(line(f"{indent}HINT:  {hint}"))
     return lines
 
 
@@ -202,15 +210,3 @@ def behind(nbytes: int | None, seconds: float | None, unknown: str = "unknown") 
     if nbytes is None:
         return unknown
     return size(nbytes) if seconds is None else f"{size(nbytes)}, {seconds:.1f} s"
-
-
-def size(count: int | None) -> str:
-    """Format bytes for people (dbsize.c: pg_size_pretty, with one decimal)."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TB"

@@ -22,7 +22,8 @@ from pubsub.delta import data_files
 from pubsub.delta import schema_json as schema
 from pubsub.delta.arrow_writer import remove_action, require_version
 from pubsub.delta.file_rows import laid_out, live_rows
-from pubsub.delta.log import AddFile, TableLog, asking_for, is_local
+from pubsub.delta.log import AddFile, TableLog, asking_for
+from pubsub.delta.places import is_reached
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
 from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken
@@ -94,7 +95,7 @@ def alter(
 def rename(transactions: Transactions, table: TargetTable, relation: str) -> TargetTable:
     """Return the table under the publisher's new name; update its property, too, if its log can be written here."""
     renamed = replace(table, relation=relation)
-    if is_local(table.path):
+    if is_reached(table.path):
         log = TableLog(table.path, transactions)
         for _ in range(_ATTEMPTS):
             log.refresh()
@@ -112,8 +113,8 @@ def rename(transactions: Transactions, table: TargetTable, relation: str) -> Tar
 
 
 def _log_of(table: TargetTable, transactions: Transactions) -> TableLog:
-    reason: str | None = "it lies in another file system"
-    if is_local(table.path):
+    reason: str | None = "it lies where only Spark reaches it"
+    if is_reached(table.path):
         log = TableLog(table.path, transactions)
         log.refresh()
         reason = log.unsupported()

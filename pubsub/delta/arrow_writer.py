@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +26,12 @@ from pyroaring import BitMap64
 
 from pubsub.delta import data_files, deletion_vectors, file_rows, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.key_index.run_file import IndexedFile
+from pubsub.delta.key_index.table_index import Key
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import AddFile, TableLog, is_local, local_path
+from pubsub.delta.log import AddFile, TableLog, path_of
 from pubsub.delta.other_commits import ConcurrentCommit
+from pubsub.delta.places import Place, StorePath, is_reached
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken
@@ -70,7 +72,7 @@ class _Changes:
     """A commit's actions while they are collected, and the files to remove if it fails."""
 
     actions: list[Action] = field(default_factory=list)
-    made: list[Path] = field(default_factory=list)
+    made: list[Place] = field(default_factory=list)
 
 
 def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
@@ -149,7 +151,7 @@ def log_of(path: str, transactions: Transactions | None = None) -> TableLog | No
 
     Without `transactions` it is only read.  Raises UndefinedTable.
     """
-    if not is_local(path):
+    if not is_reached(path):
         return None
     log = TableLog(path, transactions)
     log.refresh()
@@ -260,36 +262,57 @@ def _changes(staged: DirectStaged) -> _Changes:
 
 def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
     """Find the table's live rows that have one of the keys, file by file."""
-    for file in file_rows.files_with(log, table, table.key, wanted):
-        at, which = _in_run(log, file, table, wanted) or _in_file(log, file, table, wanted)
+    files = list(file_rows.files_with(log, table, table.key, wanted)) if len(wanted) else []
+    indexed = _in_index(log, files, table, wanted)
+    for file in files:
+        at, which = indexed[file.path] if file.path in indexed else _in_file(log, file, table, wanted)
         if not len(at):
             continue
         vector = None
         if file.vector is not None:
             vector = deletion_vectors.read(log.table, file.vector)
-            live = ~deletion_vectors.among(deletion_vectors.positions(vector), at)
+            gone = deletion_vectors.positions(BitMap64(at.astype(np.uint64)) & vector)
+            live = ~deletion_vectors.among(gone, at)
             at, which = at[live], which[live]
         if len(at):
             yield _Found(file, at, which, vector)
 
 
-def _in_run(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -> tuple[Indices, Indices] | None:
-    """Find the rows of a file by its run, as `_in_file` does; None if it has none, or reading is faster."""
-    runs, keys = log.runs, wanted.integers
-    if runs is None or keys is None or table.key[0] in table.partitioned_by:
-        return None
-    rows = file_rows.rows_in(log, file)
-    if not runs.pay(len(wanted), rows):
-        return None
-    path = local_path(file, log.table)
+def _in_index(
+    log: TableLog, files: Sequence[AddFile], table: TargetTable, wanted: KeySet
+) -> dict[str, tuple[Indices, Indices]]:
+    """Find the rows of the files that the index has, as `_in_file` does."""
+    types = [table.schema.field(name).type for name in table.key]
+    key = Key.of([table.stored_name(name) for name in table.key], types)
+    if log.index is None or key is None or not files:
+        return {}
+    of_table = dict(log.files)
+    known = {path: one for path, file in of_table.items() if (one := _indexed(log, file)) is not None}
+
+    def read(path: str) -> Iterator[pa.RecordBatch]:
+        for _, batch in file_rows.read_columns(log, of_table[path], table, table.key, file_rows.BATCH_ROWS):
+            yield batch
+
+    columns = [
+        wanted.keys.column(name).combine_chunks().cast(kind) for name, kind in zip(table.key, types, strict=True)
+    ]
+    sought = [known[file.path] for file in files if file.path in known]
+    return log.index.find(key, columns, sought, list(known.values()), read)
+
+
+def _indexed(log: TableLog, file: AddFile) -> IndexedFile | None:
+    """Return what the index knows a data file by; None if it is not there, as reading it will say.
+
+    An object store is not asked: nobody puts another file in the place of one whose name has a UUID.
+    """
+    path = path_of(file, log.table)
+    if isinstance(path, StorePath):
+        return IndexedFile(file.path, (0, file.modification_time, file.size), file_rows.rows_in(log, file))
     try:
-        run = runs.get(path)
-        if run is None:
-            read = file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS)
-            run = runs.make(path, rows, (batch for _, batch in read))
+        stat = path.stat()
+        return IndexedFile(file.path, (stat.st_ino, stat.st_mtime_ns, stat.st_size), file_rows.rows_in(log, file))
     except FileNotFoundError:
-        return None  # reading it says so
-    return run.find(*keys) if run is not None and run.usable else None
+        return None
 
 
 def _in_file(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -> tuple[Indices, Indices]:

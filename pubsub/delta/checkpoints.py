@@ -13,13 +13,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pubsub.delta.places import Place, input_of
 from pubsub.delta.transactions import Action
 from pubsub.errors import DataCorrupted
 
@@ -38,10 +39,10 @@ class Checkpoint:
     """The state of a table at `version`, in one file or several."""
 
     version: int
-    files: tuple[Path, ...]
+    files: tuple[Place, ...]
 
 
-def announced(log: Path) -> int | None:
+def announced(log: Place) -> int | None:
     """Return the version of the checkpoint that `_last_checkpoint` names; None if it names none."""
     try:
         return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
@@ -49,11 +50,11 @@ def announced(log: Path) -> int | None:
         return None
 
 
-def complete(log: Path) -> list[Checkpoint]:
+def complete(log: Place) -> list[Checkpoint]:
     """Return the checkpoints in the directory `log` that have all their parts, the newest first."""
-    found: dict[int, dict[int, list[Path]]] = {}
+    found: dict[int, dict[int, list[Place]]] = {}
     try:
-        paths = sorted(log.iterdir())
+        paths: list[Place] = sorted(log.iterdir(), key=str)
     except FileNotFoundError:
         return []
     for path in paths:
@@ -73,17 +74,17 @@ def actions(checkpoint: Checkpoint) -> Iterator[list[Action]]:
     Raises DataCorrupted, OSError.
     """
     for path in checkpoint.files:
-        sidecars: list[Path] = []
+        sidecars: list[Place] = []
         for some in _read(path):
             yield [action for action in some if "sidecar" not in action]
             names = (action["sidecar"]["path"] for action in some if "sidecar" in action)
             # Sidecars are always in that directory, whatever directory the path names.
-            sidecars += [path.parent / "_sidecars" / Path(unquote(name)).name for name in names]
+            sidecars += [path.parent / "_sidecars" / PurePosixPath(unquote(name)).name for name in names]
         for sidecar in sidecars:
             yield from _read(sidecar)
 
 
-def _read(path: Path) -> Iterator[list[Action]]:
+def _read(path: Place) -> Iterator[list[Action]]:
     try:
         if path.suffix == ".json":
             lines = (json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip())
@@ -98,8 +99,8 @@ def _read(path: Path) -> Iterator[list[Action]]:
         raise DataCorrupted(f'the checkpoint "{path}" of a Delta table is damaged: {error}', hint=_HINT) from error
 
 
-def _read_parquet(path: Path) -> Iterator[list[Action]]:
-    with pq.ParquetFile(path, memory_map=False) as file:
+def _read_parquet(path: Place) -> Iterator[list[Action]]:
+    with pq.ParquetFile(input_of(path), memory_map=False) as file:
         names = [name for name in _KINDS if name in file.schema_arrow.names]
         for batch in file.iter_batches(columns=names):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 import uuid
 from collections import Counter
-from pathlib import Path
 from typing import Final
 
 from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
-from pubsub.delta.key_runs import KeyRuns
-from pubsub.delta.log import TableLog, is_local
+from pubsub.delta.key_index.node_index import KeyIndex
+from pubsub.delta.log import TableLog
 from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.places import Place, is_reached, remove_tree
 from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import DirectParts, SparkParts, StagedParts
@@ -32,23 +31,29 @@ class Stage:
     """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
 
     With `direct` false Spark commits every batch.  With `statement_rows`, not 0, it commits a batch of so many changes to
-    a table.  A table has one writer at a time; tables are staged concurrently.
+    a table.  A table has one writer at a time; tables are staged concurrently.  `index`: where keys are sought.
     """
 
     def __init__(
-        self, directory: Path, transactions: Transactions, *, direct: bool = True, statement_rows: int = 0
+        self,
+        directory: Place,
+        transactions: Transactions,
+        *,
+        direct: bool = True,
+        statement_rows: int = 0,
+        index: KeyIndex | None = None,
     ) -> None:
         self._directory = directory
         self._transactions = transactions
         self._direct = direct
         self._statement_rows = statement_rows
         self._logs: dict[str, TableLog] = {}
-        self._runs = KeyRuns()
+        self._index = KeyIndex() if index is None else index
         #: How many batches, or parts of them, were staged for the table at a path: a hint that it is being written.
         self.staged: Counter[str] = Counter()
         #: When a large batch was staged last, in monotonic seconds: while a backlog is worked off, other work had better wait.
         self.large_at = -math.inf
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
         directory.mkdir(parents=True, mode=0o700)
 
     def parts(self, table: TargetTable, *, rewrites: bool, replace_all: bool, rows: int = 0) -> StagedParts:
@@ -79,18 +84,18 @@ class Stage:
         return self._direct and not 0 < self._statement_rows <= rows
 
     def _laid_out(self, table: TargetTable) -> tuple[TableLog | None, TargetTable]:
-        """Return the table's log, refreshed, and the table as it is laid out; without a log if it is not local."""
-        if not is_local(table.path):
+        """Return the table's log, refreshed, and the table as it is laid out; without a log if only Spark reaches it."""
+        if not is_reached(table.path):
             return None, table
         log = self._log(table)
         return log, file_rows.laid_out(log, table)
 
     def written_by_others(self, table: TargetTable, app_id: str) -> list[OtherCommit]:
-        """Return TableLog.written_by_others; [] for a table that is not in a local directory.
+        """Return TableLog.written_by_others; [] for a table that only Spark reaches.
 
         Also [] while the previous batch is being committed, since that commit looks itself.
         """
-        if not is_local(table.path):
+        if not is_reached(table.path):
             return []
         log = self._log(table)
         return log.written_by_others(app_id) if not log.writing.locked() else []
@@ -102,7 +107,7 @@ class Stage:
         """
         if not table.key and not key_set.can_match_whole(table.schema):
             return None
-        if is_local(table.path):
+        if is_reached(table.path):
             log = self._log(table)
             if log.unsupported() is None:
                 return TablePresent(table, app_id, log)
@@ -114,16 +119,21 @@ class Stage:
             self._logs[path].forget_others()
 
     def forget(self, path: str) -> None:
-        """Drop the table's log: the table is being created anew."""
+        """Drop the table's log and its keys' index: the table is being created anew."""
         self._logs.pop(path, None)
+        self._index.forget(path)
 
     def log_of(self, path: str) -> TableLog:
-        """Return the log of the table at `path`, a local directory, not refreshed; batches are committed to it, too."""
+        """Return the log of the table at `path`, not refreshed; batches are committed to it, too."""
         log = self._logs.get(path)
         if log is None:
             log = self._logs[path] = TableLog(path, self._transactions)
-            log.runs = self._runs
+            log.index = self._index.of(path)
         return log
+
+    def stop(self) -> None:
+        """End the work on the key indexes."""
+        self._index.stop()
 
     def _log(self, table: TargetTable) -> TableLog:
         """Return the table's log, refreshed unless another thread is working on it, which refreshes it itself."""

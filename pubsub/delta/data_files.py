@@ -8,22 +8,20 @@ A file is durable before its action is returned, and in no log until the caller 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pubsub.delta import constraints, partitions
-from pubsub.delta.durable_files import sync_directory
-from pubsub.delta.log import directory
+from pubsub.delta import constraints, durable_files, partitions
+from pubsub.delta.places import Place, StorePath, place
 from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Action
 
@@ -71,12 +69,12 @@ def write_later(table: TargetTable, parts: Sequence[pa.Table]) -> Future[list[Ac
     return _writers.submit(write, table, parts)
 
 
-def paths(path: str | Path, added: Iterable[Action]) -> list[Path]:
+def paths(path: str | Place, added: Iterable[Action]) -> list[Place]:
     """Return the data files that `add` actions of the table at `path` name; in the log they are URL-encoded."""
-    return [directory(str(path)) / unquote(action["add"]["path"]) for action in added]
+    return [place(str(path)) / unquote(action["add"]["path"]) for action in added]
 
 
-def remove(paths: Iterable[Path]) -> None:
+def remove(paths: Iterable[Place]) -> None:
     """Remove files that no log names."""
     for path in paths:
         path.unlink(missing_ok=True)
@@ -84,8 +82,8 @@ def remove(paths: Iterable[Path]) -> None:
 
 def remove_copy(path: str, name: str, but: Iterable[str] = ()) -> None:
     """Remove the files that `write` made under `name`, in any process, except those that `add` paths in `but` name."""
-    kept = {Path(unquote(one)).name for one in but}
-    remove(file for file in directory(path).rglob(f"part-*-{name}-c*.zstd.parquet") if file.name not in kept)
+    kept = {PurePosixPath(unquote(one)).name for one in but}
+    remove(file for file in place(path).rglob(f"part-*-{name}*-c*.zstd.parquet") if file.name not in kept)
 
 
 def write(table: TargetTable, parts: Iterable[pa.Table], *, number: int = 0, name: str | None = None) -> list[Action]:
@@ -101,19 +99,19 @@ def write(table: TargetTable, parts: Iterable[pa.Table], *, number: int = 0, nam
     try:
         for part in _row_groups(_as_table(table, part) for part in parts):
             for values, rows in partitions.divide(table, part):
-                place = partitions.directory(list(values), values)
-                file = opened.pop(place, None)
+                inside = partitions.directory(list(values), values)
+                file = opened.pop(inside, None)
                 if file is None:
                     if len(opened) >= _OPEN_FILES:
                         opened.pop(next(iter(opened))).finish()
-                    file = _DataFile(table, place, values, f"{name}-c{len(made):03}.zstd.parquet")
+                    file = _DataFile(table, inside, values, f"{name}-c{len(made):03}.zstd.parquet")
                     made.append(file)
-                opened[place] = file  # the one written last is closed last
+                opened[inside] = file  # the one written last is closed last
                 file.write(rows)
         for file in opened.values():
             file.finish()
-        for place in _directories(made):
-            sync_directory(directory(table.path) / place)
+        for inside in _directories(made):
+            durable_files.sync_directory(place(table.path) / inside)
     except BaseException:
         for file in made:
             file.abort()
@@ -130,21 +128,21 @@ def _as_table(table: TargetTable, rows: pa.Table) -> pa.Table:
 
 def _directories(made: Iterable[_DataFile]) -> set[str]:
     """Return the directories whose names must become durable, relative to the table's: all from the files up to it."""
-    return {str(above) for file in made for above in Path(file.name).parents}
+    return {str(above) for file in made for above in PurePosixPath(file.name).parents}
 
 
 class _DataFile:
     """One data file while it is written.  `values`: its partition's."""
 
-    def __init__(self, table: TargetTable, place: str, values: partitions.Values, name: str) -> None:
-        self.name = f"{place}/{name}" if place else name
+    def __init__(self, table: TargetTable, inside: str, values: partitions.Values, name: str) -> None:
+        self.name = f"{inside}/{name}" if inside else name
         self._values = values
-        self._path = directory(table.path) / self.name
+        self._path = place(table.path) / self.name
         self._columns = [column for column in table.schema.names if column not in table.partitioned_by]
         self._stored = table.stored_schema
         self._bounds = _Bounds(table)
         self._writer: pq.ParquetWriter | None = None
-        self._file = self._open()
+        self._file = durable_files.create(self._path)
         try:
             self._writer = pq.ParquetWriter(
                 self._file,
@@ -160,14 +158,6 @@ class _DataFile:
             self.abort()
             raise
 
-    def _open(self) -> IO[bytes]:
-        try:
-            return open(self._path, "xb")
-        except FileNotFoundError:
-            # The partition's first file, or VACUUM has just removed the empty directory.
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return open(self._path, "xb")
-
     def write(self, rows: pa.Table) -> None:
         assert self._writer is not None
         self._writer.write_table(_as_stored(rows.select(self._columns), self._stored), row_group_size=_ROW_GROUP_ROWS)
@@ -177,19 +167,22 @@ class _DataFile:
         """Make the contents durable, though not yet the name."""
         assert self._writer is not None
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        durable_files.finish(self._file)
 
     def abort(self) -> None:
         """Remove the file."""
-        self._path.unlink(missing_ok=True)
+        if isinstance(self._path, Path):
+            self._path.unlink(missing_ok=True)
         # Both write what they still hold, which is not wanted.
         if self._writer is not None:
             with suppress(OSError, ValueError, pa.ArrowException):
                 self._writer.close()
         with suppress(OSError):
             self._file.close()
+        # An object is there once it is closed.  A store that fails will not remove it either; VACUUM does, later.
+        if isinstance(self._path, StorePath):
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
     def action(self) -> Action:
         """Return the `add` action of the finished file."""

@@ -8,7 +8,6 @@ log.
 from __future__ import annotations
 
 import base64
-import os
 import struct
 import uuid
 import zlib
@@ -21,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from pubsub.delta.durable_files import sync_directory
+from pubsub.delta import durable_files
+from pubsub.delta.places import Place, StorePath, is_reached, read_at
 from pubsub.errors import DataCorrupted, FeatureNotSupported
 
 _MAGIC: Final = struct.pack("<i", 1681511377)
@@ -55,7 +55,7 @@ def relative_path(descriptor: Mapping[str, Any] | None) -> str | None:
     return f"{prefix}/deletion_vector_{number}.bin" if prefix else f"deletion_vector_{number}.bin"
 
 
-def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
+def read(table: Place, descriptor: Mapping[str, Any]) -> BitMap64:
     """Return the deleted positions that `descriptor` in the log of `table` names.
 
     Raises DataCorrupted for a missing or damaged vector, FeatureNotSupported for an unknown kind of storage, OSError.
@@ -65,22 +65,23 @@ def read(table: Path, descriptor: Mapping[str, Any]) -> BitMap64:
     if path is None:
         return _decode(base64.b85decode(place.encode("ascii").translate(_FROM_Z85))[: descriptor["sizeInBytes"]], place)
     try:
-        with open(path, "rb") as file:
-            file.seek(descriptor.get("offset") or 0)
-            (size,) = _SIZE.unpack(_exactly(file.read(_SIZE.size), _SIZE.size, path))
-            data = _exactly(file.read(size), size, path)
-            (crc,) = _CRC.unpack(_exactly(file.read(_CRC.size), _CRC.size, path))
+        wanted: int = descriptor["sizeInBytes"]
+        found = read_at(path, descriptor.get("offset") or 0, _SIZE.size + wanted + _CRC.size)
     except FileNotFoundError as error:
         raise DataCorrupted(
             f'deletion vector file "{path}" of a Delta table does not exist',
             hint="ALTER SUBSCRIPTION … RESYNC TABLE copies the table anew.",
         ) from error
-    if size != descriptor["sizeInBytes"] or crc != zlib.crc32(data):
+    if len(found) != _SIZE.size + wanted + _CRC.size:
+        raise DataCorrupted(f'deletion vector file "{path}" is too short')
+    (size,), (crc,) = _SIZE.unpack(found[: _SIZE.size]), _CRC.unpack(found[-_CRC.size :])
+    data = found[_SIZE.size : -_CRC.size]
+    if size != wanted or crc != zlib.crc32(data):
         raise DataCorrupted(f'deletion vector in "{path}" at {descriptor.get("offset")} is damaged')
     return _decode(data, str(path))
 
 
-def file_of(table: Path, descriptor: Mapping[str, Any]) -> Path | None:
+def file_of(table: Place, descriptor: Mapping[str, Any]) -> Place | None:
     """Return the file of a vector that the log of `table` names; None for one that the log itself holds.
 
     Raises FeatureNotSupported for an unknown kind of storage, DataCorrupted.
@@ -93,10 +94,12 @@ def file_of(table: Path, descriptor: Mapping[str, Any]) -> Path | None:
         return table / inside
     if kind == "p" and place.startswith("file:"):
         return Path(unquote(place.removeprefix("file://").removeprefix("file:")))
+    if kind == "p" and is_reached(place):
+        return StorePath(unquote(place))
     raise FeatureNotSupported(f'a deletion vector stored as "{kind}" at "{place}" cannot be read')
 
 
-def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str, Any]]]:
+def write(table: Place, bitmaps: Sequence[BitMap64]) -> tuple[Place, list[dict[str, Any]]]:
     """Write all `bitmaps` to one new file, durably; return its path and the descriptors for the log.
 
     A failure leaves nothing behind.
@@ -120,11 +123,8 @@ def write(table: Path, bitmaps: Sequence[BitMap64]) -> tuple[Path, list[dict[str
         )
         offset += _SIZE.size + len(data) + _CRC.size
     try:
-        with open(path, "xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(table)
+        durable_files.write(path, b"".join(parts))
+        durable_files.sync_directory(table)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -149,15 +149,9 @@ def _decode(data: bytes, where: str) -> BitMap64:
         raise DataCorrupted(f'deletion vector "{where}" is of an unknown format')
     try:
         return BitMap64.deserialize(data[len(_MAGIC) :])
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         raise DataCorrupted(f'deletion vector "{where}" is damaged') from error
 
 
 def _decode_z85(text: str) -> bytes:
     return base64.b85decode(text.encode("ascii").translate(_FROM_Z85))
-
-
-def _exactly(data: bytes, size: int, path: Path) -> bytes:
-    if len(data) != size:
-        raise DataCorrupted(f'deletion vector file "{path}" is too short')
-    return data

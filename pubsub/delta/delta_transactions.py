@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 # pyspark turns exceptions of the JVM that it knows into its own.  With this import it knows Delta's conflicts, too.
@@ -49,7 +50,7 @@ _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 # With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
 _LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
 _WRITE_CHECKSUM: Final = "spark.databricks.delta.writeChecksumFile.enabled"
-# Delta keeps a DeltaLog for each set of options of a file system; this one is nobody's.
+# Delta keeps one DeltaLog of a table for each set of file system options; with these it keeps another than the commits'.
 _APART: Final = {"fs.pubsub.apart": "true"}
 _INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
 # How VersionCheck.java begins its exception's message.
@@ -178,11 +179,12 @@ class DeltaTransactions:
     def checkpoint(self, path: str) -> None:
         """Write a checkpoint of the table's newest version, and remove the log's expired files.
 
-        The transaction after it reads the log anew, and would find out the table's state by Spark jobs, for which the
-        commits would wait.  The commits made meanwhile leave their checksum files, which say it.  For a table that rests
-        the jobs are done here.
+        It works on a DeltaLog apart, since Delta finds out a snapshot's state under a lock that commits on it need, too.
+        The transaction after it reads the log anew, and would find out the state by Spark jobs.  Therefore commits made
+        meanwhile leave their checksum files, which say it.  For a table that rests the jobs are done here.
         """
-        apart = self._apart(path)
+        apart = self._log(path, _APART)
+        usual = self.session.sparkContext.getConf().get(_WRITE_CHECKSUM, "true")
         self.session.conf.set(_WRITE_CHECKSUM, "true")
         try:
             snapshot = self._snapshot(apart)
@@ -192,7 +194,7 @@ class DeltaTransactions:
                 snapshot.uncache()
             after = self._snapshot(self._log(path))
         finally:
-            self.session.conf.set(_WRITE_CHECKSUM, "false")
+            self.session.conf.set(_WRITE_CHECKSUM, usual)
         if after.checksumOpt().isEmpty():
             after.numOfFiles()
 
@@ -297,19 +299,11 @@ class DeltaTransactions:
     def _action(self, action: Mapping[str, Any]) -> Any:
         return self._java.from_json(_line(action))
 
-    def _apart(self, path: str) -> Any:
-        """Return another DeltaLog of the table than the commits have.
-
-        Delta finds out a snapshot's state under a lock that a commit on this snapshot needs, too.
-        """
-        self._java.sessions.setActiveSession(self.session._jsparkSession)
-        return self._java.for_table(self.session._jsparkSession, self._java.path(path), self._map(_APART))
-
-    def _log(self, path: str) -> Any:
+    def _log(self, path: str, options: Mapping[str, str] = MappingProxyType({})) -> Any:
         # Delta's own threads, and what it does after a commit, ask for the session that is active in the caller's
         # thread; without one a checkpoint cannot be read (DeltaThreadPool.scala: NonFateSharingFuture).
         self._java.sessions.setActiveSession(self.session._jsparkSession)
-        return self._java.for_table(self.session._jsparkSession, self._java.path(path))
+        return self._java.for_table(self.session._jsparkSession, self._java.path(path), self._map(options))
 
 
 class _Classes:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from pubsub.delta import deletion_vectors, partitions
 from pubsub.delta import schema_json as schema
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import AddFile, TableLog, local_path
+from pubsub.delta.log import AddFile, TableLog, path_of
+from pubsub.delta.places import open_parquet, parquet_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted
 from pubsub.protocol.arrow_arrays import nulls
@@ -100,7 +101,7 @@ def batch_rows(log: TableLog, file: AddFile) -> int:
 def rows_in(log: TableLog, file: AddFile) -> int:
     """Return the number of rows in a data file, including deleted ones."""
     if file.rows is None:
-        file.rows = pq.read_metadata(local_path(file, log.table)).num_rows
+        file.rows = parquet_rows(path_of(file, log.table))
     return file.rows
 
 
@@ -156,9 +157,9 @@ def _named(
 
 
 def _opened(log: TableLog, file: AddFile) -> pq.ParquetFile:
-    path = local_path(file, log.table)
+    path = path_of(file, log.table)
     try:
-        return pq.ParquetFile(path, memory_map=False)
+        return open_parquet(path)
     except FileNotFoundError as error:
         raise DataCorrupted(
             f'data file "{path}" of a Delta table does not exist',

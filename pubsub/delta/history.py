@@ -7,13 +7,12 @@ that it lists afterwards.  A commit made in between makes every number one too l
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pubsub.delta.places import is_reached, place
 from pubsub.errors import DataCorrupted, UndefinedTable
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def commits(path: str) -> Commits:
 
     Raises UndefinedTable if there is no table; DataCorrupted if commits are missing between existing ones; OSError.
     """
-    names, exists, read = _remote(path) if "://" in path and not path.startswith("file://") else _local(path)
+    names, exists, read = _reached(path) if is_reached(path) else _elsewhere(path)
     for _ in range(_LISTINGS):
         found = names()
         if not found:
@@ -84,6 +83,11 @@ def readable_versions(names: Sequence[str], exists: Callable[[str], bool]) -> tu
     return (max(oldest, min(bases)), newest) if bases else None
 
 
+def is_of_log(name: str) -> bool:
+    """Return whether a file of this name is a commit, or of a checkpoint."""
+    return bool(_COMMIT.fullmatch(name) or _CHECKPOINT.fullmatch(name))
+
+
 def _commit_name(version: int) -> str:
     return f"{version:020d}.json"
 
@@ -108,19 +112,19 @@ def _checkpoints(names: Sequence[str]) -> Iterator[int]:
 _Access = tuple[Callable[[], Sequence[str]], Callable[[str], bool], Callable[[str], bytes]]
 
 
-def _local(path: str) -> _Access:
-    log = Path(path.removeprefix("file://")) / _LOG
+def _reached(path: str) -> _Access:
+    log = place(path) / _LOG
 
     def names() -> Sequence[str]:
         try:
-            return os.listdir(log)
+            return [file.name for file in log.iterdir()]
         except FileNotFoundError:
             return ()
 
     return names, lambda name: (log / name).exists(), lambda name: (log / name).read_bytes()
 
 
-def _remote(path: str) -> _Access:
+def _elsewhere(path: str) -> _Access:
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
 

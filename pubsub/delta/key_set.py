@@ -68,11 +68,6 @@ class KeySet:
     def __len__(self) -> int:
         return self._rows
 
-    @property
-    def integers(self) -> tuple[npt.NDArray[Any], Indices] | None:
-        """The keys, ascending, and the number of each, if they are of one integer column."""
-        return None if self._integers is None else (self._integers.ordered, self._integers.order)
-
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
         """Return whether no key lies within `bounds`, a file's least and greatest first key column (None: unknown)."""
         if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):

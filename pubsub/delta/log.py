@@ -23,9 +23,10 @@ from urllib.parse import unquote
 
 import structlog
 
-from pubsub.delta import checkpoints, deletion_vectors, demands, durable_files, earlier_releases
-from pubsub.delta.key_runs import KeyRuns
+from pubsub.delta import checkpoints, deletion_vectors, demands, durable_files, earlier_releases, malformed
+from pubsub.delta.key_index.table_index import TableIndex
 from pubsub.delta.other_commits import OtherCommit, other_commit, writers_of
+from pubsub.delta.places import Place, StorePath, place
 from pubsub.delta.transactions import (
     Action,
     CommitFailed,
@@ -128,10 +129,10 @@ class TableLog:
 
     def __init__(self, path: str, transactions: Transactions | None = None) -> None:
         self.writing = threading.Lock()
-        #: The runs of the node's data files, if it keeps any.
-        self.runs: KeyRuns | None = None
+        #: The index of the table's keys, if the node keeps one.
+        self.index: TableIndex | None = None
         self._transactions = transactions
-        self.table = directory(path)
+        self.table = place(path)
         self._log = self.table / "_delta_log"
         self._state = _State()
         # Whether what Delta keeps of this table is of another log.
@@ -139,7 +140,7 @@ class TableLog:
         self._unsupported: str | None = None
         # The last metaData found to be a plain table's, so that each is parsed only once.
         self._plain_metadata: Mapping[str, Any] | None = None
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._others: list[OtherCommit] | None = None
         # The table version of each application's last commit, where known.
         self._committed: dict[str, int] = {}
@@ -151,7 +152,7 @@ class TableLog:
 
     @property
     def files(self) -> Mapping[str, AddFile]:
-        """The table's data files by path."""
+        """The table's data files by path: those of one version, which do not change."""
         return self._state.files
 
     @property
@@ -199,13 +200,14 @@ class TableLog:
 
         Raises UndefinedTable if there is no table; DataCorrupted for a broken log, or another table's log than before.
         """
-        if self._state.version < 0:
-            self._load()
-        elif self._stamp != self._look(self._state.version):
-            self._load_again()
-        self._follow()
-        self._stamp = self._look(self._state.version)
-        self._unsupported = self._reason_against()
+        with malformed.refused(self.table):
+            if self._state.version < 0:
+                self._load()
+            elif self._stamp != self._look(self._state.version):
+                self._load_again()
+            self._follow()
+            self._stamp = self._look(self._state.version)
+            self._unsupported = self._reason_against()
 
     def written_by_others(self, app_id: str) -> list[OtherCommit]:
         """Return others' commits since the application's last one that may change rows, oldest first.
@@ -257,7 +259,7 @@ class TableLog:
         operation: Operation,
         *,
         user_metadata: str | None = None,
-        made: Iterable[Path] = (),
+        made: Iterable[Place] = (),
     ) -> None:
         """Commit `actions`, worked out for the present version; return when the commit is durable.
 
@@ -281,11 +283,16 @@ class TableLog:
                 txn_id = self._transactions.commit(request)
             except CommitFailed as error:
                 txn_id = error.txn_id
-                if not txn_id or not self._follow_to(txn_id):
+                if not txn_id:
+                    raise
+                if not self._has(txn_id):
+                    if isinstance(self.table, StorePath):
+                        # The store may yet get to the request that Delta has given up.
+                        raise UnknownOutcome(error.message, detail=error.detail, hint=error.hint) from error
                     raise
                 log.warning("a commit was made, but Delta failed after it", table=str(self.table), reason=error.message)
             else:
-                if not self._follow_to(txn_id):
+                if not self._has(txn_id):
                     self._replaced = True
                     self._remove_checkpoints(after=before)
                     raise Conflict("another program has replaced the commit's file")
@@ -304,8 +311,20 @@ class TableLog:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
             raise PubsubError(f'could not fsync "{self._log}": {error}', sqlstate="58030") from error
 
+    def _has(self, txn_id: str) -> bool:
+        """Replay the log up to our commit; return False if the log lacks it.
+
+        Raises UnknownOutcome if the log cannot be read: a file that the commit may name must not be removed then.
+        """
+        try:
+            return self._follow_to(txn_id)
+        except OSError as error:
+            raise UnknownOutcome(
+                f'could not find out whether a commit to the Delta table "{self.table}" was made: {error}',
+                hint="The worker starts again and looks.",
+            ) from error
+
     def _follow_to(self, txn_id: str) -> bool:
-        """Replay the log up to our commit; return False if the log lacks it."""
         before = self._state.version
         while (actions := self.actions(self._state.version + 1)) is not None:
             version = self._state.version + 1
@@ -323,13 +342,13 @@ class TableLog:
             self._stamp = self._look(before)
         return False
 
-    def _look(self, version: int) -> tuple[int, int] | None:
+    def _look(self, version: int) -> tuple[int, int, int] | None:
         """Return what distinguishes a version's file from another of the same name; None if there is no file."""
         try:
             found = self._name(version).stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _follow(self) -> None:
         while (actions := self.actions(self._state.version + 1)) is not None:
@@ -383,7 +402,7 @@ class TableLog:
                 found.append(other)
         return found[::-1]
 
-    def _name(self, version: int) -> Path:
+    def _name(self, version: int) -> Place:
         return self._log / f"{version:020}.json"
 
     def actions(self, version: int) -> list[Action] | None:
@@ -396,23 +415,23 @@ class TableLog:
             actions = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as error:
             raise DataCorrupted(f'"{self._name(version)}" is not a Delta commit: {error}') from error
-        if earlier_releases.mend(actions):
-            self._put_mended(version, actions)
+        if isinstance(self._log, Path) and earlier_releases.mend(actions):
+            self._put_mended(self._log, version, actions)
         return actions
 
-    def _put_mended(self, version: int, actions: Sequence[Action]) -> None:
+    def _put_mended(self, directory: Path, version: int, actions: Sequence[Action]) -> None:
         """Replace the file of a commit that no reader can parse by a corrected one.
 
         A later commit would not help: replaying the log, its history and reading an earlier version all meet the broken
         line.  No reader can have parsed it, and the file's time, by which versions are found, is kept.
         """
-        path, aside = self._name(version), self._log / f".{uuid.uuid4()}.tmp"
+        path, aside = directory / self._name(version).name, directory / f".{uuid.uuid4()}.tmp"
         try:
             found = path.stat()
             durable_files.write(aside, earlier_releases.lines(actions))
             os.utime(aside, ns=(found.st_atime_ns, found.st_mtime_ns))
             os.replace(aside, path)
-            durable_files.sync_directory(self._log)
+            durable_files.sync_directory(directory)
         finally:
             aside.unlink(missing_ok=True)
         log.warning("a commit that an earlier release wrote was mended", table=str(self.table), version=version)
@@ -478,21 +497,23 @@ class TableLog:
         """Apply a commit's or checkpoint's actions to the state.  `writers`: the applications of the rows it adds."""
         state = self._state
         actions = list(actions)
+        # Look-ups in other threads see the files before a commit, or after it: never a merged file beside its parts.
+        files = dict(state.files) if state.version >= 0 else state.files
         # A file that only gets another deletion vector keeps its rows and their writers.
         paths = (action["add"]["path"] for action in actions if "add" in action)
-        known = {path: state.files[path].writers for path in paths if path in state.files}
+        known = {path: files[path].writers for path in paths if path in files}
         for action in actions:
             for kind, what in action.items():
                 if kind == "add":
-                    added = state.files[what["path"]] = _data_file(what)
+                    added = files[what["path"]] = _data_file(what)
                     added.writers = known.get(added.path, writers) if what.get("dataChange", True) else None
                 elif kind == "remove":
                     # A file that gets another vector is removed and added in one commit, in any order.
-                    held = state.files.get(what["path"])
+                    held = files.get(what["path"])
                     if held is not None and deletion_vectors.unique_id(held.vector) == deletion_vectors.unique_id(
                         what.get("deletionVector")
                     ):
-                        del state.files[what["path"]]
+                        del files[what["path"]]
                 elif kind == "txn":
                     state.versions_of_applications[what["appId"]] = int(what["version"])
                 elif kind == "domainMetadata":
@@ -503,33 +524,32 @@ class TableLog:
                     state.protocol = what
                 elif kind == "metaData":
                     state.metadata = what
+        state.files = files
 
 
-def is_local(path: str) -> bool:
-    """Return whether the table lies in a file system that this process sees."""
-    return path.startswith("file://") or "://" not in path
-
-
-def directory(path: str) -> Path:
-    """Return the directory of the table at `path`, for which `is_local` holds."""
-    return Path(path.removeprefix("file://"))
-
-
-def files_at(path: str, version: int) -> Mapping[str, AddFile]:
-    """Return the data files of one version of the local table at `path`, by their paths in the log.
+def log_at(path: str, version: int) -> TableLog:
+    """Return the log of the table at `path` as of one version, to read it.
 
     Raises FileNotFoundError if the log no longer has the version, and DataCorrupted.
     """
     log = TableLog(path)
-    base = next((one for one in checkpoints.complete(log._log) if one.version <= version), None)
-    if base is not None:
-        log._load_checkpoint(base)
-    for number in range(log.version + 1, version + 1):
-        actions = log.actions(number)
-        if actions is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log._name(number)))
-        log._replay(actions)
-    return log.files
+    with malformed.refused(path):
+        base = next((one for one in checkpoints.complete(log._log) if one.version <= version), None)
+        if base is not None:
+            log._load_checkpoint(base)
+        for number in range(log.version + 1, version + 1):
+            actions = log.actions(number)
+            if actions is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log._name(number)))
+            log._replay(actions)
+            log._state.version = number
+        log._unsupported = log._reason_against()
+    return log
+
+
+def files_at(path: str, version: int) -> Mapping[str, AddFile]:
+    """Return the data files of one version of the table, by their paths in the log.  Raises as `log_at` does."""
+    return log_at(path, version).files
 
 
 def went_back(path: str, detail: str) -> DataCorrupted:
@@ -562,6 +582,11 @@ def _data_file(add: Mapping[str, Any]) -> AddFile:
     )
 
 
-def local_path(file: AddFile, table: Path) -> Path:
+def file_of_action(add: Mapping[str, Any]) -> AddFile:
+    """Return the data file of an `add` action."""
+    return _data_file(add)
+
+
+def path_of(file: AddFile, table: Place) -> Place:
     """Return a data file's path; in the log it is URL-encoded."""
     return table / unquote(file.path)

@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from pubsub.delta import durable_files, table
-from pubsub.delta.log import directory, is_local
-from pubsub.delta.transactions import Conflict
+from pubsub.delta.places import directory, is_local
+from pubsub.delta.transactions import DELETING, Conflict
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
 PROPERTY: Final = "pubsub.pins"
@@ -49,10 +49,13 @@ class Properties(Protocol):
 def pin_all(tables: Properties, paths: Iterable[str], name: str) -> None:
     """Let the tables at `paths` keep everything that they have, until `release_all`; return when that is durable.
 
-    A table that has the pin `name` already is left as it is.  Raises what `change_properties` raises, and OSError.
+    What this process was deleting meanwhile is gone then.  A table that has the pin `name` already is left as it is.  Raises
+    what `change_properties` raises, and OSError.
     """
     for path in paths:
         _commit(tables, path, lambda properties: pinned(properties, name))
+    with DELETING:
+        pass
 
 
 def release_all(tables: Properties, paths: Iterable[str], name: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pubsub.delta.log import TableLog, is_local
+from pubsub.delta.log import TableLog
+from pubsub.delta.places import is_reached
 
 
 def rows_in_log(log: TableLog) -> int | None:
@@ -16,8 +17,8 @@ def rows_in_log(log: TableLog) -> int | None:
 
 
 def count_rows(path: str) -> int | None:
-    """Return `rows_in_log` of the table at `path`; None if it is not local.  Blocks; raises as TableLog does."""
-    if not is_local(path):
+    """Return `rows_in_log` of the table at `path`; None if only Spark reaches it.  Blocks; raises as TableLog does."""
+    if not is_reached(path):
         return None
     log = TableLog(path)
     log.refresh()

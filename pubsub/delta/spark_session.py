@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -22,8 +23,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from py4j.protocol import Py4JError
 
-from pubsub import jars, log_store
+from pubsub import jars, log_store, object_stores
+from pubsub.delta import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
+from pubsub.reorderbuffer import files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,8 +51,6 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.delta.logStore.file.impl": log_store.CLASS,
     # Without the checksum file of each version a commit takes half the time, and a log half the files (but see
     # delta_transactions.py: checkpoint).
@@ -72,7 +73,18 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
 }
 
+# Nobody else connects to a Spark in this process; the executors of a cluster must.
+_LOCAL: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.python.daemon.module": "pubsub.delta.python_workers",
+}
+
+# Hadoop's settings that nobody but Spark may see; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
+_HADOOP_SECRET: Final = re.compile(r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)", re.IGNORECASE)
+_SECRET: Final = re.compile(r"secret|password|token|credential|access[._]?key", re.IGNORECASE)
 _STOP_SECONDS: Final = 20.0
+_DETAIL: Final = 2000  # characters of a JVM's stack trace
 
 # The JVM's second compiler begins at ten times its usual thresholds.  Otherwise it takes half of the processor time of
 # a daemon's first minutes, for methods that commits never call often enough; Spark's jobs are as fast as before.
@@ -96,16 +108,24 @@ appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c: %m%n%ex
 class Spark:
     """The one Spark session of a node, and the JVM it lives in.
 
-    `home`: the node's directory, which holds the lock and Spark's own log.  `conf` overrides BASE_CONF.
+    `home`: the node's directory, which holds the lock and Spark's own log.  `conf` overrides BASE_CONF.  `warehouse`: the
+    root of the tables, whose store Spark must reach.
     """
 
     def __init__(
-        self, home: Path, *, master: str = "local[*]", memory: str = "2g", conf: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        *,
+        master: str = "local[*]",
+        memory: str = "2g",
+        conf: Mapping[str, str] | None = None,
+        warehouse: str = "",
     ) -> None:
         self._home = home
         self._master = master
         self._memory = memory
         self._conf = dict(conf or {})
+        self._warehouse = warehouse
         self._session: SparkSession | None = None
         self._process: subprocess.Popen[bytes] | None = None
         # The fence has its own lock, so that callers of `fence` do not wait while a JVM is starting.
@@ -223,25 +243,49 @@ class Spark:
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
 
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if self.local:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         log4j = self._home / "spark-log4j2.properties"
-        log4j.write_text(_LOG4J)
+        with open(log4j, "w", opener=_private) as file:
+            file.write(_LOG4J)
+        # Spark makes directories below it that anybody may enter, if the umask lets them.
+        files.make_directory(self._home / "spill" / "spark")
         conf = SparkConf(loadDefaults=False)
-        for name, value in self._settings(log4j).items():
+        settings = self._settings(log4j)
+        # The JVM's arguments can be read by anybody on this machine.
+        hadoop_secrets = {name: settings.pop(name) for name in list(settings) if _HADOOP_SECRET.search(name)}
+        secrets = {name: settings.pop(name) for name in list(settings) if _SECRET.search(name)}
+        for name, value in settings.items():
             conf.set(name, value)
-        with open(self._home / "spark.log", "ab") as log:
+        with open(self._home / "spark.log", "ab", opener=_private) as log:
             gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         try:
+            for name, value in secrets.items():
+                conf.set(name, value)
             context = SparkContext(conf=conf, gateway=gateway)
+            if not self.local and "PYSPARK_PYTHON" not in os.environ:
+                context.pythonExec = conf.get("spark.pyspark.python", f"python{context.pythonVer}")
+            hadoop = context._jsc.hadoopConfiguration()
+            for name, value in hadoop_secrets.items():
+                hadoop.set(name.removeprefix("spark.hadoop."), value)
             context.setLogLevel("ERROR")
             self._session = SparkSession(context)
-        except BaseException:
+        except BaseException as error:
+            # The text is the JVM's, so it must be asked for before that ends.
+            text = str(error)
             # A JVM without a session would be taken for a running Spark forever.
             gateway.proc.kill()
             gateway.proc.wait()
             _forget_gateway()
-            raise
+            if not isinstance(error, Py4JError):
+                raise
+            raise PubsubError(
+                "Spark did not start",
+                sqlstate="58000",
+                detail=text[:_DETAIL],
+                hint=f'See "{self._home / "spark.log"}".',
+            ) from None
         self._process = gateway.proc
 
     def _settings(self, log4j: Path) -> dict[str, str]:
@@ -260,10 +304,20 @@ class Spark:
             "spark.sql.warehouse.dir": (self._home / "warehouse").as_uri(),
             **BASE_CONF,
         }
+        sent = [] if self.local else paths
+        if object_stores.is_store(self._warehouse):
+            settings |= object_stores.session_conf(self._warehouse, self._conf)
+            if object_stores.is_s3(self._warehouse) and not any("hadoop-aws" in value for value in self._conf.values()):
+                sent += map(str, jars.s3())
+        if sent:
+            settings["spark.jars"] = ",".join(sent)
         if self.local:
-            settings["spark.python.daemon.module"] = "pubsub.delta.python_workers"
+            settings |= _LOCAL
         else:
-            settings["spark.jars"] = ",".join(paths)
+            if not {"spark.archives", "spark.executorEnv.PYTHONPATH"} & self._conf.keys():
+                packages = executor_packages.archive(self._home)
+                settings["spark.archives"] = f"{packages}#{executor_packages.UNPACKED}"
+                settings["spark.executorEnv.PYTHONPATH"] = executor_packages.UNPACKED
         settings |= self._conf
         if "spark.driver.extraJavaOptions" in self._conf:
             settings["spark.driver.extraJavaOptions"] = f"{java} {self._conf['spark.driver.extraJavaOptions']}"
@@ -292,6 +346,11 @@ def _acquire_fence(path: Path, timeout: float) -> int:
                 hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
             ) from error
         return descriptor
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file like open(), made for this user alone, whatever the umask."""
+    return os.open(path, flags, files.FILE_MODE)
 
 
 def _forget_gateway() -> None:

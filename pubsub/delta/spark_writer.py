@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ import pyarrow.parquet as pq
 from pubsub.delta import partitions
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
+from pubsub.delta.places import Place, StorePath, open_output, remove_tree
 from pubsub.delta.table import (
     Commit,
     TargetTable,
@@ -63,17 +62,17 @@ class Staged:
     """One table's part of a batch, staged as Parquet files in `directory`; a path is None if it has no rows."""
 
     table: TargetTable
-    directory: Path
-    images: Path | None
-    masked: Path | None
-    deleted_keys: Path | None
-    removed: Path | None
+    directory: Place
+    images: Place | None
+    masked: Place | None
+    deleted_keys: Place | None
+    removed: Place | None
     replace_all: bool
     key_range: tuple[str, str, str] | None
     rows: int
 
 
-def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
+def stage(directory: Place, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
     """Write one table's folded batch as Parquet in a new `directory`.  A failure leaves nothing behind."""
     require_storable(table, folded)
     directory.mkdir(mode=0o700)
@@ -81,12 +80,12 @@ def stage(directory: Path, table: TargetTable, folded: Folded, *, replace_all: b
         images = _write(directory / "images.parquet", folded.images)
         return stage_beside(directory, table, folded, images, replace_all=replace_all)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
         raise
 
 
 def stage_beside(
-    directory: Path, table: TargetTable, folded: Folded, images: Path | None, *, replace_all: bool
+    directory: Place, table: TargetTable, folded: Folded, images: Place | None, *, replace_all: bool
 ) -> Staged:
     """Stage all of a batch except its images, which the file `images` in `directory` already holds (None: none)."""
     return Staged(
@@ -110,7 +109,7 @@ def require_storable(table: TargetTable, folded: Folded) -> None:
 
 def discard(staged: Staged) -> None:
     """Remove the staged files, after the commit or when the batch is abandoned."""
-    shutil.rmtree(staged.directory, ignore_errors=True)
+    remove_tree(staged.directory)
 
 
 def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
@@ -369,7 +368,7 @@ def _value_text(value: str, kind: pa.DataType, depth: int = 0) -> str:
     return f"hex({value})" if pa.types.is_binary(kind) else f"CAST({value} AS STRING)"
 
 
-def _read(spark: SparkSession, path: Path | None, schema: pa.Schema) -> DataFrame:
+def _read(spark: SparkSession, path: Place | None, schema: pa.Schema) -> DataFrame:
     """Read the staged file as a DataFrame with exactly `schema`; without a file it has no rows."""
     if path is None:
         columns = ", ".join(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in schema)
@@ -378,25 +377,27 @@ def _read(spark: SparkSession, path: Path | None, schema: pa.Schema) -> DataFram
     return spark.read.schema(ddl).parquet(_hadoop_path(path))
 
 
-def _hadoop_path(path: Path) -> str:
+def _hadoop_path(path: Place) -> str:
     """Return a file's path for Spark, with pattern characters escaped: Spark reads a pattern, but no URL-encoding."""
-    return "file://" + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
+    scheme = "" if isinstance(path, StorePath) else "file://"
+    return scheme + re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
-def _write(path: Path, table: pa.Table | None) -> Path | None:
+def _write(path: Place, table: pa.Table | None) -> Place | None:
     """Write `table`, or return None if it has no rows.  Two or more row groups let two cores read it in parallel."""
     if table is None or table.num_rows == 0:
         return None
     group = max(1, min(ROW_GROUP, -(-table.num_rows // 2)))
-    pq.write_table(
-        table,
-        path,
-        row_group_size=group,
-        compression="lz4",
-        use_dictionary=False,
-        write_statistics=False,
-        store_decimal_as_integer=True,
-    )
+    with open_output(path) as file:
+        pq.write_table(
+            table,
+            file,
+            row_group_size=group,
+            compression="lz4",
+            use_dictionary=False,
+            write_statistics=False,
+            store_decimal_as_integer=True,
+        )
     return path
 
 

@@ -7,10 +7,9 @@ memory until the commit.
 
 from __future__ import annotations
 
-import shutil
 from collections import deque
 from concurrent.futures import Future
-from pathlib import Path
+from contextlib import suppress
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from pubsub.delta import data_files, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded
 from pubsub.delta.log import TableLog
+from pubsub.delta.places import Place, open_output, remove_tree
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Action
@@ -108,11 +108,12 @@ class DirectParts:
 class SparkParts:
     """Writes images to one staged Parquet file in a new `directory`."""
 
-    def __init__(self, directory: Path, table: TargetTable, *, replace_all: bool) -> None:
+    def __init__(self, directory: Place, table: TargetTable, *, replace_all: bool) -> None:
         self._directory = directory
         self._table = table
         self._replace_all = replace_all
         self._path = directory / "images.parquet"
+        self._file: pa.NativeFile | None = None
         self._images: pq.ParquetWriter | None = None
         self._rest = Rest()
         self._finished = False
@@ -124,8 +125,9 @@ class SparkParts:
         if not folded.images.num_rows:
             return
         if self._images is None:
+            self._file = open_output(self._path)
             self._images = pq.ParquetWriter(
-                self._path,
+                self._file,
                 folded.images.schema,
                 compression="lz4",
                 use_dictionary=False,
@@ -137,7 +139,9 @@ class SparkParts:
     def finish(self) -> Staged:
         images = None
         if self._images is not None:
+            assert self._file is not None
             self._images.close()
+            self._file.close()
             images = self._path
         staged = spark_writer.stage_beside(
             self._directory, self._table, self._rest.joined(self._table), images, replace_all=self._replace_all
@@ -147,7 +151,10 @@ class SparkParts:
 
     def abort(self) -> None:
         if not self._finished:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            if self._file is not None:
+                with suppress(OSError):  # its contents are not wanted
+                    self._file.close()
+            remove_tree(self._directory)
 
 
 class Rest:

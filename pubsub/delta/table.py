@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import log
+from pubsub.delta import history, log
 from pubsub.delta import schema_json as delta_schema
+from pubsub.delta.places import is_local, is_reached, place
 from pubsub.delta.row_count import count_rows
 from pubsub.delta.transactions import Conflict, Transactions
-from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
+from pubsub.errors import (
+    FeatureNotSupported,
+    NotInPrerequisiteState,
+    Overtaken,
+    PubsubError,
+    SerializationFailure,
+    UndefinedTable,
+)
+from pubsub.object_stores import options
 from pubsub.protocol import column_types
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.type_contract import VARIANT
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
+_ATTEMPTS: Final = 3
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
 _CHECKPOINT_INTERVAL: Final = 100
 
@@ -74,7 +84,7 @@ class Commit:
 
     `until`: below this LSN the table matches no state of the publisher, as it was copied under several snapshots
     (tablesync.window).  `before`: the table's version under `app_id` for which the commit was staged (None: it has
-    none); at any other version the commit is refused (Overtaken).
+    none); at any other version the commit is refused (Overtaken).  `copied`: the commit replaces all rows by a copy.
     """
 
     app_id: str
@@ -82,12 +92,14 @@ class Commit:
     last: Lsn
     until: Lsn | None = None
     before: Lsn | None = None
+    copied: bool = False
 
     @property
     def user_metadata(self) -> str:
         """The commit's userMetadata (pubsub.snapshot reads it)."""
         until = {} if self.until is None else {"until": str(self.until)}
-        return json.dumps({"first": str(self.first), "last": str(self.last), **until})
+        copied = {"copied": True} if self.copied else {}
+        return json.dumps({"first": str(self.first), "last": str(self.last), **until, **copied})
 
 
 def application_id(node_id: str, subid: int, relid: int, generation: int) -> str:
@@ -120,6 +132,9 @@ def is_of_later_copy(other: str, app_id: str) -> bool:
 
 def exists(path: str) -> bool:
     """Return whether there is a Delta table at `path`."""
+    if not is_local(path) and is_reached(path):
+        # deltalake would keep every other thread waiting for the store.
+        return any(history.is_of_log(file.name) for file in (place(path) / "_delta_log").glob("*"))
     from deltalake import DeltaTable
 
     return bool(DeltaTable.is_deltatable(path))
@@ -135,12 +150,12 @@ def opened(path: str) -> DeltaTable:
     from deltalake.exceptions import DeltaError
 
     try:
-        return DeltaTable(path)
+        return DeltaTable(path, storage_options=options(path))
     except DeltaError:
-        if not log.is_local(path):
+        if not is_reached(path):
             raise
         log.TableLog(path).refresh()
-        return DeltaTable(path)
+        return DeltaTable(path, storage_options=options(path))
 
 
 def committed_lsn(path: str, app_id: str) -> Lsn | None:
@@ -216,20 +231,23 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
     """Create the Delta table of `table` without a Spark job if there is none; return False if that takes a statement.
 
     `identity`: the properties pubsub.node, pubsub.subscription and pubsub.publisher, and others that it shall have.
-    Raises NotInPrerequisiteState if an existing table lacks a column or has another type for it.
+    Raises NotInPrerequisiteState if an existing table lacks a column or has another type for it, SerializationFailure.
     """
-    if not log.is_local(table.path) or _needs_mapping(table):
+    if not is_reached(table.path) or _needs_mapping(table):
         return False
-    if not exists(table.path):
+    for _ in range(_ATTEMPTS):
+        if exists(table.path):
+            check_columns(table)
+            return True
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
         try:
             features = delta_schema.features(table.schema)
             log.create(transactions, table.path, columns, features, _settings(table, identity))
             return True
         except Conflict:
-            pass
-    check_columns(table)
-    return True
+            # Another has made it just now; or Delta still knew a table that was there before, and has forgotten it.
+            continue
+    raise SerializationFailure(f'could not create the Delta table of "{table.relation}": others were first')
 
 
 def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str]) -> None:
@@ -290,8 +308,22 @@ def read_schema(path: str) -> pa.Schema:
     return _read_columns(path)[0]
 
 
+def columns_at(path: str, version: int) -> tuple[pa.Schema, delta_schema.Mapped]:
+    """Return the schema of one version of the table, as `read_schema` does, and the columns with other names in files.
+
+    Raises deltalake's errors if the log no longer has the version.
+    """
+    from deltalake import DeltaTable
+
+    return _columns(DeltaTable(path, version=version, storage_options=options(path)))
+
+
 def _read_columns(path: str) -> tuple[pa.Schema, delta_schema.Mapped]:
-    found = opened(path).schema()
+    return _columns(opened(path))
+
+
+def _columns(table: DeltaTable) -> tuple[pa.Schema, delta_schema.Mapped]:
+    found = table.schema()
     arrow = pa.schema(found.to_arrow())
     schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in arrow])
     return schema, delta_schema.mapping(json.loads(found.to_json())["fields"])
@@ -322,17 +354,22 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def load(path: str, relation: str, definition: str | None) -> TargetTable:
-    """Load the table from its own log; the catalog's `definition`, or else the table's properties, name the key.
-
-    Raises UndefinedTable if there is no table.
-    """
+def check_exists(path: str, relation: str) -> None:
+    """Raise UndefinedTable if there is no table."""
     if not exists(path):
         raise UndefinedTable(
             f'the Delta table of "{relation}" does not exist',
             detail=f'There is none at "{path}".',
             hint=f"ALTER SUBSCRIPTION … RESYNC TABLE {relation} makes it anew.",
         )
+
+
+def load(path: str, relation: str, definition: str | None) -> TargetTable:
+    """Load the table from its own log; the catalog's `definition`, or else the table's properties, name the key.
+
+    Raises UndefinedTable if there is no table.
+    """
+    check_exists(path, relation)
     key = json.loads(definition)["key"] if definition is not None else json.loads(properties(path)["pubsub.key"])
     schema, mapped = _read_columns(path)
     return TargetTable(path, schema, tuple(key), relation, mapped)

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pubsub.errors import PubsubError
 
@@ -110,6 +111,11 @@ class Listed:
     path: str
     size: int
     modification_time: int
+
+
+#: Held from the reading of a table's retention until what it allows is deleted.  A pin that was committed meanwhile came too
+#: late for that reading, so it waits for the end before it looks whether its version can still be read.
+DELETING: Final = threading.Lock()
 
 
 class Cleaning(Protocol):

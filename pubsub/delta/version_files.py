@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import unquote
 
 from pubsub.delta import deletion_vectors
-from pubsub.delta.log import directory, files_at, is_local
+from pubsub.delta.log import files_at
+from pubsub.delta.places import Place, directory, is_local
 from pubsub.errors import PubsubError, UndefinedFile
+from pubsub.object_stores import options
 
 
 def require_readable(path: str, relation: str, version: int) -> None:
@@ -37,7 +38,7 @@ def _unreadable(relation: str, version: int, detail: str) -> UndefinedFile:
     )
 
 
-def _files(path: str, version: int) -> Iterator[Path]:
+def _files(path: str, version: int) -> Iterator[Place]:
     """Yield the files of a version.  Raises as `files_at` does."""
     table = directory(path)
     for file in files_at(path, version).values():
@@ -52,8 +53,8 @@ def _missing_elsewhere(path: str, version: int) -> str | None:
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
 
-    table = DeltaTable(path, version=version)
-    files = fs.PyFileSystem(DeltaStorageHandler(path))
+    table = DeltaTable(path, version=version, storage_options=options(path))
+    files = fs.PyFileSystem(DeltaStorageHandler(path, options(path)))
     # The file names are unique, whereas the directories of partitions are encoded in more than one way.
     present = {info.base_name for info in files.get_file_info(fs.FileSelector("", recursive=True))}
     for _ in table.deletion_vectors():

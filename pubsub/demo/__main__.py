@@ -56,13 +56,15 @@ def _run(options: argparse.Namespace, interruption: Interruption, screen: Screen
         from pubsub.demo import own
 
         return own.OwnDemo(
-            own.Options(home, options.pg, options.seconds, tuple(options.table)), interruption, screen
+            own.Options(home, options.pg, options.seconds, tuple(options.table), options.walsender),
+            interruption,
+            screen,
         ).run()
     from pubsub.demo import embedded
     from pubsub.demo.load import Rates
 
     rates = Rates(pgbench=options.tps, orders=options.orders_tps)
-    chosen = embedded.Options(home, options.seconds, options.scale, rates, options.falsify)
+    chosen = embedded.Options(home, options.seconds, options.scale, rates, options.falsify, options.walsender)
     return embedded.EmbeddedDemo(chosen, interruption, screen).run()
 
 
@@ -109,6 +111,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--falsify",
         action="store_true",
         help="change one value in Delta before the comparison, to see that it is found",
+    )
+    parser.add_argument(
+        "--walsender",
+        action="store_true",
+        default=bool(os.environ.get("PUBSUB_DEMO_WALSENDER")),
+        help="put `pubsub publish` between the database and the node: the database has no logical slot then",
     )
     parser.add_argument("--quiet", action="store_true", help="no live view: steps and figures alone")
     return parser.parse_args(arguments)

@@ -20,6 +20,7 @@ from pubsub.demo.interruption import Interruption
 from pubsub.demo.load import Load, Rates
 from pubsub.demo.node import DemoNode
 from pubsub.demo.progress import Waiter
+from pubsub.demo.publisher import DemoPublisher
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
@@ -34,13 +35,15 @@ _WARM_UP_SECONDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The run's options: `seconds` of full load; `falsify` changes one value in Delta before the comparison."""
+    """The run's options: `seconds` of full load; `falsify` changes one value in Delta before the comparison; `walsender`:
+    our own server stands between."""
 
     home: Path
     seconds: int
     scale: int
     rates: Rates
     falsify: bool
+    walsender: bool = False
 
 
 class EmbeddedDemo:
@@ -54,6 +57,7 @@ class EmbeddedDemo:
         self._node = DemoNode(options.home, interruption, screen.say)
         self._waiter = Waiter(self._node, interruption, screen)
         self._stack = ExitStack()
+        self._publisher: DemoPublisher | None = None
 
     def run(self) -> bool:
         """Run the demo, leaving nothing running; return whether all values are equal.
@@ -71,6 +75,12 @@ class EmbeddedDemo:
             screen.step(f"PostgreSQL 18 starts, and the node's daemon in {node.shown_home}")
             node.start_daemon()
             server.start()
+            if self._options.walsender:
+                screen.step("pubsub publish starts before it, and keeps the slots")
+                self._publisher = DemoPublisher(node.home, server.conninfo(), self._interruption)
+                stack.callback(self._publisher.stop)
+                stack.callback(node.stop, drain=False)  # a worker that is ended in good order waits for its publisher
+                self._publisher.start()
             self._subscribe(server)
             measured = self._follow(server)
             if self._options.falsify:
@@ -78,6 +88,9 @@ class EmbeddedDemo:
                 screen.step(f"One value is falsified in Delta: the name of customer {key}")
             equal = self._compare(server)
             screen.say(report(measured))
+            if self._publisher is not None:
+                kept = server.query("SELECT count(*) FROM pg_replication_slots")[0][0]
+                screen.say(f"PostgreSQL has {kept} replication slots: pubsub publish has them.")
             node.stop(drain=True)
         if equal:
             self._tell_where()
@@ -97,7 +110,10 @@ class EmbeddedDemo:
 
     def _create_subscription(self, server: EmbeddedPostgres, name: str) -> None:
         self._screen.step(f"The database {name} is subscribed to")
-        self._node.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{server.conninfo(name)}' PUBLICATION {PUBLICATION}")
+        conninfo = server.conninfo(name)
+        if self._publisher is not None:
+            conninfo = self._publisher.conninfo(conninfo)
+        self._node.sql(f"CREATE SUBSCRIPTION {name} CONNECTION '{conninfo}' PUBLICATION {PUBLICATION}")
 
     def _follow(self, server: EmbeddedPostgres) -> Figures:
         """Copy under a light load, follow under the full load, catch up; return the figures."""

@@ -1,13 +1,12 @@
 """The demo's node: its directory, its daemon and the command line, used as a user would use them.
 
-The daemon runs under the watcher of pubsub.testing, so it ends when this process ends, in whatever way.
+The daemon is a Watched program, so it ends when this process ends, in whatever way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -21,10 +20,9 @@ from typing import Any, Final
 from catalog.home_lock import running_daemon
 from catalog.store import Catalog
 from pubsub.demo.interruption import Interrupted, Interruption
-from pubsub.demo.processes import kill_tree
+from pubsub.demo.watched import Watched
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.settings import Settings
-from pubsub.testing import watcher
 
 MARKER: Final = ".pubsub-demo"
 """The file that marks a directory as made by a demo, which the next demo may remove."""
@@ -50,9 +48,8 @@ class DemoNode:
         self.home = home
         self._interruption = interruption
         self._show = show
-        self._watcher: subprocess.Popen[str] | None = None
+        self._watched: Watched | None = None
         self._watching: subprocess.Popen[str] | None = None
-        self._daemon_pid: int | None = None
         self._status: Status | None = None
 
     @property
@@ -68,7 +65,7 @@ class DemoNode:
     @property
     def daemon_pid(self) -> int | None:
         """The daemon's process id; None before it is started and after it is stopped."""
-        return self._daemon_pid
+        return None if self._watched is None else self._watched.pid
 
     def make_fresh(self) -> None:
         """Remove an earlier demo's directory and make a new one.
@@ -175,24 +172,7 @@ class DemoNode:
         The node comes first because `pubsub status` neither makes one nor waits for one.
         """
         asyncio.run(self._make_node())
-        config = {
-            "command": [*_CLI, "--home", str(self.home), "daemon"],
-            "cwd": os.getcwd(),
-            "environment": dict(os.environ),
-            "log": str(self.log),
-            "uid": None,
-            "gid": None,
-            "remove": None,
-        }
-        self._watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", watcher.__file__, json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._watcher.stdout is not None
-        self._daemon_pid = int(self._watcher.stdout.readline() or 0) or None
+        self._watched = Watched([*_CLI, "--home", str(self.home), "daemon"], self.log)
         self._watching = subprocess.Popen(
             [*_CLI, "--home", str(self.home), "status", "--watch", "--json"],
             stdin=subprocess.DEVNULL,
@@ -215,7 +195,7 @@ class DemoNode:
 
     def check(self) -> None:
         """Raise DemoFailed with the end of the log if the daemon has ended."""
-        if self._watcher is not None and (code := self._watcher.poll()) is not None:
+        if self._watched is not None and (code := self._watched.ended()) is not None:
             raise DemoFailed(f"the daemon has ended with exit code {code}", detail=self.log_tail() or None)
 
     @property
@@ -236,22 +216,10 @@ class DemoNode:
             self._watching.kill()
             self._watching.wait()
             self._watching = None
-        process, self._watcher = self._watcher, None
-        pid, self._daemon_pid = self._daemon_pid, None
-        if process is None:
-            return
-        if process.poll() is None and pid is not None and drain:
-            os.kill(pid, signal.SIGTERM)
-            try:
-                process.wait(_DRAIN_SECONDS)
-            except subprocess.TimeoutExpired:
-                drain = False
-        if process.poll() is None and pid is not None:
-            # Kill its JVM too: it would end by itself, but not if it is just starting.
-            kill_tree(pid)
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            # At once ends its JVM, too: it would end by itself, but not if it is just starting.
+            watched.end(_DRAIN_SECONDS if drain else 0)
 
     def log_tail(self, count: int = _LOG_LINES) -> str:
         """Return the last lines of the daemon's log in readable form."""

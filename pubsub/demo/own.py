@@ -32,6 +32,7 @@ from pubsub.demo.comparison import Source, compare, show_comparison
 from pubsub.demo.interruption import Interruption
 from pubsub.demo.node import DemoFailed, DemoNode
 from pubsub.demo.progress import Waiter
+from pubsub.demo.publisher import DemoPublisher
 from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
@@ -82,6 +83,8 @@ class Options:
     conninfo: str
     seconds: int
     tables: tuple[str, ...]
+    walsender: bool = False
+    """Our own server stands between: all of the demo's connections lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class OwnDemo:
         self._waiter = Waiter(self._node, interruption, screen)
         self._name = f"pubsub_demo_{secrets.token_hex(4)}"
         self._left_behind: list[str] = []
+        self._server = options.conninfo
+        """Where the demo connects to."""
 
     def run(self) -> bool:
         """Run the demo; return whether all values are equal and nothing is left behind.
@@ -126,6 +131,8 @@ class OwnDemo:
         node.make_fresh()
         try:
             with ExitStack() as stack:
+                if self._options.walsender:
+                    self._put_between(stack)
                 stack.callback(self._drop_publication)
                 stack.callback(self._drop_subscription)
                 stack.callback(node.stop, drain=False)
@@ -147,6 +154,13 @@ class OwnDemo:
             self._tell_where(place)
         return equal
 
+    def _put_between(self, stack: ExitStack) -> None:
+        self._screen.step("pubsub publish starts before the database, and keeps the slots")
+        publisher = DemoPublisher(self._node.home, self._options.conninfo, self._interruption)
+        stack.callback(publisher.stop)
+        publisher.start()
+        self._server = publisher.conninfo(self._options.conninfo)
+
     # tables to follow
 
     def _connect(self) -> psycopg.Connection:
@@ -155,7 +169,7 @@ class OwnDemo:
         return connection
 
     def _conninfo(self, **more: str) -> str:
-        given = parse_conninfo(self._options.conninfo)
+        given = parse_conninfo(self._server)
         ours = {"connect_timeout": given.get("connect_timeout", _CONNECT_SECONDS), "application_name": "pubsub demo"}
         return libpq_conninfo.make_conninfo("", **(given | ours | more))
 
@@ -205,7 +219,7 @@ class OwnDemo:
         self._screen.say(f"          CREATE PUBLICATION {self._name} FOR TABLE … ({len(tables)} tables)")
         # Not interruptible: it takes only a moment, and then it is known whether the publication exists.
         _typed(publish)
-        conninfo = self._options.conninfo
+        conninfo = self._server
         create = "CREATE SUBSCRIPTION {} CONNECTION {} PUBLICATION {}"
         self._node.sql(
             create.format(self._name, quote_literal(conninfo), self._name),
@@ -254,7 +268,7 @@ class OwnDemo:
     def _follow(self, stack: ExitStack) -> _Followed:
         """Copy the tables, then follow them for the chosen time."""
         node, screen, waiter, name = self._node, self._screen, self._waiter, self._name
-        clock = figures.WalClock(self._options.conninfo)
+        clock = figures.WalClock(self._server)
         stack.callback(clock.stop)
         assert node.daemon_pid is not None
         memory = figures.Memory(node.daemon_pid)
@@ -308,7 +322,7 @@ class OwnDemo:
             ended = time.time()
             screen.end_live()
             screen.step(f"Every row and every column is compared with PostgreSQL as of LSN {at}")
-            source = Source(name, self._options.conninfo, tuple((one.schema, one.name) for one in tables))
+            source = Source(name, self._server, tuple((one.schema, one.name) for one in tables))
             found = compare(
                 node, source, at, self._interruption, lambda text: screen.say(f"  {text}"), snapshot=snapshot
             )

@@ -354,6 +354,8 @@ def _read_relation(reader: Reader, xid: Xid | None) -> Relation:
     if count > MAX_COLUMNS or count * _MIN_COLUMN_BYTES > reader.remaining:
         raise reader.fail(f"a relation cannot have {count} columns here")
     columns = tuple([_read_column(reader) for _ in range(count)])
+    if len({column.name for column in columns}) < count:
+        raise reader.fail("a relation has two columns of one name")
     return Relation(oid, namespace, name, replica_identity, columns, xid)
 
 

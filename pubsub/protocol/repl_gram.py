@@ -146,6 +146,7 @@ _TOKEN: Final = re.compile(
 )
 _LIST_ELEMENT: Final = re.compile(rf'[{_SPACE}]*(?:"((?:[^"]|"")*)"|([^",{_SPACE}]+))[{_SPACE}]*(,|\Z)')
 _MAX_UINT32: Final = 0xFFFFFFFF
+_NAME_BYTES: Final = 63
 
 
 def parse_command(text: str) -> Command | None:
@@ -209,6 +210,12 @@ def split_identifiers(text: str) -> tuple[str, ...]:
         position = found.end()
 
 
+def cut_name(name: str) -> str:
+    """Return a name as the server cuts it, to 63 bytes (scansup.c: truncate_identifier)."""
+    data = name.encode("utf-8", "surrogatepass")
+    return name if len(data) <= _NAME_BYTES else data[:_NAME_BYTES].decode("utf-8", "ignore")
+
+
 class _Parser:
     """A recursive descent parser over the tokens of one command."""
 
@@ -235,6 +242,8 @@ class _Parser:
                 kind, value = "word", value.replace('""', '"')
             elif kind == "string":
                 value = value.replace("''", "'")
+            if kind == "word":
+                value = cut_name(value)
             if kind != "space":
                 yield kind, value, position
             position = found.end()

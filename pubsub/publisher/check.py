@@ -5,6 +5,8 @@ The check writes nothing to the publisher.  For failures that PostgreSQL would r
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
-from pubsub.sql.identifiers import encode_path
+from pubsub.sql.identifiers import encode_path, quote_identifier, quote_qualified
 
 Severity = Literal["ok", "warning", "error"]
 
@@ -25,20 +27,31 @@ STANDBY_VERSION: Final = 160000  # logical decoding on a standby
 
 _SLOTS_WANTED: Final = 3  # the subscription's, and max_sync_workers_per_subscription's default
 
+_RESTART: Final = "-- and restart the server"
+# auth.c: ClientAuthentication; the peer's address, the role and the database are in quotes.
+_NO_HBA_ENTRY: Final = re.compile(
+    r'(?:no pg_hba\.conf entry for|pg_hba\.conf rejects connection for) host "(.+?)", user "(.+?)", database "(.+?)"'
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.  "error": a subscription, or one of its tables, would fail; "warning": worth knowing."""
+    """The result of one check.  "error": a subscription, or one of its tables, would fail; "warning": worth knowing.
+
+    `change`: what the publisher's administrator does about it, line by line: SQL, or comments that say where a line goes.
+    """
 
     severity: Severity
     message: str
     detail: str | None = None
     hint: str | None = None
+    change: tuple[str, ...] = ()
 
 
-async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding]:
+async def check(conninfo: str, publications: Sequence[str] | None = ()) -> list[Finding]:
     """Return all findings, in the order in which a subscription would meet them; by default for all publications.
 
+    `publications` None: what concerns the server and the role alone.
     An error from the publisher becomes a finding.  Raises PubsubError (42601) for an invalid connection string.
     """
     try:
@@ -56,6 +69,8 @@ async def check(conninfo: str, publications: Sequence[str] = ()) -> list[Finding
                 return [*findings, Finding("error", f"PostgreSQL {info.version_text} is too old", hint=hint)]
             findings += check_server(info)
             findings.append(await _replication_connection(conninfo, connection))
+            if publications is None:
+                return findings
             existing = await publication.publications(connection)
             findings += check_publications(existing, publications)
             names = [p.name for p in existing if not publications or p.name in publications]
@@ -77,6 +92,7 @@ def check_server(info: ServerInfo) -> list[Finding]:
                 'logical decoding requires "wal_level" >= "logical"',
                 detail=f'"wal_level" is "{info.wal_level}".',
                 hint="Set wal_level = logical in the publisher's postgresql.conf and restart it.",
+                change=("ALTER SYSTEM SET wal_level = logical;", _RESTART),
             )
         )
     if info.in_recovery and info.version < STANDBY_VERSION:
@@ -277,10 +293,10 @@ async def _replication_connection(conninfo: str, connection: Connection) -> Find
         async with await Connection.connect(conninfo, replication=True, application_name="pubsub check") as walsender:
             await replication.identify_system(walsender)
     except PubsubError as error:
-        hint = error.hint
-        if not await definitions.can_replicate(connection):
-            hint = hint or f'ALTER ROLE "{connection.user}" REPLICATION'
-        return Finding("error", error.message, detail=error.detail, hint=hint)
+        if await definitions.can_replicate(connection):
+            return _failed(error)
+        change = f"ALTER ROLE {quote_identifier(connection.user)} REPLICATION;"
+        return Finding("error", error.message, error.detail, error.hint or "The role needs REPLICATION.", (change,))
     return Finding("ok", f'role "{connection.user}" may replicate')
 
 
@@ -310,7 +326,8 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
                 Finding(
                     "error",
                     f"permission denied for table {table.name}",
-                    hint=f'GRANT USAGE on its schema and SELECT on "{qualified(table)}" to "{connection.user}".',
+                    hint=f'The initial copy reads "{qualified(table)}" as role "{connection.user}".',
+                    change=grants(table.schema, table.name, connection.user),
                 )
             )
         elif await definitions.is_subject_to_row_security(connection, table.oid):
@@ -319,17 +336,19 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
                     "error",
                     f'query would be affected by row-level security policy for table "{table.name}"',
                     hint="The initial copy needs the table's owner, a superuser, or a role with BYPASSRLS.",
+                    change=(f"ALTER ROLE {quote_identifier(connection.user)} BYPASSRLS;",),
                 )
             )
     return findings
 
 
 def _room(setting: str, free: int, most: int, full: str, hint: str) -> Finding:
+    change = (f"ALTER SYSTEM SET {setting} = {most + _SLOTS_WANTED - free};", _RESTART)
     if free == 0:
-        return Finding("error", full, hint=hint)
+        return Finding("error", full, hint=hint, change=change)
     if free < _SLOTS_WANTED:
         detail = f"A subscription uses one, and one more for each table that is copied at the time: {_SLOTS_WANTED}."
-        return Finding("warning", f"only {free} of {setting} = {most} are free", detail=detail, hint=hint)
+        return Finding("warning", f"only {free} of {setting} = {most} are free", detail, hint, change)
     return Finding("ok", f"{free} of {setting} = {most} are free")
 
 
@@ -340,5 +359,35 @@ def _same_but_for_case(names: Iterable[str]) -> list[str]:
     return [", ".join(f'"{name}"' for name in group) for group in groups.values() if len(group) > 1]
 
 
+def grants(schema: str, table: str, role: str) -> tuple[str, ...]:
+    """Return the statements that let a role read the table."""
+    to = quote_identifier(role)
+    return (
+        f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {to};",
+        f"GRANT SELECT ON TABLE {quote_qualified(schema, table)} TO {to};",
+    )
+
+
+def hba_line(message: str) -> tuple[str, ...]:
+    """Return the line of pg_hba.conf that a refused connection lacks; () if the message says something else."""
+    match = _NO_HBA_ENTRY.search(message)
+    if match is None:
+        return ()
+    address, user, database = match.groups()
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+        where = ["host", f"{found}/{found.max_prefixlen}"]
+    except ValueError:
+        where = ["local"] if address == "[local]" else ["host", address]
+    # A line for a database lets replication of that database in, too; "replication" means physical replication alone.
+    line = " ".join([where[0], _in_hba(database), _in_hba(user), *where[1:], "scram-sha-256"])
+    return ("-- in pg_hba.conf, before the lines that reject it:", f"--   {line}", "SELECT pg_reload_conf();")
+
+
+def _in_hba(name: str) -> str:
+    """Quote a name as pg_hba.conf needs it: hba.c: next_token."""
+    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) and name not in {"all", "replication"} else f'"{name}"'
+
+
 def _failed(error: PubsubError) -> Finding:
-    return Finding("error", error.message, detail=error.detail, hint=error.hint)
+    return Finding("error", error.message, error.detail, error.hint, hba_line(f"{error.message} {error.detail or ''}"))

@@ -25,7 +25,7 @@ from psycopg import pq
 from psycopg.pq import DiagnosticField, ExecStatus, PollingStatus
 from psycopg.pq.abc import PGcancelConn, PGconn, PGresult
 
-from pubsub.errors import ConnectionFailure, DataCorrupted, PublisherError
+from pubsub.errors import ConnectionFailure, DataCorrupted, ProtocolViolation, PublisherError
 from pubsub.publisher.conninfo import (
     Host,
     format_conninfo,
@@ -34,6 +34,7 @@ from pubsub.publisher.conninfo import (
     split_report,
     with_hosts,
 )
+from pubsub.sql.identifiers import quote_literal
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -98,6 +99,8 @@ class Connection:
         pgconn.notice_handler = self._noticed
         self.on_warning: Callable[[PublisherError], None] | None = None
         """Called with each of the server's warnings, with its fields; must not raise.  Other notices are dropped."""
+        self.answer_timeout: float | None = None
+        """Seconds that the server may take for an answer, after which the connection is taken for lost; None: for ever."""
         self.server_version: Final = pgconn.server_version
         """libpq's number: 180004 is 18.4."""
         self.backend_pid: Final = pgconn.backend_pid
@@ -288,7 +291,14 @@ class Connection:
         async with self._lock:
             self.check_open()
             try:
-                return await self._exchange(sql, params)
+                async with asyncio.timeout(self.answer_timeout):
+                    return await self._exchange(sql, params)
+            except TimeoutError:
+                await self.close()
+                raise ConnectionFailure(
+                    f"the server has not answered for {self.answer_timeout:g} seconds",
+                    hint="The network may have been cut without a word.",
+                ) from None
             except asyncio.CancelledError:
                 await self._abandon()
                 raise
@@ -299,7 +309,7 @@ class Connection:
             if not values:
                 self.pgconn.send_query(sql.encode())
             elif self.replication:
-                self.pgconn.send_query(self._inline(sql, values))
+                self.pgconn.send_query(with_literals(sql, params).encode())
             else:
                 self.pgconn.send_query_params(sql.encode(), values)
         except psycopg.Error as error:
@@ -334,16 +344,6 @@ class Connection:
         if last is None:
             raise PublisherError("the publisher sent no result", sqlstate="08P01")
         return last
-
-    def _inline(self, sql: str, values: Sequence[bytes | None]) -> bytes:
-        """Put the parameters into the statement as literals: a walsender supports only the simple protocol."""
-        escape = pq.Escaping(self.pgconn).escape_literal
-
-        def literal(match: re.Match[str]) -> str:
-            value = values[int(match[1]) - 1]
-            return "NULL" if value is None else bytes(escape(value)).decode()
-
-        return _PARAMETER.sub(literal, sql).encode()
 
     async def _abandon(self) -> None:
         """Ask the server to cancel the query, for at most _CANCEL_TIMEOUT seconds, and close."""
@@ -473,6 +473,16 @@ def _closed() -> ConnectionFailure:
     return ConnectionFailure("the connection to the publisher is closed", sqlstate="08003")
 
 
+def with_literals(sql: str, params: Sequence[Parameter]) -> str:
+    """Put parameters into a statement as literals: a walsender supports only the simple protocol."""
+
+    def literal(found: re.Match[str]) -> str:
+        value = _parameter(params[int(found[1]) - 1])
+        return "NULL" if value is None else quote_literal(value.decode())
+
+    return _PARAMETER.sub(literal, sql)
+
+
 def _parameter(value: Parameter) -> bytes | None:
     if value is None:
         return None
@@ -484,4 +494,7 @@ def _parameter(value: Parameter) -> bytes | None:
 
 
 def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        raise ProtocolViolation("the publisher answered a query with text that is not in UTF-8") from None

@@ -110,8 +110,8 @@ def rewritten(before: str, now: str) -> bool:
     VACUUM FULL, TRUNCATE and some ALTER TABLEs do so.  A new table's first file has the number of its oid (heap.c:
     heap_create), so this detects a rewrite of a partition that was added in between, too.
     """
-    known = dict(one.split(":") for one in before.split())
-    return any(known.get(oid, oid) != file for oid, file in (one.split(":") for one in now.split()))
+    known = {oid: file for oid, _, file in (one.partition(":") for one in before.split())}
+    return any(known.get(oid, oid) != file for oid, _, file in (one.partition(":") for one in now.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,12 @@ async def copy_progress(connection: Connection, application_name: str) -> CopyPr
 async def can_replicate(connection: Connection) -> bool:
     """Return whether the role is a superuser or has REPLICATION; a cloud provider may have other means."""
     (row,) = await connection.query("SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user")
+    return truth(row[0])
+
+
+async def is_superuser(connection: Connection) -> bool:
+    """Return whether the role is a superuser, who alone may publish all tables."""
+    (row,) = await connection.query("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
     return truth(row[0])
 
 
@@ -404,7 +410,7 @@ def _column(row: Row) -> ColumnDefinition:
         not_null=truth(not_null),
         generated=text(generated),
         collation_deterministic=truth(deterministic),
-        missing=None if missing is None else array(missing)[0],
+        missing=None if missing is None else text(next(iter(array(missing)), None)),
         missing_differs=truth(differs),
         xmin=number(xmin),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.fields import text
+from pubsub.publisher.fields import number, number_or_none, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ async def lock_waits(connection: Connection, pattern: str) -> list[LockWait]:
     return [
         LockWait(
             application=text(application),
-            pid=int(text(pid)),
+            pid=number(pid),
             relation=relation,
             seconds=float(text(seconds)),
-            holder=None if holder is None else int(holder),
+            holder=number_or_none(holder),
             user=user,
             holder_application=holder_application,
             state=state,

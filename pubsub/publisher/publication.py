@@ -47,10 +47,37 @@ class PublishedTable:
     """Whether any publication of the table publishes updates or deletes, which need a replica identity."""
 
 
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operations on a table that its publications together publish."""
+
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of those that are not published."""
+        published = {"insert": self.insert, "update": self.update, "delete": self.delete, "truncate": self.truncate}
+        return tuple(name for name, there in published.items() if not there)
+
+
+async def operations(connection: Connection, names: Sequence[str]) -> dict[Oid, Operations]:
+    """Return, by table, the operations that the publications publish."""
+    rows = await connection.query(_OPERATIONS, [list(names)])
+    return {as_oid(row[0]): Operations(*map(truth, row[1:])) for row in rows}
+
+
 async def publications(connection: Connection) -> list[Publication]:
     """Return all publications of the database, ordered by name."""
     rows = await connection.query(_PUBLICATIONS)
     return [Publication(text(row[0]), *(truth(value) for value in row[1:])) for row in rows]
+
+
+async def own_tables(connection: Connection) -> list[tuple[str, str]]:
+    """Return schema and name of the tables that the role may publish, as their owner; partitions go with their root."""
+    return [(text(row[0]), text(row[1])) for row in await connection.query(_OWN_TABLES)]
 
 
 async def missing_publications(connection: Connection, names: Sequence[str]) -> list[str]:
@@ -126,6 +153,25 @@ _PUBLICATIONS: Final = """
 SELECT pubname, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
   FROM pg_publication
  ORDER BY pubname COLLATE "C"
+"""
+
+
+# pg_publication.c: is_publishable_class.
+_OWN_TABLES: Final = """
+SELECT n.nspname, c.relname
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition AND c.oid >= 16384
+       AND n.nspname NOT IN ('pg_catalog', 'pg_toast', 'information_schema')
+       AND pg_has_role(c.relowner, 'USAGE')
+ ORDER BY 1, 2
+"""
+
+
+_OPERATIONS: Final = """
+SELECT gpt.relid, bool_or(p.pubinsert), bool_or(p.pubupdate), bool_or(p.pubdelete), bool_or(p.pubtruncate)
+  FROM pg_publication p, LATERAL pg_get_publication_tables(p.pubname) gpt
+ WHERE p.pubname = ANY ($1::text[])
+ GROUP BY 1
 """
 
 

@@ -25,6 +25,7 @@ from pubsub.protocol.copyboth import StatusUpdate, pg_now, write_client_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.timeline import TimelineHistory, parse_history
 from pubsub.publisher.connection import Connection, Row
+from pubsub.publisher.fields import number
 
 UNDEFINED_OBJECT: Final = "42704"
 
@@ -69,7 +70,7 @@ async def identify_system(connection: Connection) -> SystemIdentity:
     """Run IDENTIFY_SYSTEM.  Raises PublisherError, ProtocolViolation for an answer of another shape."""
     row = _one_row(await connection.query(commands.identify_system()), "identify the system", 4)
     system_identifier, timeline, xlogpos, dbname = row[:4]
-    return SystemIdentity(str(system_identifier), int(timeline or 0), Lsn.parse(str(xlogpos)), dbname)
+    return SystemIdentity(str(system_identifier), number(timeline or "0"), Lsn.parse(str(xlogpos)), dbname)
 
 
 async def timeline_history(connection: Connection, timeline: int) -> TimelineHistory:

@@ -11,7 +11,7 @@ from typing import Final
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.fields import text, truth
+from pubsub.publisher.fields import number_or_none, text, truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
         active=truth(row[4]),
         confirmed_flush_lsn=None if row[5] is None else Lsn.parse(row[5]),
         wal_status=row[6],
-        safe_wal_size=None if row[7] is None else int(row[7]),
+        safe_wal_size=number_or_none(row[7]),
         two_phase=truth(row[8]),
         failover=truth(row[9]),
         invalidation_reason=row[10],
-        retained_bytes=None if row[11] is None else int(row[11]),
+        retained_bytes=number_or_none(row[11]),
     )
 
 
@@ -87,8 +87,8 @@ async def slot_waits(connection: Connection, pattern: str) -> list[SlotWait]:
     return [
         SlotWait(
             slot=text(slot),
-            xid=None if xid is None else int(xid),
-            pid=None if pid is None else int(pid),
+            xid=number_or_none(xid),
+            pid=number_or_none(pid),
             user=user,
             application=application,
             state=state,
@@ -112,6 +112,12 @@ async def slot_user(connection: Connection, slot: str) -> str | None:
 async def stop_user(connection: Connection, slot: str) -> None:
     """Cancel what the slot's user runs, if it has one.  Raises PublisherError."""
     await connection.query(_STOP_USER, [slot])
+
+
+async def visible_wal_lsn(connection: Connection) -> Lsn:
+    """Return an LSN at or past the end of every transaction that is visible now, also those with synchronous_commit off."""
+    (row,) = await connection.query(f"SELECT {_END_OF_WAL.replace('pg_current_wal_lsn', 'pg_current_wal_insert_lsn')}")
+    return Lsn.parse(text(row[0]))
 
 
 async def current_wal_lsn(connection: Connection) -> Lsn:

@@ -1,17 +1,18 @@
 """Queries about the snapshots under which a table is copied, and what must be the same under all of them.
 
-Every function takes a Connection in a REPEATABLE READ transaction.  Only `file_sql` and END_OF_WAL ignore its snapshot.
+Every function takes a Connection in a REPEATABLE READ transaction.  Only `file_sql`, `renamed_sql` and END_OF_WAL ignore its snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
-from pubsub.sql.identifiers import quote_qualified
+from pubsub.publisher.fields import number
+from pubsub.sql.identifiers import quote_literal, quote_qualified
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -28,12 +29,12 @@ class Publishing:
     everything: bool
 
 
-def lock_sql(schema: str, name: str) -> str:
-    """Return SQL that keeps the table from being rewritten until the transaction ends.
+def lock_sql(schema: str, name: str, *, only: bool = True) -> str:
+    """Return SQL that keeps the table from being rewritten or altered until the transaction ends.
 
     It selects no rows: its lock is enough, and LOCK TABLE would require a privilege on the whole table.
     """
-    return f"SELECT FROM ONLY {quote_qualified(schema, name)} LIMIT 0"
+    return f"SELECT FROM {'ONLY ' if only else ''}{quote_qualified(schema, name)} LIMIT 0"
 
 
 def file_sql(oid: int) -> str:
@@ -41,10 +42,23 @@ def file_sql(oid: int) -> str:
     return f"SELECT coalesce(pg_relation_filenode({int(oid)}), 0)"
 
 
+def renamed_sql(oid: int, columns: Mapping[int, str]) -> str:
+    """Return SQL for those columns, by number, that have another name now or are dropped, whatever the snapshot.
+
+    Queries of the catalog see what the snapshot sees; names in statements, and this function, mean what they mean now.
+    """
+    names = ", ".join(f"({int(number)}, {quote_literal(name)})" for number, name in columns.items())
+    identity = f"(pg_catalog.pg_identify_object('pg_catalog.pg_class'::pg_catalog.regclass, {int(oid)}, {{}})).identity"
+    return (
+        f"SELECT name FROM (VALUES {names}) AS c (number, name) WHERE {identity.format('number')} "
+        f"IS DISTINCT FROM {identity.format(0)} || '.' || pg_catalog.quote_ident(name)"
+    )
+
+
 async def file_seen(connection: Connection, oid: int) -> int:
     """Return the table's relfilenode as the snapshot sees it; 0 if it has none."""
     (row,) = await connection.query("SELECT relfilenode FROM pg_class WHERE oid = $1::oid", [oid])
-    return int(row[0] or 0)
+    return number(row[0] or "0")
 
 
 async def export(connection: Connection) -> str:

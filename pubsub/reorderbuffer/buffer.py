@@ -54,6 +54,11 @@ class Statistics:
     total_txns: int = 0
     total_bytes: int = 0
 
+    def add(self, counted: Sequence[int]) -> None:
+        """Add what another has counted, in the order of the fields."""
+        for name, number in zip(self.__slots__, counted, strict=True):
+            setattr(self, name, getattr(self, name) + number)
+
 
 class ReorderBuffer:
     """Transactions in progress, and those returned but not yet released.

@@ -55,12 +55,21 @@ def doing(what: str, path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory `path` and its missing parents, accessible to this user alone."""
+    """Make the directory `path` and its missing parents, durably and accessible to this user alone."""
     with doing("create", path):
-        for directory in (*reversed(path.parents), path):
-            if not directory.exists():
-                directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+        make_missing(path)
         path.chmod(DIRECTORY_MODE)
+
+
+def make_missing(path: Path) -> None:
+    """Make the directories down to `path` that are missing, durably and accessible to this user alone.
+
+    Raises OSError, FileFailure.
+    """
+    for directory in (*reversed(path.parents), path):
+        if not directory.exists():
+            directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+            sync_directory(directory.parent)
 
 
 def remove_all(directory: Path, suffix: str) -> None:

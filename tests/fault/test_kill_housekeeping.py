@@ -10,7 +10,9 @@ from pubsub.delta import checkpoints
 from pubsub.delta.housekeeping.inventory import list_files, needed, newest_version
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT
 from pubsub.delta.log import TableLog
+from pubsub.delta.places import place
 from tests.fault.daemon import Daemon, Subscribed
+from tests.support import stores
 from tests.support.replica import Faults, wait_until
 
 
@@ -36,10 +38,11 @@ def retention(path: Path, daemon: Daemon) -> None:
 
 
 @pytest.mark.full
+@stores.local_only
 def test_killed_while_files_are_merged_and_around_vacuum(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.subscribe()
     subscribed.assert_equal()
-    path = Path(subscribed.relations()["a"].path)
+    path = place(subscribed.relations()["a"].path)
     fault.arm("files rewritten", "kill")
     write_until_killed(subscribed, daemon, path)
     daemon.killed_by_fault()
@@ -65,10 +68,11 @@ def test_killed_while_files_are_merged_and_around_vacuum(subscribed: Subscribed,
 
 
 @pytest.mark.full
+@stores.local_only
 def test_killed_between_a_checkpoint_and_the_clean_up(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.subscribe()
     subscribed.assert_equal()
-    path = Path(subscribed.relations()["a"].path)
+    path = place(subscribed.relations()["a"].path)
     first = newest_version(path)
     for number in range(CHECKPOINT):
         subscribed.database.execute(f"UPDATE a SET n = {number} WHERE id <= 5")

@@ -14,6 +14,7 @@ from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit
 from pubsub.protocol.lsn import Lsn
 from tests.fault.daemon import Daemon, Subscribed
+from tests.support import stores
 from tests.support.json_transactions import JsonTransactions
 from tests.support.replica import Faults
 
@@ -58,6 +59,7 @@ def test_killed_while_a_table_stops_alone(subscribed: Subscribed, daemon: Daemon
 
 
 @pytest.mark.full
+@stores.local_only
 def test_commits_of_other_writers_while_no_daemon_runs(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     subscribed.subscribe()
     subscribed.assert_equal()

@@ -33,7 +33,15 @@ no_flags = st.just(0)
 def changes(xid: st.SearchStrategy[pg.Xid | None]) -> st.SearchStrategy[pg.Message]:
     """Draw the messages that carry a transaction's id in a stream block."""
     return st.one_of(
-        st.builds(pg.Relation, oids, namespaces, names, identities, st.lists(columns, max_size=4).map(tuple), xid),
+        st.builds(
+            pg.Relation,
+            oids,
+            namespaces,
+            names,
+            identities,
+            st.lists(columns, max_size=4, unique_by=lambda one: one.name).map(tuple),
+            xid,
+        ),
         st.builds(pg.Type, oids, namespaces, names, xid),
         st.builds(pg.Insert, oids, tuples, xid),
         st.builds(pg.Update, oids, st.none(), st.none(), tuples, xid),

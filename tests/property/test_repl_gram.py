@@ -12,7 +12,7 @@ from pubsub.protocol import commands
 from pubsub.protocol import repl_gram as gram
 from pubsub.protocol.lsn import Lsn
 
-texts = st.text(st.characters(exclude_characters="\0"), max_size=20) | st.sampled_from(
+texts = st.text(st.characters(exclude_characters="\0"), max_size=15) | st.sampled_from(
     ['"', '""', "'", "a\\'b", "a'; DROP", "E'\\n'", "SLOT", "a,b", " ", "", "日本", "A.B", "\n", "$1"]
 )
 options = st.dictionaries(texts, texts, max_size=4)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pubsub.errors import DataCorrupted, FeatureNotSupported, PubsubError
 from pubsub.protocol.output import geometry, numbers, texts, times
 from tests.unit.walsender.wal import GEOMETRY, Wal, main_data, one_block, row
-from walsender.decode.assembly import Txn
 from walsender.decode.heap import heap_frame
+from walsender.decode.transactions import Part, Txn
 from walsender.historic.catalog_layouts import CatalogAttribute, CatalogDefinition, CatalogLayout
 from walsender.historic.heappage import tuple_at, tuples_of
 from walsender.historic.tracker import CatalogTracker
@@ -134,20 +134,19 @@ def test_the_fast_walk_agrees_with_the_general_decoder(
     wal = Wal()
     wal.record(bytes(data), xid=7, info=info, rmgr=10)
     txn = Txn(7, 1)
+    txn.parts = [Part(None, txn)]
     reader = WalReader(GEOMETRY, wal.start)
     relation = SimpleNamespace(code=2 * 3 + is_toast)
     by_file = dict.fromkeys((16400, 1259), relation)
     none = Catalogs({}, set())
-    reader.walk = Walk(
-        5, bytes(4096), {7: txn}, by_file, set(), none, Txn, lambda *_: None, lambda _: None, 1 << 20, True
-    )
+    reader.walk = Walk(5, bytes(4096), {7: txn}, by_file, set(), none, Txn, lambda *_: None, 1 << 20, True)
     reader.feed(wal.start, bytes(wal.data))
     if not list(reader.records()):
         lsn, length, *_ = wal.records[0]
         record = parse_record(bytes(wal.data[40:]), 0, length, lsn, lsn, 7, info, 10)
         own = record.blocks[0].locator[1] in {0, 5}
         frame = heap_frame(record, 3, is_toast=is_toast) if own else None
-        assert txn.frames == ([] if frame is None else [frame])
+        assert txn.parts[0].frames == ([] if frame is None else [frame])
 
 
 @settings(max_examples=1000)
@@ -218,7 +217,7 @@ def catalog() -> CatalogTracker:
 def contents(tracker: CatalogTracker) -> object:
     (table,) = tracker.catalogs.files.values()
     return (
-        {tid: (t.row, t.xmin, t.xmax, t.keys) for tid, t in table.tuples.items()},
+        {tid: (t.row, t.xmin, t.xmax) for tid, t in table.tuples.items()},
         {key: table.find(key, {7})[0].number("relfilenode") for key in range(100, 106) if table.find(key, {7})},
         {xid: [(tid, inserted) for _, tid, inserted in touched] for xid, touched in tracker.catalogs.touched.items()},
         tracker.catalogs.generations,
@@ -246,7 +245,7 @@ def test_fast_catalog_changes_agree_with_the_general_decoder(
     quick, general = catalog(), catalog()
     reader = WalReader(GEOMETRY, wal.start)
     reader.walk = Walk(
-        5, bytes(4096), {7: txn}, {}, set(), quick.catalogs, Txn, lambda _, at: seen.append(at), len, 1 << 20, True
+        5, bytes(4096), {7: txn}, {}, set(), quick.catalogs, Txn, lambda _, at: seen.append(at), 1 << 20, True
     )
     reader.feed(wal.start, bytes(wal.data))
     if list(reader.records()):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,9 @@ from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import claim_target
+from tests.support.publish import Publish, ServedReplica
 from tests.support.replica import Faults, Replica, RunningNode, Stock, faults
+from tests.support.stock_pairs import SETTINGS, Make, Pair, StockPairs
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +25,26 @@ def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield node
 
 
+@pytest.fixture(scope="session")
+def served(publisher: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publish]:
+    """Our own server before the shared PostgreSQL 18."""
+    # Transactions are streamed early: its work_mem is its own, whatever a database's settings say.
+    options = ("--max-replication-slots", "100", "--max-wal-senders", "100", "--work-mem", "64kB")
+    publish = Publish(tmp_path_factory.mktemp("publish") / "node", publisher.conninfo(), *options)
+    yield publish
+    assert publish.terminate() == 0, publish.tail()
+
+
 @pytest.fixture
-def replica(node: RunningNode, database: Database) -> Iterator[Replica]:
-    """An empty database on PostgreSQL 18; its subscription is dropped afterwards and must leave no slot behind."""
-    replica = Replica(node, database)
+def replica(request: pytest.FixtureRequest, node: RunningNode, database: Database) -> Iterator[Replica]:
+    """An empty database on PostgreSQL 18; its subscription is dropped afterwards and must leave no slot behind.
+
+    With PUBSUB_TEST_PUBLISHER=walsender the node subscribes by way of our own server.
+    """
+    if os.environ.get("PUBSUB_TEST_PUBLISHER") == "walsender":
+        replica: Replica = ServedReplica(node, database, request.getfixturevalue("served"))
+    else:
+        replica = Replica(node, database)
     yield replica
     if replica.created:
         replica.drop()
@@ -62,6 +83,56 @@ def stock(replica: Replica, stock_server: EmbeddedPostgres) -> Iterator[Callable
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture(scope="session")
+def stock_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StockPairs]:
+    """Stock publishers with our server before them, and stock subscribers, by version."""
+    made = StockPairs(tmp_path_factory.mktemp("pairs"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pairs(stock_pairs: StockPairs) -> Iterator[Make]:
+    """A function that makes a publisher's and a subscriber's database on shared servers of the given versions."""
+    made: list[Pair] = []
+
+    def make(*versions: str, **more: Any) -> Pair:
+        made.append(stock_pairs.make(*versions, **more))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        stock_pairs.discard(pair)
+
+
+@pytest.fixture
+def pair(pairs: Make) -> Pair:
+    """A publisher's and a subscriber's database, both on PostgreSQL 18."""
+    return pairs()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """A function that starts servers of their own, with the versions, our server's options, and the publisher's settings."""
+    made: list[Pair] = []
+
+    def start(publisher: str = "18", subscriber: str = "18", *options: str, **settings: str | int) -> Pair:
+        first = EmbeddedPostgres(publisher, settings={**SETTINGS, **settings}).start()
+        second = EmbeddedPostgres(subscriber, settings=SETTINGS).start()
+        made.append(Pair(Publish(tmp_path / f"node{len(made)}", first.conninfo(), *options), first, second, "s"))
+        return made[-1]
+
+    yield start
+    for pair in made:
+        try:
+            pair.close()
+            assert pair.publish.terminate() == 0, pair.publish.tail()
+        finally:
+            pair.publish.kill()
+            pair.publisher.close()
+            pair.subscriber.close()
 
 
 @pytest.fixture

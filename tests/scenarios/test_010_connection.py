@@ -554,7 +554,7 @@ async def test_check(any_database: Database) -> None:
         limited = any_database.server.conninfo(any_database.name, user=role)
         errors = [f for f in await check(limited, ["few", "whole", "guarded", "nowhere"]) if f.severity == "error"]
         messages = [finding.message for finding in errors]
-        assert errors[0].hint == f'ALTER ROLE "{role}" REPLICATION'
+        assert errors[0].change == (f"ALTER ROLE {role} REPLICATION;",)
         assert "FATAL:  " in messages[0]
         assert messages[1] == 'publication "nowhere" does not exist on the publisher'
         assert messages[2] == 'cannot use different column lists for table "public.a" in different publications'
@@ -564,6 +564,10 @@ async def test_check(any_database: Database) -> None:
             'query would be affected by row-level security policy for table "policed"',
             "permission denied for table pt1",
         ]
+        assert errors[1].change == (
+            f"GRANT USAGE ON SCHEMA public TO {role};",
+            f"GRANT SELECT ON TABLE public.f TO {role};",
+        )
     finally:
         any_database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 

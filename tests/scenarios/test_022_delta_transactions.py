@@ -389,6 +389,21 @@ def test_a_checkpoint_has_a_log_of_its_own(table: Table, spark: Spark, monkeypat
     assert of_checkpoint != of_commits
 
 
+def test_a_users_setting_of_checksum_files_survives_a_checkpoint(
+    table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`[spark]` of pubsub.toml wins over what this program sets."""
+    written = "spark.databricks.delta.writeChecksumFile.enabled"
+    table.commit(0, 1, added=[1])
+    settings = spark.session.sparkContext.getConf().set(written, "true")
+    with monkeypatch.context() as patched:
+        patched.setattr(spark.session.sparkContext, "getConf", lambda: settings)
+        table.transactions.checkpoint(table.target.path)
+    assert spark.session.conf.get(written) == "true"
+    table.transactions.checkpoint(table.target.path)
+    assert spark.session.conf.get(written) == "false"
+
+
 def test_any_thread_commits_to_a_table_that_has_a_checkpoint(table: Table, spark: Spark) -> None:
     table.commit(0, 1, added=[1])
     table.transactions.checkpoint(table.target.path)

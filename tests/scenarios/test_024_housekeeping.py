@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,9 @@ from launcher import housekeeper
 from pubsub.delta.housekeeping import choose_files, delta_optimize, upkeep
 from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
 from pubsub.delta.log import TableLog
+from pubsub.delta.places import place
 from pubsub.delta.spark_session import Spark
+from tests.support import stores
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
@@ -42,7 +43,7 @@ def alter(replica: Replica, table: str, **properties: str) -> None:
 
 
 def files(replica: Replica, table: str) -> set[str]:
-    return {one.path for one in list_files(Path(replica.path(table)))}
+    return {one.path for one in list_files(place(replica.path(table)))}
 
 
 def only_what_is_needed(replica: Replica, table: str) -> bool:
@@ -112,7 +113,7 @@ def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     assert found["log_bytes"] > 0
     replica.assert_equal("t")
     replica.assert_read_alike("t")
-    assert list_log(Path(replica.path("t"))).vacuumed is not None
+    assert list_log(place(replica.path("t"))).vacuumed is not None
     # The table's own properties count, whatever the settings say.
     log = TableLog(replica.path("t"))
     log.refresh()
@@ -130,7 +131,7 @@ def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatc
     for number in range(4):
         replica.execute(f"UPDATE t SET n = {number} WHERE id > 40", f"INSERT INTO t VALUES ({100 + number}, 0)")
         replica.caught_up()
-    wait_until(lambda: list_log(Path(replica.path("t"))).checkpoints, "a checkpoint")
+    wait_until(lambda: list_log(place(replica.path("t"))).checkpoints, "a checkpoint")
     replica.execute("UPDATE t SET n = -1 WHERE id < 5")
     replica.assert_equal("t")
     replica.assert_read_alike("t")
@@ -152,7 +153,7 @@ def test_delta_optimizes_what_is_not_rewritten_here(
         "INSERT INTO t SELECT g, g % 7 FROM generate_series(1, 500) g",
         "CREATE PUBLICATION p FOR TABLE t",
     )
-    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "t"
     replica.node.spark.session.sql(f"CREATE TABLE delta.`{path}` (id int, n int) USING delta {made}")
     replica.subscribe(create_tables="false")
 

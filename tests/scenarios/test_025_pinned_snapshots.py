@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pubsub.node import Node
 from pubsub.settings import Settings
 from pubsub.snapshot import Snapshot
 from tests.scenarios.test_036_snapshots import load
-from tests.support.replica import SETTINGS, BorrowedSpark, Replica, read, wait_until
+from tests.support.replica import SETTINGS, BorrowedSpark, Replica, RunningNode, read, wait_until
 
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, t text);
@@ -33,6 +34,13 @@ SHORT = {
     "delta.logRetentionDuration": "interval 0 hours",
     "delta.checkpointInterval": "2",
 }
+
+
+@pytest.fixture(scope="module")
+def node(spark: Spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    """A node that cleans nothing up, so that the tests say when: nothing else keeps what is not pinned yet."""
+    with RunningNode(tmp_path_factory.mktemp("node"), spark, housekeeping={"enabled": False}) as node:
+        yield node
 
 
 class Pins:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
@@ -18,7 +17,9 @@ from pubsub.delta import table as delta
 from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
+from pubsub.delta.places import open_parquet, place
 from pubsub.delta.spark_session import Spark
+from tests.support import stores
 from tests.support.replica import Replica
 
 COLUMNS = "id INT NOT NULL, day DATE, n INT, s STRING"
@@ -95,7 +96,8 @@ def writers(path: str) -> set[str]:
         actions = log.actions(version) or []
         if any("txn" in action for action in actions):
             for file in data_files.paths(path, [action for action in actions if "add" in action]):
-                by_arrow = "parquet-cpp-arrow" in pq.read_metadata(file).created_by
+                with open_parquet(file) as opened:
+                    by_arrow = "parquet-cpp-arrow" in opened.metadata.created_by
                 found.add("our files" if by_arrow else "Spark")
     return found
 
@@ -128,7 +130,7 @@ def test_every_kind_of_table_gets_the_publishers_rows(replica: Replica, spark: S
         ),
         "CREATE PUBLICATION p FOR TABLE t",
     )
-    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "t"
     make(spark, path, kind, by_spark=by_spark)
     replica.subscribe(create_tables="false")
     assert_same(replica, kind)
@@ -210,7 +212,9 @@ def check_kind(spark: Spark, path: str, name: str) -> None:
             assert all("inCommitTimestamp" in action["commitInfo"] for action in actions if "commitInfo" in action)
         case "v2 checkpoints":
             assert [
-                one for one in Path(path, "_delta_log").iterdir() if re.search(r"checkpoint\.[0-9a-f-]{36}\.", one.name)
+                one
+                for one in (place(path) / "_delta_log").iterdir()
+                if re.search(r"checkpoint\.[0-9a-f-]{36}\.", one.name)
             ]
         case "change data feed":
             feed = spark.session.sql(
@@ -224,7 +228,7 @@ def check_kind(spark: Spark, path: str, name: str) -> None:
 @pytest.mark.full
 def test_a_row_that_breaks_a_constraint_stops_the_table_and_loses_nothing(replica: Replica, spark: Spark) -> None:
     replica.execute("CREATE TABLE t (id int PRIMARY KEY, day date, n int, s text)", "CREATE PUBLICATION p FOR TABLE t")
-    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "t"
     make(spark, path, KINDS["CHECK constraint"], by_spark=True)
     replica.subscribe(create_tables="false")
     replica.execute("INSERT INTO t VALUES (1, NULL, 1, 'a')")
@@ -246,7 +250,7 @@ def test_files_from_before_a_column_was_widened(replica: Replica, spark: Spark) 
         "INSERT INTO t SELECT g, '2024-01-01', g, repeat('s' || g, 1000) FROM generate_series(1, 40) g",
         "CREATE PUBLICATION p FOR TABLE t",
     )
-    path = replica.node.home / "warehouse" / replica.database.name / "public" / "t"
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "t"
     table = f"delta.`{path}`"
     spark.session.sql(
         f"CREATE TABLE {table} (id SMALLINT, day DATE, n SMALLINT, s STRING) USING delta "

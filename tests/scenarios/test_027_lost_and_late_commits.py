@@ -21,6 +21,7 @@ from pubsub.delta import spark_writer
 from pubsub.delta.changeset import COUNT_COLUMN
 from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
 from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.places import place
 from pubsub.delta.spark_session import Spark
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.table import Commit, TargetTable
@@ -150,7 +151,7 @@ def test_a_refusal_is_told_from_other_errors(spark: Spark, tmp_path: Path) -> No
 
 def rename_over(path: str) -> None:
     """Put another program's commit in place of the newest one, as a store does that looks and then renames."""
-    newest = max(Path(path, "_delta_log").glob("*.json"))
+    newest = max((place(path) / "_delta_log").glob("*.json"))
     theirs = newest.with_suffix(".tmp")
     theirs.write_text('{"commitInfo":{"timestamp":1,"operation":"theirs","operationParameters":{}}}\n')
     os.replace(theirs, newest)
@@ -233,6 +234,6 @@ def test_a_link_that_was_made_and_answered_with_an_error(spark: Spark, tmp_path:
 
 def _array(spark: Spark, kind: Any, *values: Any) -> Any:
     made = spark.session._sc._gateway.new_array(kind, len(values))  # type: ignore[union-attr]
-    for place, value in enumerate(values):
-        made[place] = value
+    for number, value in enumerate(values):
+        made[number] = value
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -10,11 +10,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pubsub.delta.places import remove_tree
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, UndefinedTable
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import copy_out, slots
+from pubsub.publisher.connection import Connection
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import Replica, RunningNode
+from tests.support import stores
+from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'ha,"ppy');
@@ -269,8 +274,8 @@ def test_odd_names(replica: Replica) -> None:
             f"DELETE FROM {name} WHERE {key} LIKE '3%'"
         )
     replica.assert_equal(*names)
-    warehouse = Path(replica.node.home / "warehouse").resolve()
-    assert all(Path(replica.path(name)).resolve().is_relative_to(warehouse) for name in names)
+    warehouse = stores.local_files(stores.warehouse(replica.node.home)).resolve()
+    assert all(stores.local_files(replica.path(name)).resolve().is_relative_to(warehouse) for name in names)
 
 
 def test_a_table_named_by_its_columns(replica: Replica) -> None:
@@ -367,6 +372,88 @@ def test_copy_data_false(replica: Replica) -> None:
     assert {row["id"] for row in replica.rows("b")} >= {2}
 
 
+def test_copy_data_false_and_an_alter_while_the_table_is_made(replica: Replica, fault: Faults) -> None:
+    """The worker ends between the Delta table's creation and the storing of its definition: then the table has older columns."""
+    replica.execute("CREATE TABLE a (id int PRIMARY KEY, t text); CREATE PUBLICATION p FOR TABLE a")
+    fault.arm("target made public.a")
+    replica.subscribe(copy_data="false")
+    fault.wait("target made public.a")
+    replica.execute(
+        "INSERT INTO a VALUES (1, 'one'); ALTER TABLE a RENAME t TO u; ALTER TABLE a ADD COLUMN n int; "
+        "INSERT INTO a VALUES (2, 'two', 2)"
+    )
+    replica.alter("DISABLE")
+    fault.release("target made public.a")
+    replica.alter("ENABLE")
+    replica.assert_equal("a")
+    assert replica.relation("a").error is None
+
+
+@pytest.mark.parametrize("partitioned", ["", "PARTITION BY RANGE (id)"])
+def test_columns_that_exchange_names_between_the_snapshot_and_the_copy(
+    replica: Replica, fault: Faults, partitioned: str
+) -> None:
+    """COPY means the columns that have these names by then, and reads the snapshot's rows: values would change places."""
+    part = "CREATE TABLE a_1 PARTITION OF a DEFAULT;" if partitioned else ""
+    replica.execute(
+        f"CREATE TABLE a (id int PRIMARY KEY, t text, u text) {partitioned}; {part}"
+        "INSERT INTO a SELECT g, 't', 'u' FROM generate_series(1, 9) g;"
+        "CREATE PUBLICATION p FOR TABLE a WITH (publish_via_partition_root)"
+    )
+    fault.arm("slot created public.a")
+    fault.arm("copy planned public.a")
+    replica.subscribe()
+    fault.wait("slot created public.a")
+    fault.release("slot created public.a")
+    fault.wait("copy planned public.a")
+    replica.execute("ALTER TABLE a RENAME t TO x; ALTER TABLE a RENAME u TO t; ALTER TABLE a RENAME x TO u")
+    fault.release("copy planned public.a")
+    replica.execute("INSERT INTO a (id, t, u) VALUES (10, 'now u', 'now t')")
+    replica.assert_equal("a")
+
+
+@pytest.mark.parametrize("alter", ["ALTER TABLE a DROP COLUMN t", "ALTER TABLE a RENAME TO b"])
+def test_an_alter_between_the_snapshot_and_the_copy_stops_no_table(replica: Replica, fault: Faults, alter: str) -> None:
+    """Another attempt has another snapshot: with isolate, too, the failure passes."""
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, t text); INSERT INTO a VALUES (1, 'one'); CREATE PUBLICATION p FOR TABLE a"
+    )
+    fault.arm("copy planned public.a")
+    replica.subscribe(on_table_error="isolate")
+    fault.wait("copy planned public.a")
+    replica.execute(alter)
+    fault.release("copy planned public.a")
+    replica.alter("REFRESH PUBLICATION")
+    replica.caught_up()
+    (relation,) = replica.node.relations(replica.name)
+    assert relation.error is None
+    assert not relation.stopped
+    replica.assert_equal(relation.name)
+
+
+def test_copy_data_false_and_an_alter_while_the_publisher_is_asked(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The definition and its LSN are of one moment: else a row with the columns from before the ALTER stops the table."""
+    replica.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE a")
+    altered: list[Lsn] = []
+
+    async def visible(connection: Connection) -> Lsn:
+        lsn = await visible_wal_lsn(connection)
+        if len(altered) < 2:
+            altered.append(lsn)
+            row = f"INSERT INTO a (id) VALUES ({len(altered)})"
+            replica.execute(f"{row}; ALTER TABLE a ADD COLUMN n{len(altered)} int")
+        return lsn
+
+    visible_wal_lsn = slots.visible_wal_lsn
+    monkeypatch.setattr(slots, "visible_wal_lsn", visible)
+    replica.subscribe(copy_data="false")
+    wait_until(lambda: len(altered) == 2, "it was altered twice")
+    replica.execute("INSERT INTO a VALUES (3, 3)")
+    replica.assert_equal("a")
+
+
 @pytest.mark.full
 def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
     """create_tables = false: a user's table with one more column, in another order, is filled; one with rows is not."""
@@ -375,7 +462,7 @@ def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
         "CREATE PUBLICATION p FOR TABLE a"
     )
     options = {"create_tables": "false", "target": f"'{replica.database.name}_own'"}
-    path = replica.node.home / "warehouse" / f"{replica.database.name}_own" / "public" / "a"
+    path = stores.warehouse(replica.node.home) / f"{replica.database.name}_own" / "public" / "a"
     with pytest.raises(UndefinedTable) as missing:
         replica.subscribe(**options)
     assert str(path) in (missing.value.detail or "")
@@ -393,22 +480,22 @@ def test_targets_that_are_there(replica: Replica, tmp_path: Path) -> None:
 
 def test_a_target_that_holds_rows_is_refused(replica: Replica) -> None:
     replica.execute("CREATE TABLE a (id int PRIMARY KEY); INSERT INTO a VALUES (1); CREATE PUBLICATION p FOR TABLE a")
-    path = replica.node.home / "warehouse" / replica.database.name / "public" / "a"
+    path = stores.warehouse(replica.node.home) / replica.database.name / "public" / "a"
     write_deltalake(str(path), pa.table({"id": pa.array([7], pa.int32())}))
     with pytest.raises(NotInPrerequisiteState, match="holds rows already"):
         replica.subscribe()
     assert replica.slots() == []
     assert DeltaTable(str(path)).version() == 0
-    shutil.rmtree(path)
+    remove_tree(path)
     # The replicated column is missing, or has another type.
     write_deltalake(str(path), pa.table({"other": pa.array([], pa.int32())}))
     with pytest.raises(NotInPrerequisiteState, match='missing replicated columns: "id"'):
         replica.subscribe()
-    shutil.rmtree(path)
+    remove_tree(path)
     write_deltalake(str(path), pa.table({"id": pa.array([], pa.string())}))
     with pytest.raises(NotInPrerequisiteState, match=r'column "id".* has type string'):
         replica.subscribe()
-    shutil.rmtree(path)
+    remove_tree(path)
     replica.subscribe()
     replica.assert_equal("a")
 
@@ -433,3 +520,32 @@ def test_a_value_that_delta_lacks_stops_the_copy(replica: Replica) -> None:
     replica.execute("UPDATE a SET at = now()")
     replica.assert_equal("a", "b")
     assert compare_tables(replica.conninfo, "public.a", replica.path("a"), version=0) is not None
+
+
+@pytest.mark.parametrize("rows", [0, 20_000])
+def test_a_server_that_is_silent_in_a_copy_stops_no_other_thread(database: Database, rows: int) -> None:
+    """The copy waits for a lock that only another thread of this process gives up."""
+    series = f"SELECT g FROM generate_series(1, {rows}) g UNION ALL " if rows else ""
+    query = f"{series}SELECT 0 FROM pg_advisory_lock(7) FETCH FIRST {rows + 1} ROWS ONLY"
+    with copy_out.session(database.conninfo, "copies") as copying, database.server.connect(database.name) as holder:
+        copying.execute("SET statement_timeout = '30s'")
+        holder.execute("SELECT pg_advisory_lock(7)")
+        (pid,) = copying.execute("SELECT pg_backend_pid()").fetchone() or ()
+
+        def give_up() -> None:
+            waits = f"SELECT 1 FROM pg_locks WHERE pid = {pid} AND locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: holder.execute(waits.encode()).fetchall(), "the copy to wait")
+            holder.execute("SELECT pg_advisory_unlock(7)")
+
+        with ThreadPoolExecutor(1) as other:
+            unlocked = other.submit(give_up)
+            batches = list(
+                copy_out.batches(
+                    copying,
+                    f"COPY ({query}) TO STDOUT (FORMAT csv)",
+                    pa.schema([("n", pa.int32())]),
+                    lambda lines, schema: pa.record_batch([[int(line) for line in lines]], names=schema.names),
+                )
+            )
+            unlocked.result()
+        assert [n for batch in batches for n in batch.column(0).to_pylist()] == [*range(1, rows + 1), 0]

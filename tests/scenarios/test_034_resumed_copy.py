@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pubsub.delta import arrow_writer, copy_chunks
+from pubsub.delta.places import place
 from tablesync import choose_copier
-from tests.support.replica import Faults, Replica
+from tests.support.replica import Faults, Replica, wait_until
 from tests.support.unnamed_files import unnamed_files
 
 TABLE = """
@@ -40,7 +40,8 @@ WRITES = (
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide a few megabytes into some dozens of chunks."""
-    monkeypatch.setattr(choose_copier, "_LEAST_RANGE_BLOCKS", 2)
+    monkeypatch.setattr(choose_copier, "_LEAST_CHUNK_BYTES", 16384)
+    monkeypatch.setattr(choose_copier, "_MOST_CHUNK_BYTES", 16384)
 
 
 class Interruptions:
@@ -96,7 +97,7 @@ def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions:
     assert fault.is_reached("read again public.a")
     assert replica.slots() == [replica.name]
     data = {file["add"]["path"] for chunk in interruptions.files for file in chunk}
-    assert data <= {path.name for path in Path(replica.path("a")).glob("part-*")}
+    assert data <= {path.name for path in place(replica.path("a")).glob("part-*")}
     # Later changes are applied as before.
     replica.execute(*WRITES)
     replica.assert_equal("a")
@@ -140,4 +141,4 @@ def test_a_table_without_a_key_starts_over(
     replica.subscribe()
     replica.assert_equal("a")
     assert replica.relation("a").copy_generation == 2
-    assert not unnamed_files(replica.path("a")), "none is left"
+    wait_until(lambda: not unnamed_files(replica.path("a")), "no file is left")

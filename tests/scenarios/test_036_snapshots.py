@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from psycopg.rows import dict_row
 
+from pubsub.delta.places import place
 from pubsub.protocol.lsn import Lsn
 from tests.support.decoded_record import DecodedRecord
 from tests.support.foreign_writer import merge_files
@@ -67,7 +67,7 @@ def load(conninfo: str) -> Iterator[Callable[[], int]]:
 
 def merges(path: str) -> int:
     """Return how many of the table's commits have merged small files."""
-    return sum(b'"OPTIMIZE"' in file.read_bytes() for file in (Path(path) / "_delta_log").glob("*.json"))
+    return sum(b'"OPTIMIZE"' in file.read_bytes() for file in (place(path) / "_delta_log").glob("*.json"))
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.soak)])

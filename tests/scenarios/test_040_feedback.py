@@ -223,7 +223,7 @@ def test_the_walsender_is_killed(replica: Replica, fault: Faults) -> None:
 
 def test_a_slot_that_is_gone_stops_with_its_name(replica: Replica) -> None:
     make(replica)
-    replica.database.server.drop_slot(replica.name)
+    replica.drop_slot()
     replica.execute("UPDATE a SET n = n + 1")
     wait_until(lambda: f'replication slot "{replica.name}" does not exist' in replica.error(), "the reason")
     assert replica.version("a") == 1, "nothing of it is in Delta"

@@ -50,3 +50,16 @@ def test_a_table_that_was_dropped_and_made_again(replica: Replica) -> None:
     replica.execute("INSERT INTO a VALUES (2, 'newer')")
     replica.assert_equal("a", "b")
     assert replica.slots() == [replica.name]
+
+
+def test_a_table_that_was_renamed(replica: Replica) -> None:
+    """It was not found under its old name, and the subscription did not know the new one: no row had told it."""
+    replica.execute(TABLES)
+    replica.subscribe()
+    replica.assert_equal("a", "b")
+    replica.execute("ALTER TABLE a RENAME TO c")
+    replica.alter("RESYNC TABLE a")
+    replica.execute("INSERT INTO c VALUES (2000, 'c')")
+    replica.caught_up()
+    assert replica.states() == {"public.c": "r", "public.b": "r"}
+    replica.assert_equal("c", "b")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
 
+from pubsub.delta.places import place, remove_tree
 from tests.support.replica import Faults, Replica, wait_until
 
 TABLES = """
@@ -134,7 +134,7 @@ def test_a_delta_table_that_was_deleted(replica: Replica, policy: str) -> None:
     replica.assert_equal("a", "b")
     replica.execute("INSERT INTO b VALUES (1, 'x'); INSERT INTO a VALUES (3, NULL)")
     replica.assert_equal("a", "b")
-    shutil.rmtree(replica.path("a"))
+    remove_tree(place(replica.path("a")))
     replica.execute("INSERT INTO b VALUES (2, 'x'); INSERT INTO a VALUES (4, NULL)")
     if policy == "isolate":
         row = stopped(replica, "a")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pubsub.delta.places import place
 from pubsub.delta.spark_session import Spark
+from tests.support import stores
 from tests.support.replica import Replica, Stock, wait_until
 
 TABLES = """
@@ -74,7 +75,7 @@ def test_a_table_that_went_back_or_lost_a_file(replica: Replica, spark: Spark) -
     replica.assert_equal("b")
     replica.alter("RESYNC TABLE a")
     replica.assert_equal("a", "b")
-    for path in Path(replica.path("a")).glob("*.parquet"):
+    for path in place(replica.path("a")).glob("*.parquet"):
         path.unlink()
     replica.execute("UPDATE a SET t = 'changed' WHERE id = 5; INSERT INTO b VALUES (2, 'x')")
     row = wait_until(lambda: table(replica, "a")["stopped"] and table(replica, "a"), "table a to stop")
@@ -170,7 +171,7 @@ def test_a_table_that_existed_before(replica: Replica, spark: Spark) -> None:
         'CREATE TABLE c ("the id" int PRIMARY KEY, "a,b" text); INSERT INTO c SELECT * FROM a;'
         "CREATE PUBLICATION p FOR TABLE a, b, c"
     )
-    warehouse = replica.node.home / "warehouse" / replica.database.name / "public"
+    warehouse = stores.warehouse(replica.node.home) / replica.database.name / "public"
     session = spark.session
     rows = session.sql("SELECT CAST(id AS INT) AS id, concat('row ', id) AS t FROM range(1, 6)")
     rows.write.format("delta").partitionBy("t").save(str(warehouse / "b"))

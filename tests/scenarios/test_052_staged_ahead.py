@@ -7,7 +7,6 @@ committed whether its early work was used or was in vain; the rows are right eit
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +15,7 @@ import apply.pipeline.dispatch
 from apply.batch import Batch
 from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
+from pubsub.delta.places import place
 from tests.scenarios import test_050_streaming as streaming
 from tests.scenarios.test_050_streaming import TABLES, any_replica, on
 from tests.support.replica import Replica, Stock
@@ -43,8 +43,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def data_files(replica: Replica, table: str) -> set[str]:
-    (path,) = (replica.node.home / "warehouse").rglob(f"public/{table}")
-    return {file.name for file in Path(path).glob("*.parquet")}
+    return {file.name for file in place(replica.path(table)).glob("*.parquet")}
 
 
 @on("15", "18")

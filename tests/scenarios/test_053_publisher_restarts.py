@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 import apply.pipeline.dispatch
+from pubsub.delta.places import place
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -48,8 +49,8 @@ def test_the_publisher_restarts_inside_a_stream(spark: Spark, tmp_path: Path, mo
             replica.assert_equal(*TABLES)
             replica.database.execute("DELETE FROM a WHERE id > 2000; DELETE FROM b")
         replica.assert_equal(*TABLES)
-        path = Path(replica.path("a"))
-        assert not unnamed_files(path)
+        path = place(replica.path("a"))
+        wait_until(lambda: not unnamed_files(path), "no file is left")
         assert DeltaTable(str(path)).version() > 0
         assert not list((tmp_path / "spill").rglob("*.arrows"))
         replica.drop()

@@ -12,9 +12,11 @@ from pubsub.delta.spark_session import Spark
 from pubsub.errors import ObjectInUse
 from pubsub.node import Node
 from pubsub.testing.fixtures import Database
+from tests.support import stores
 from tests.support.replica import Replica, RunningNode
 
 
+@stores.local_only
 def test_a_moved_home_goes_on_and_a_copy_beside_it_is_refused(spark: Spark, database: Database, tmp_path: Path) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 1); CREATE PUBLICATION p FOR TABLE t"

@@ -32,6 +32,7 @@ from tests.support.replica import wait_until
 from tests.support.walsender_compare import differences, inconsistency
 from tests.support.walsender_decodings import Decoding, Message, ServerStream, create_slot, flush_lsn, slot_changes
 from walsender.decoding import DecodeRequest, Session
+from walsender.plugins import PluginRequest
 
 # Autovacuum's own transactions would come between a slot's consistent point and ours.
 SETTINGS: dict[str, str | int] = {"max_prepared_transactions": 10, "autovacuum": "off"}
@@ -568,7 +569,7 @@ def test_a_catalog_is_kept_once(upstreams: Servers, tmp_path: Path) -> None:
 
     async def tuples() -> tuple[int, int]:
         options = {"proto_version": "1", "publication_names": "p"}
-        request = DecodeRequest(server.conninfo(dbname), "pgoutput", options, tmp_path)
+        request = DecodeRequest(server.conninfo(dbname), PluginRequest("pgoutput", options), tmp_path)
         session = await Session.open(request, lambda *_: None, lambda _: None)
         files = session.decoder.tracker.catalogs.files
         before = sum(len(table.tuples) for table in files.values())

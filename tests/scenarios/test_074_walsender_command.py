@@ -9,7 +9,10 @@ import socket
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -250,8 +253,14 @@ def test_signals_end_the_command_at_any_point(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "walsender", "decode", "--conninfo", server.conninfo(), "--publication", "p"]
         command += ["--start", start]
 
-        def started(*more: str) -> subprocess.Popen[bytes]:
-            return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        @contextmanager
+        def started(*more: str) -> Iterator[subprocess.Popen[bytes]]:
+            pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            with subprocess.Popen([*command, *more], env=environment, **pipes) as process:
+                try:
+                    yield process
+                finally:
+                    process.kill()  # after a failure nobody else would end it
 
         def sleeps(process: subprocess.Popen[bytes]) -> bool:
             return ") S " in Path(f"/proc/{process.pid}/stat").read_text()

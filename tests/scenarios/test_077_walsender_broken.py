@@ -26,13 +26,16 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import walsender_workload as workload
 from walsender.decoding import DecodeRequest, Session
-from walsender.xlog.formats import RECORD_HEADER_BYTES, XLOG_BLCKSZ
+from walsender.plugins import PluginRequest
+from walsender.xlog.formats import RECORD_HEADER_BYTES, XLOG_BLCKSZ, Rmgr
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 
 STEP = 1 << 17
 HEADERS = 80
 """The number of bytes after a record's header that are mostly headers of its contents."""
+MESSAGE_IS_TRANSACTIONAL = RECORD_HEADER_BYTES + 2 + 4
+"""After the header of the main data and the database's oid (message.h: xl_logical_message)."""
 MEMORY = 3 << 30
 SECONDS = 60
 SOAK_SECONDS = 600.0
@@ -165,7 +168,9 @@ async def broken_records(version: str, kind: str, directory: Path, seconds: floa
             connection.execute("SELECT pg_logical_emit_message(true, 'a', 'b'), pg_switch_wal()")
             end = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchall()[0][0]
         lsns = int(Lsn.parse(start)), int(Lsn.parse(end))
-        request = DecodeRequest(server.conninfo(), plugin, options, directory, *lsns, work_mem=work_mem)
+        request = DecodeRequest(
+            server.conninfo(), PluginRequest(plugin, options, lsns[0]), directory, *lsns[1:], work_mem=work_mem
+        )
         session = await Session.open(request, lambda _lsn, _xid, _data: None, lambda _: None)
         await session.close()
         geometry = session.reader.geometry
@@ -180,6 +185,14 @@ async def broken_records(version: str, kind: str, directory: Path, seconds: floa
             data[places[record.index(b"marked_name\0")]] = 0xFF
             seal(data, places)
     assert "WAL position" in decoded(session, archive, bytes(data))
+    # A message that says it belongs to a transaction, in a record without one.
+    data = bytearray(archive.data)
+    for lsn, length in archive.records[Rmgr.LOGICALMSG, 0]:
+        places = archive.places(lsn, length)
+        if not any(data[place] for place in places[4:8]):
+            data[places[MESSAGE_IS_TRANSACTIONAL]] = 1
+            seal(data, places)
+    assert "belongs to no transaction" in decoded(session, archive, bytes(data))
     seed = random.randrange(1 << 32)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -11,7 +11,7 @@ from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.type_contract import RULES
 from pubsub.testing.fixtures import VERSIONS, Database, Servers
-from tests.support import corpus, duck
+from tests.support import corpus, duck, stores
 from tests.support.replica import Replica, RunningNode, wait_until
 
 TYPES = ", ".join(f"public.v.{name} text" for name in corpus.TEXT_COLUMNS)
@@ -188,6 +188,6 @@ def test_other_readers(replica: Replica, spark: Spark) -> None:
     theirs = spark.session.read.format("delta").load(replica.path("v")).orderBy("id").toArrow()
     ours = replica.rows("v", "* FROM delta_t ORDER BY id")
     assert [str(row) for row in theirs.to_pylist()] == [str(row) for row in ours]
-    with duck.reader() as connection:
-        found = connection.sql(f"SELECT * FROM delta_scan('{replica.path('v')}') ORDER BY id").to_arrow_table()
+    with duck.reader() as connection, stores.readable(replica.path("v")) as files:
+        found = connection.sql(f"SELECT * FROM delta_scan('{files}') ORDER BY id").to_arrow_table()
     assert [str(row) for row in found.to_pylist()] == [str(row) for row in ours]

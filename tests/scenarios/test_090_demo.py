@@ -143,6 +143,15 @@ def test_the_demo_copies_follows_and_compares(home: Path) -> None:
 
 
 @pytest.mark.full
+def test_the_demo_with_our_server_between(home: Path) -> None:
+    demo = run(home, *SMALL, "--seconds", "3", "--walsender")
+    assert demo.process.returncode == 0, demo.output
+    assert "Equal: 11 tables" in demo.output
+    assert "PostgreSQL has 0 replication slots" in demo.output
+    assert servers_of(demo) == []
+
+
+@pytest.mark.full
 def test_a_falsified_value_is_found(home: Path) -> None:
     demo = run(home, *SMALL, "--seconds", "1", "--falsify")
     assert demo.process.returncode == 1, demo.output
@@ -208,10 +217,11 @@ def assert_untouched(own: Database) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("between", [[], ["--walsender"]])
 def test_a_database_of_ones_own_is_compared_while_it_is_written_to(
-    home: Path, own: Database, writers: subprocess.Popen[bytes]
+    home: Path, own: Database, writers: subprocess.Popen[bytes], between: list[str]
 ) -> None:
-    demo = run(home, "--pg", own.conninfo + " password=hidden1", "--seconds", "5", "--quiet")
+    demo = run(home, "--pg", own.conninfo + " password=hidden1", "--seconds", "5", "--quiet", *between)
     assert demo.process.returncode == 0, demo.output
     assert "left out: public.keyless: it has no primary key" in demo.output
     assert "left out: public.scratch: an unlogged table" in demo.output

@@ -42,7 +42,7 @@ class JsonTransactions:
         }
         if request.user_metadata is not None:
             info["userMetadata"] = request.user_metadata
-        lines = [{"commitInfo": info}, *_with_protocol(request)]
+        lines = [{"commitInfo": info}, *with_protocol(request)]
         aside = log / f".{txn_id}.tmp"
         aside.write_text("".join(json.dumps(line) + "\n" for line in lines))
         try:
@@ -66,7 +66,7 @@ class JsonTransactions:
         DeltaTable(path).create_checkpoint()
 
 
-def _with_protocol(request: Request) -> list[Mapping[str, Any]]:
+def with_protocol(request: Request) -> list[Mapping[str, Any]]:
     """Derive the protocol from the metadata as Delta does, for the features that pubsub's tables have."""
     found: list[Mapping[str, Any]] = []
     for action in request.actions:

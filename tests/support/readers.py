@@ -8,15 +8,16 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from pubsub.delta.spark_session import Spark
-from tests.support import duck
+from tests.support import duck, stores
 
 
 def assert_read_alike(path: str, spark: Spark) -> None:
     """deltalake, DuckDB and Spark read the same columns and rows."""
     found: Any = QueryBuilder().register("t", DeltaTable(path)).execute("SELECT * FROM t").read_all()
     ours = _rows(pa.table(found))
-    with duck.reader() as connection:
-        assert _rows(connection.execute(f"SELECT * FROM delta_scan('{path}')").to_arrow_table()) == ours, "DuckDB"
+    with duck.reader() as connection, stores.readable(path) as files:
+        found = connection.execute(f"SELECT * FROM delta_scan('{files}')").to_arrow_table()
+    assert _rows(found) == ours, "DuckDB"
     assert _rows(spark.session.read.format("delta").load(path).toArrow()) == ours, "Spark"
 
 

@@ -22,6 +22,7 @@ from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qu
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support import stores
 from tests.support.readers import assert_read_alike
 
 T = TypeVar("T")
@@ -88,7 +89,9 @@ class RunningNode:
         self.spark = spark
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
-        self._node = Node(home, workers=True, settings=Settings.read({**SETTINGS, **settings}, home))
+        self._node = Node(
+            home, workers=True, settings=Settings.read({**SETTINGS, **stores.settings(home), **settings}, home)
+        )
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(spark_session, "Spark", BorrowedSpark(spark))
 
@@ -241,6 +244,10 @@ class Replica:
         """Every reader finds the same in the Delta tables."""
         for table in tables:
             assert_read_alike(self.path(table), self.node.spark)
+
+    def drop_slot(self) -> None:
+        """Drop the subscription's slot on the publisher, and end the stream that uses it."""
+        self.database.server.drop_slot(self.name)
 
     def slots(self) -> list[str]:
         """Return the replication slots of this database."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pubsub.delta.places import Place, place
 
 
-def unnamed_files(path: str | Path) -> set[str]:
+def unnamed_files(path: str | Place) -> set[str]:
     """Return the names of the table's data files that are in no commit.
 
     Files that housekeeping has replaced are named by the commits that added them.
     """
-    commits = "".join(each.read_text("utf-8") for each in Path(path, "_delta_log").glob("*.json"))
-    return {file.name for file in Path(path).glob("*.parquet") if file.name not in commits}
+    commits = "".join(each.read_text("utf-8") for each in (place(str(path)) / "_delta_log").glob("*.json"))
+    return {file.name for file in place(str(path)).glob("*.parquet") if file.name not in commits}

@@ -24,7 +24,7 @@ from pubsub.protocol.copyboth import pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Commit, write_message
 
-PLAN = Plan(only=(), rows=1000, runs=1, lag_seconds=1, warm_rounds=1)
+PLAN = Plan(only=(), rows=1000, runs=1, lag_seconds=1, warm_rounds=1, goals={}, lag_goal=None)
 DATA = workload.Orders("orders", 1000)
 
 
@@ -177,6 +177,9 @@ class Applying:
         self._calls.append(f"{self.name} at {self._lsn}")
         return self._difference
 
+    def settle(self) -> None:
+        return
+
     def cpu(self) -> dict[str, float]:
         return {}
 
@@ -239,4 +242,6 @@ def test_lag_is_from_commit_to_the_first_look_that_found_the_origin_past_it() ->
     seen = [(Lsn(90), zero + 9.0), (Lsn(200), zero + 11.5), (Lsn(300), zero + 14.0)]
     bench = bench_of(Applying("stock", []), Applying("pubsub", []), publisher)
     # The last commit is the mark, which ends past the LSN that was waited for.
-    assert list(bench._lags(workload.Pgbench("pgbench", 1), "slot", seen)) == pytest.approx([1.5, 0.5, 2.0, 1.0])
+    lags, times = bench._lags(workload.Pgbench("pgbench", 1), "slot", seen)
+    assert list(lags) == pytest.approx([1.5, 0.5, 2.0, 1.0])
+    assert list(times - zero) == pytest.approx([10, 11, 12, 13])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,6 +42,21 @@ async def test_a_node_keeps_its_identity(tmp_path: Path) -> None:
 async def test_the_files_beside_the_catalog_are_private_too(catalog: Catalog, tmp_path: Path) -> None:
     await catalog.set_daemon()
     assert modes(tmp_path) == {0o600}
+
+
+async def test_opening_a_catalog_twice_keeps_the_locks_of_the_first(catalog: Catalog, tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    async with await Catalog.open(path):
+        await catalog.set_daemon()
+        # Another process must not take itself for the last one that has the file open: it would remove the -wal file.
+        program = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM pubsub_node'); c.close()"
+        )
+        another = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path))
+        assert await another.wait() == 0
+        assert path.with_name("catalog.db-wal").exists()
+        async with await Catalog.open(path) as third:
+            assert (await third.node()) == (await catalog.node())
 
 
 async def test_a_catalog_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pubsub.protocol.ids import Oid
-from pubsub.publisher.check import Finding, check_publications, check_server, check_table
+from pubsub.publisher.check import Finding, check_publications, check_server, check_table, hba_line
 from pubsub.publisher.definitions import ColumnDefinition, ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
 
@@ -98,6 +98,39 @@ def test_a_server_that_is_not(change: dict[str, Any], severity: str, message: st
     (finding,) = worst(check_server(replace(SERVER, **change)))
     assert finding.severity == severity
     assert finding.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            'FATAL:  no pg_hba.conf entry for host "192.0.2.7", user "me", database "shop", no encryption',
+            "host shop me 192.0.2.7/32",
+        ),
+        (
+            'FATAL:  no pg_hba.conf entry for host "2001:db8::1", user "me", database "shop", SSL encryption',
+            "host shop me 2001:db8::1/128",
+        ),
+        (
+            'FATAL:  pg_hba.conf rejects connection for host "[local]", user "me", database "shop", no encryption',
+            "local shop me",
+        ),
+        (
+            'FATAL:  no pg_hba.conf entry for host "fe80::1%eth0", user "all", database "My Shop", no encryption',
+            'host "My Shop" "all" fe80::1/128',
+        ),
+    ],
+)
+def test_the_line_that_pg_hba_lacks(message: str, line: str) -> None:
+    assert hba_line(f"could not connect to the publisher: {message}") == (
+        "-- in pg_hba.conf, before the lines that reject it:",
+        f"--   {line} scram-sha-256",
+        "SELECT pg_reload_conf();",
+    )
+
+
+def test_another_refusal_has_no_line() -> None:
+    assert hba_line('FATAL:  password authentication failed for user "me"') == ()
 
 
 def test_publications() -> None:

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
-from pubsub.delta import alter, arrow_writer, copy_chunks, data_files, deletion_vectors
+from pubsub.delta import alter, arrow_writer, copy_chunks, deletion_vectors, durable_files
 from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
 from pubsub.delta.arrow_writer import DirectStaged
@@ -209,6 +209,28 @@ def test_the_files_of_a_commit_whose_outcome_is_unknown_stay(table: TargetTable,
     assert rows(table), "no file that the commit names was removed"
 
 
+@pytest.mark.parametrize("work", WORK)
+def test_the_files_stay_if_the_log_cannot_be_read_after_the_commit(
+    table: TargetTable, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a store stops answering: the commit was made, and nobody can tell."""
+    actions = TableLog.actions
+
+    class Cut(JsonTransactions):
+        def commit(self, request: Request) -> str:
+            def fails(log: TableLog, version: int) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            name = super().commit(request)
+            monkeypatch.setattr(TableLog, "actions", fails)
+            return name
+
+    with pytest.raises(UnknownOutcome):
+        work(table, Cut())
+    monkeypatch.setattr(TableLog, "actions", actions)
+    assert rows(table), "no file that the commit names was removed"
+
+
 class Full(JsonTransactions):
     def commit(self, request: Request) -> str:
         raise CommitFailed("No space left on device")
@@ -247,7 +269,7 @@ def test_a_file_that_is_cut_short_does_not_stay(table: TargetTable, monkeypatch:
     def fails(_: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(data_files, "sync_directory", fails)
+    monkeypatch.setattr(durable_files, "sync_directory", fails)
     with pytest.raises(OSError, match="No space"):
         write_table(table, some)
     assert sorted(directory.iterdir()) == before

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tablesync.copyjob import CopySource, Cut, statement
+from apply.isolation import will_last
+from launcher.failures import typed
+from pubsub.errors import SerializationFailure
+from pubsub.publisher.copy_out import Cut
+from tablesync.copyjob import CopySource, _require_unaltered, statement
 
 SOURCE = CopySource("host=h password=hidden", "app", 'a"b', "t.x", ("id", 'we"ird', "Ünï"), "snap", None, True)
 
@@ -65,3 +71,21 @@ def test_cutting_a_copy_short_ends_its_wait_for_the_publisher(early: bool) -> No
         assert received == [b""]
         cut()  # by now without effect
         assert theirs.recv(1) == b""
+
+
+def test_a_table_truncated_meanwhile_is_copied_again() -> None:
+    """With on_table_error = isolate it stopped for good, though the next copy would succeed."""
+
+    class Publisher:
+        def execute(self, _statement: bytes) -> Any:
+            return self
+
+        def fetchall(self) -> list[tuple[int]]:
+            return [(2,)]
+
+    with pytest.raises(SerializationFailure) as raised:
+        _require_unaltered(Publisher(), replace(SOURCE, oid=1, file=1))  # type: ignore[arg-type]
+    assert not will_last(raised.value)
+    _require_unaltered(Publisher(), replace(SOURCE, oid=1, file=2))  # type: ignore[arg-type]
+    of_a_task = RuntimeError(f"Traceback …\npubsub.errors.SerializationFailure: {raised.value.message}\n")
+    assert not will_last(typed(of_a_task))

@@ -87,6 +87,19 @@ def test_commits_of_others_are_found_where_they_can_change_rows(tmp_path: Path) 
     assert t.found(app_id="copy") == [(9, "MERGE", "E")]
 
 
+def test_files_that_somebody_looks_at_stay_those_of_one_version(tmp_path: Path) -> None:
+    """Rows are looked up in one thread while another commits a merge of the table's files."""
+    t = Foreign(tmp_path / "t")
+    t.ours()
+    t.ours()
+    looked_at = iter(t.log.files)
+    names = [next(looked_at)]
+    t.theirs("OPTIMIZE", SAME, *({"remove": {"path": path}} for path in t.log.files))
+    t.log.refresh()
+    assert len([*names, *looked_at]) == 2
+    assert list(t.log.files) == ["g"]
+
+
 def test_the_writer_of_a_file_is_found(tmp_path: Path) -> None:
     t = Foreign(tmp_path / "t")
     t.ours()

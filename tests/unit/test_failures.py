@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apply.isolation import will_last
-from launcher.failures import cause_of, typed
+from launcher.failures import cause_of, foreseen, typed
 from pubsub.errors import ConnectionFailure, DataCorrupted, InvalidValue, PubsubError
 
 
@@ -20,6 +20,13 @@ def test_our_own_errors_stay_as_they_are() -> None:
     error = InvalidValue("no", detail="d", hint="h", context="c")
     assert typed(ExceptionGroup("g", [error])) is error
     assert typed(ConnectionFailure("gone")).sqlstate == "08006"
+
+
+def test_what_a_publisher_says_at_length_is_cut() -> None:
+    known = typed(PubsubError("m" * 1_000_000, detail="d" * 1_000_000, hint="short"))
+    assert known.message.startswith("mmm")
+    assert max(len(known.message), len(known.detail or "")) < 5000
+    assert known.hint == "short"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,8 @@ def test_our_own_errors_stay_as_they_are() -> None:
 )
 def test_spark_errors_keep_their_message(text: str, message: str, sqlstate: str) -> None:
     error = typed(RuntimeError(text))
+    # An error of ours that comes back from a task is logged as one that a worker raises itself, without a traceback.
+    assert foreseen(RuntimeError(text)) is (sqlstate != "XX000")
     assert error.message == message
     assert error.sqlstate == sqlstate
 

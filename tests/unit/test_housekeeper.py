@@ -163,6 +163,17 @@ def test_only_tables_that_are_ready_are_touched(node: Node) -> None:
     assert node.turn(later=10_000) == []
 
 
+def test_a_table_that_is_still_to_be_made_is_not_looked_at(node: Node) -> None:
+    """It joined without a copy: it is in r from the start, and its Delta table comes later."""
+    node.table(1)
+    made = node.catalog.relations[0]
+    node.catalog.relations[0] = replace(made, definition=None)
+    assert node.turn() == []
+    node.catalog.relations[0] = made
+    node.catalog.counter += 1
+    assert node.turn() == ["t1"]
+
+
 def test_a_table_that_rests_is_left_alone(node: Node) -> None:
     node.table(1)
     busy = node.table(2)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +22,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
 from pubsub.daily_window import DailyWindow
-from pubsub.delta import arrow_writer, data_files, deletion_vectors, file_rows
+from pubsub.delta import arrow_writer, data_files, deletion_vectors, file_rows, pins
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.housekeeping import inventory, row_order, upkeep
@@ -463,6 +465,20 @@ def test_a_checkpoint_is_written_for_enough_commits(
     assert table.ids() == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_table_that_rests_gets_a_checkpoint_sooner(
+    table: Table, cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_AT_REST", 2)
+    for number in range(2):
+        table.commit(added=[number])
+    visits = kept(table, cleaning)
+    visits.visit(clean=True)
+    assert cleaning.checkpoints == 0
+    for _ in range(2):
+        visits.visit(clean=True, resting=True)
+        assert cleaning.checkpoints == 1
+
+
 def list_log(table: Table) -> frozenset[int]:
     return inventory.list_log(Path(table.target.path)).checkpoints
 
@@ -488,6 +504,35 @@ def test_outside_the_window_nothing_is_deleted(table: Table, cleaning: Cleaning)
     visit = kept(table, cleaning).visit(clean=False)
     assert (cleaning.vacuums, visit.vacuumed) == ([], False)
     assert visit.due is not None
+
+
+def test_a_pin_waits_for_what_is_being_deleted(
+    table: Table, cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retention was read before the pin was committed; only afterwards can be said what is left."""
+    table.commit(added=[1, 2])
+    table.commit(deleted=[1, 2])
+    age(table, 10_000)
+    order: list[str] = []
+    committed = threading.Event()
+
+    def vacuum(path: str, listed: Sequence[Listed] | None) -> None:
+        threads.submit(pin)
+        assert committed.wait(60)
+        order.append("deleted")
+
+    class Properties:
+        def change_properties(self, path: str, change: pins.Change) -> None:
+            committed.set()
+
+    def pin() -> None:
+        pins.pin_all(Properties(), [table.target.path], "p")
+        order.append("pinned")
+
+    monkeypatch.setattr(cleaning, "vacuum", vacuum)
+    with ThreadPoolExecutor() as threads:
+        kept(table, cleaning).visit(clean=True)
+    assert order == ["deleted", "pinned"]
 
 
 def log_of(table: Table, commits: dict[int, float], checkpoints: Sequence[int]) -> None:

@@ -44,6 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["--version"], ALL | DAEMON | {"pubsub.node"}),
         (["--help"], (ALL - {"rich"}) | DAEMON | {"pubsub.node"}),
+        (["publish", "--help"], (ALL - {"rich"}) | DAEMON),
         (["sql", "--help"], (ALL - {"rich"}) | DAEMON),
         (["sql", "SHOW ALL"], ALL | DAEMON),
         (["sql", "SELECT * FROM pg_subscription"], (ALL - {"deltalake", "sqlglot"}) | DAEMON),

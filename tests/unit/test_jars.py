@@ -75,7 +75,7 @@ def test_class_path_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("PUBSUB_JARS", str(tmp_path))
     with pytest.raises(PubsubError, match="delta-spark") as caught:
         jars.class_path()
-    assert "python -m pubsub.jars fetch" in (caught.value.hint or "")
+    assert "pubsub setup" in (caught.value.hint or "")
     names = [*(artifact.filename for artifact in jars.DELTA), log_store.jar_name()]
     for name in names:
         (tmp_path / name).touch()

@@ -185,14 +185,7 @@ async def test_a_client_reads_with_the_settings_of_the_node(
     settings = Settings.read({"spark": {"master": "local[3]", **spark}}, tables.home)
     async with Node(tables.home, workers=False, settings=settings) as client:
         client.table("public.orders")
-    assert ToldSpark.made == [{"master": "local[3]", "conf": conf}]
-
-
-async def test_a_client_refuses_the_spark_that_a_daemon_refuses(tables: Node) -> None:
-    settings = Settings.read({"spark": {"remote": "sc://h"}}, tables.home)
-    async with Node(tables.home, workers=False, settings=settings) as client:
-        with pytest.raises(FeatureNotSupported, match=r"spark\.remote"):
-            client.table("public.orders")
+    assert ToldSpark.made == [{"master": "local[3]", "conf": conf, "warehouse": settings.warehouse_uri}]
 
 
 async def test_status(tables: Node) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pytest
 
-from pubsub.delta import arrow_writer, data_files, file_rows, partitions
+from pubsub.delta import arrow_writer, data_files, durable_files, file_rows, partitions
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.housekeeping.rewrite import rewrite
@@ -106,21 +106,21 @@ def test_more_partitions_than_files_may_be_open(tmp_path: Path, monkeypatch: pyt
     ]
     monkeypatch.setattr(data_files, "_ROW_GROUP_ROWS", 20)
     most = 0
-    opens, finish = data_files._DataFile._open, data_files._DataFile.finish
+    opens, finish = durable_files.create, data_files._DataFile.finish
     now = 0
 
-    def count_open(file: Any) -> Any:
+    def count_open(path: Any) -> Any:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        return opens(file)
+        return opens(path)
 
     def count_finish(file: Any) -> None:
         nonlocal now
         now -= 1
         finish(file)
 
-    monkeypatch.setattr(data_files._DataFile, "_open", count_open)
+    monkeypatch.setattr(durable_files, "create", count_open)
     monkeypatch.setattr(data_files._DataFile, "finish", count_finish)
     added = data_files.write(laid, parts)
     assert (most, now) == (3, 0)

@@ -48,6 +48,13 @@ STANDS = Standing(origin=Lsn(100), held=Lsn(110), copied=True)
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("as it was", {}, None),
     ("before the first origin", {"standing": Standing(Lsn(0), Lsn(0), True)}, None),
+    ("the same, and the slot is where a copy ends", {"standing": Standing(Lsn(0), Lsn(0), True, least=Lsn(100))}, None),
+    (
+        # What was changed between the copy and the slot was lost, without a word.
+        "the same, and the slot is past a copy",
+        {"slot": {"confirmed_flush_lsn": Lsn(101)}, "standing": Standing(Lsn(0), Lsn(0), True, least=Lsn(100))},
+        "begins at 0/65, after 0/64",
+    ),
     ("the slot is behind", {"slot": {"confirmed_flush_lsn": Lsn(50)}}, None),
     ("the slot is ahead", {"slot": {"confirmed_flush_lsn": Lsn(101)}}, "begins at 0/65, after 0/64"),
     (

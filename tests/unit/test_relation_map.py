@@ -107,3 +107,22 @@ async def test_a_table_that_left_and_joined_again_begins_anew(bench: Bench) -> N
     await bench.joins_again()
     await bench.tables.relations.load()
     assert await bench.after() is None
+
+
+async def test_the_least_that_a_synchronized_table_holds(bench: Bench) -> None:
+    relations = bench.tables.relations
+    await relations.load()
+    assert relations.least_synchronized == 0
+    await bench.copied(100)
+    await relations.load()
+    assert relations.least_synchronized == 0, "its sync worker follows a slot of its own"
+    await bench.synced(150)
+    await relations.load()
+    assert relations.least_synchronized == 150
+    new = NewRelation(B.oid, "public", "b", "b", RelState.READY, Lsn(120))
+    await bench.catalog.add_relations(bench.subscription.oid, [new])
+    await relations.load()
+    assert relations.least_synchronized == 120
+    await bench.catalog.stop_relation(bench.subscription.oid, B.oid, "no", None, None, count="apply")
+    await relations.load()
+    assert relations.least_synchronized == 150

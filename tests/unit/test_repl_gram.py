@@ -184,3 +184,8 @@ def test_a_feature_needs_its_protocol(version: str, option: gram.Option, needed:
 def test_other_protocols_are_not_spoken(version: str) -> None:
     with pytest.raises(FeatureNotSupported):
         gram.parse_pgoutput_options([("proto_version", version), REQUIRED[1]])
+
+
+@pytest.mark.parametrize(("name", "cut"), [("a" * 63, "a" * 63), ("a" * 64, "a" * 63), ("é" * 32, "é" * 31)])
+def test_names_are_cut_to_63_bytes(name: str, cut: str) -> None:
+    assert gram.parse_command(f'DROP_REPLICATION_SLOT "{name}"') == gram.DropReplicationSlot(cut, wait=False)

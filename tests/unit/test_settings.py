@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.errors import PubsubError, UndefinedObject
+from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.settings import PARAMETERS, Settings
 
 
@@ -26,6 +26,16 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "housekeeping.log_retention": "1h",
         "housekeeping.merge_files": "on",
         "housekeeping.window": "",
+        "verify.connections": "1",
+        "verify.interval": "0",
+        "verify.max_rate": "0",
+        "verify.sample": "off",
+        "verify.sample_rows": "10000",
+        "verify.timeout": "1h",
+        "verify.window": "",
+        "http.listen": "",
+        "http.page": "on",
+        "http.ready_lag": "1min",
         "logical_decoding_work_mem": "64MB",
         "max_logical_replication_workers": "1000",
         "max_message_size": "1GB",
@@ -34,6 +44,22 @@ def test_without_a_file_postgresql_s_defaults_hold(tmp_path: Path) -> None:
         "wal_receiver_status_interval": "10s",
         "wal_receiver_timeout": "1min",
         "wal_retrieve_retry_interval": "5s",
+        "walsender.archive_directory": "",
+        "walsender.auth_file": "",
+        "walsender.authentication_timeout": "1min",
+        "walsender.idle_replication_slot_timeout": "0",
+        "walsender.listen": "",
+        "walsender.max_connections": "100",
+        "walsender.max_replication_slots": "10",
+        "walsender.max_slot_wal_keep_size": "-1",
+        "walsender.max_wal_senders": "10",
+        "walsender.primary_slot_name": "",
+        "walsender.restore_command": "",
+        "walsender.ssl_cert_file": "",
+        "walsender.ssl_key_file": "",
+        "walsender.unix_socket": "on",
+        "walsender.upstream": "",
+        "walsender.wal_source": "",
     }
     assert settings.catalog_location == tmp_path / "catalog.db"
     assert settings.warehouse_uri == str(tmp_path / "warehouse")
@@ -75,6 +101,38 @@ def test_housekeeping(tmp_path: Path) -> None:
     assert kept.show("Housekeeping.window") == "22:00-04:00"
     alone = load(tmp_path, '[housekeeping]\ndeleted_file_retention = "10min"')
     assert alone.housekeeping.log_retention == 600, "the log follows, since Delta refuses a shorter one"
+
+
+def test_the_server_for_subscribers(tmp_path: Path) -> None:
+    text = """
+        [walsender]
+        upstream = "host=h password=secret"
+        listen = "[::1]:6432"
+        max_slot_wal_keep_size = "1GB"
+        authentication_timeout = "1min"
+        """
+    found = load(tmp_path, text)
+    assert found.walsender.place() == ("::1", 6432)
+    assert found.walsender.max_slot_wal_keep_size == 1 << 30
+    assert "secret" not in repr(found)
+    assert "secret" not in str(found.show_all())
+    with pytest.raises(PubsubError, match="invalid place to listen on") as caught:
+        load(tmp_path, '[walsender]\nlisten = "6432"')
+    assert caught.value.context is not None
+
+
+def test_http(tmp_path: Path) -> None:
+    found = load(tmp_path, '[http]\nlisten = "127.0.0.1:9187"\nready_lag = "5min"').http
+    assert (found.place(), found.ready_lag) == (("127.0.0.1", 9187), 300.0)
+    assert load(tmp_path, "").http.place() is None
+    with pytest.raises(PubsubError, match="invalid place to listen on"):
+        load(tmp_path, '[http]\nlisten = "9187"')
+
+
+@pytest.mark.parametrize("text", ['[spark]\nremote = "sc://x"', '[spark.conf]\n"spark.remote" = "sc://x"'])
+def test_spark_connect_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(FeatureNotSupported, match=r"spark\.remote"):
+        load(tmp_path, text)
 
 
 _TIMES = 'Valid units for this parameter are "us", "ms", "s", "min", "h", and "d".'
@@ -203,6 +261,25 @@ def test_a_password_in_the_catalog_s_url_does_not_show(tmp_path: Path) -> None:
         load(tmp_path, "[catalog]\nurl = ['secret']")
     assert "secret" not in caught.value.report(verbose=True)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[walsender]\nwal_source = ['secret']",
+        "[walsender]\nupstream = ['secret']",
+        "walsender = 'secret'",
+        "catalog = 'secret'",
+        "[spark]\nconf = 'secret'",
+        "[spark.conf]\n'spark.hadoop.fs.s3a.secret.key' = ['secret']",
+        "[catalog]\nurl = 'secret",
+    ],
+)
+def test_a_value_that_may_be_a_secret_is_in_no_message(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PubsubError) as caught:
+        load(tmp_path, text)
+    assert "secret" not in caught.value.report(verbose=True).replace("secret.key", "")
+    assert "secret" not in str(caught.value.__cause__)
 
 
 def test_show_prints_the_largest_unit_that_keeps_the_value_whole() -> None:

@@ -96,6 +96,17 @@ def test_a_truncate_voids_what_came_before_it() -> None:
     assert b.delta.staged[found["b"].staged.directory][1].images.num_rows == 0
 
 
+def test_a_truncate_after_an_alter_needs_no_new_column() -> None:
+    """No row needs the column, so the table is not altered yet: the batch was refused, again and again."""
+    b = Bench(target("a"), target("b", key=()))
+    wider = (("id", INT8), ("v", TEXT), ("w", TEXT))
+    b.send(A, insert(A.oid, 1, "x"), relation(A.oid, "a", wider), truncate(A.oid))
+    b.send(relation(B.oid, "b", wider, identity="f"), truncate(B.oid))
+    for found in b.stage().values():
+        assert found.staged.replace_all
+        assert b.delta.staged[found.staged.directory][1].images.num_rows == 0
+
+
 def test_columns_go_by_name() -> None:
     b = Bench()
     b.send(relation(A.oid, "a", (("v", TEXT), ("id", INT8))), insert(A.oid, "x", 1))

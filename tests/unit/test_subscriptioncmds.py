@@ -15,7 +15,7 @@ from catalog.home_lock import DaemonLock
 from catalog.records import NewRelation, Request, Subscription, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
-from launcher import option_effects
+from launcher import altersubscription, option_effects
 from launcher.altersubscription import _difference
 from launcher.client_session import Session
 from launcher.notices import Notice
@@ -24,6 +24,7 @@ from launcher.sync_slots import slot_names
 from pubsub.errors import ConnectionFailure, FeatureNotSupported, PubsubError
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher.connection import Connection
 from pubsub.publisher.publication import PublishedTable
 from pubsub.settings import Settings
 from pubsub.sql.options import SubscriptionOptions
@@ -120,6 +121,24 @@ async def test_drop_with_an_unreachable_publisher_leaves_it_as_it_was(client: Cl
     after = await client.session.catalog.subscription("s")
     assert (after.dropping, after.enabled, after.slot_name) == (False, before.enabled, before.slot_name)
     assert len(await client.session.catalog.relations(before.oid)) == 1
+
+
+async def test_a_table_leaves_after_its_slot(client: Client, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A REFRESH that was killed between the two left the slot, which nobody knew any more, and the publisher its WAL."""
+    await client.run(UNCONNECTED.format(nowhere))
+    catalog = client.session.catalog
+    subscription = await catalog.subscription("s")
+    await catalog.add_relations(subscription.oid, [NewRelation(7, "public", "t", "/w/t")])
+
+    async def killed(*_: object) -> None:
+        raise ConnectionFailure("killed here")
+
+    monkeypatch.setattr(altersubscription, "drop_slots_of", killed)
+    relations = await catalog.relations(subscription.oid)
+    with pytest.raises(ConnectionFailure):
+        await altersubscription._remove(client.session, subscription, cast(Connection, None), relations)
+    assert await catalog.relations(subscription.oid) == relations
+    assert not (await catalog.subscription("s")).dropping
 
 
 async def test_drop_without_a_slot_needs_no_publisher(client: Client, nowhere: str) -> None:

@@ -25,7 +25,8 @@ from pubsub.delta.data_files import write_table
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, application_id, is_of_later_copy
-from pubsub.errors import Overtaken
+from pubsub.delta.transactions import Conflict, Request
+from pubsub.errors import Overtaken, SerializationFailure
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tablesync import copyjob
 from tests.support.json_transactions import JsonTransactions
@@ -216,3 +217,27 @@ def test_which_copy_is_later() -> None:
     assert not is_of_later_copy(application_id("node", 1, 22, 5), APP)
     assert not is_of_later_copy("others", APP)
     assert not is_of_later_copy(APP, "app")
+
+
+class Refusing(JsonTransactions):
+    """Delta that refuses the first commits, as for a table of which it still knows an earlier one."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    def commit(self, request: Request) -> str:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise Conflict("the table is not at version -1")
+        return super().commit(request)
+
+
+def test_a_table_that_is_refused_at_first_is_created(tmp_path: Path) -> None:
+    """It was taken for one that another had made: a table whose directory was deleted then stopped alone once more."""
+    table = TargetTable(str(tmp_path / "a"), pa.schema([pa.field("id", pa.int64())]), (), "public.a")
+    assert delta.create_empty(Refusing(1), table, {})
+    assert delta.exists(table.path)
+    other = TargetTable(str(tmp_path / "b"), table.schema, (), "public.b")
+    with pytest.raises(SerializationFailure):
+        delta.create_empty(Refusing(100), other, {})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from walsender.decode.assembly import Txn
+from walsender.decode.transactions import Part
 
 CHANGE: Final = 80
 """sizeof(ReorderBufferChange)."""
@@ -65,33 +65,47 @@ class Account:
 class MemoryAccounting:
     """The memory of all transactions.
 
-    `may_stream()`: whether streaming may begin at this point of the WAL; `stream` sends a transaction.
+    `may_stream()`: whether streaming may begin at this point of the WAL; `goes_on(part)`: whether this transaction may be
+    streamed at it; `stream` sends a transaction.
     """
 
     def __init__(
-        self, work_mem: int, *, needs_streamable: bool, may_stream: Callable[[], bool], stream: Callable[[Txn], None]
+        self,
+        work_mem: int,
+        *,
+        needs_streamable: bool,
+        may_stream: Callable[[], bool],
+        goes_on: Callable[[Part], bool],
+        stream: Callable[[Part], None],
     ) -> None:
         self._limit = work_mem
         self._needs_streamable = needs_streamable
         self._may_stream = may_stream
+        self._goes_on = goes_on
         self._stream = stream
         self._size = 0
-        self._accounts: dict[Txn, Account] = {}
+        self._accounts: dict[Part, Account] = {}
         # Made at the first spill: a heap of (sub)transactions, the largest first (reorderbuffer.c: txn_heap).  An entry
         # whose size has changed since stays in it and is skipped.
         self._largest: list[tuple[int, int, Account, int]] | None = None
         self._pushed = 0
         self._bound = 0
 
-    def account(self, txn: Txn) -> Account:
-        found = self._accounts.get(txn)
+    def move(
+        self, may_stream: Callable[[], bool], goes_on: Callable[[Part], bool], stream: Callable[[Part], None]
+    ) -> None:
+        """Go on with another decoder."""
+        self._may_stream, self._goes_on, self._stream = may_stream, goes_on, stream
+
+    def account(self, part: Part) -> Account:
+        found = self._accounts.get(part)
         if found is None:
-            found = self._accounts[txn] = Account()
+            found = self._accounts[part] = Account()
         return found
 
     def queue(
         self,
-        txn: Txn,
+        part: Part,
         xid: int,
         lsn: int,
         size: int,
@@ -102,7 +116,7 @@ class MemoryAccounting:
         ends_partial: bool = False,
     ) -> None:
         """Count one more change (ReorderBufferQueueChange); this may stream transactions."""
-        account = self.account(txn)
+        account = self.account(part)
         account.sizes[xid] = account.sizes.get(xid, 0) + size
         self._size += size
         if self._largest is not None:
@@ -114,44 +128,44 @@ class MemoryAccounting:
             account.partial = True
         elif ends_partial:
             account.partial = False
-        if not account.partial and xid in account.serialized and self._sendable(account) and self._may_stream():
-            self._send(txn, account)
+        if not account.partial and xid in account.serialized and self._sendable(part, account) and self._may_stream():
+            self._send(part, account)
         self._check()
 
-    def sent(self, txn: Txn) -> None:
+    def sent(self, part: Part) -> None:
         """Note that all changes of the transaction so far were sent."""
-        account = self.account(txn)
-        account.streamed.add(txn.xid)
+        account = self.account(part)
+        account.streamed.add(part.txn.xid)
         account.streamed.update(account.sizes)
         self._clear(account)
 
-    def prepared(self, txn: Txn) -> None:
+    def prepared(self, part: Part) -> None:
         """Note that the transaction was sent at its PREPARE: only its end is to come (ReorderBufferTruncateTXN)."""
-        self._clear(self.account(txn))
+        self._clear(self.account(part))
 
-    def abort(self, txn: Txn, xid: int) -> None:
+    def abort(self, part: Part, xid: int) -> None:
         """Stop counting a subtransaction that was rolled back."""
-        account = self._accounts.get(txn)
+        account = self._accounts.get(part)
         if account is not None:
             self._size -= account.sizes.pop(xid, 0)
             account.spans.pop(xid, None)
 
-    def forget(self, txn: Txn) -> None:
-        account = self._accounts.pop(txn, None)
+    def forget(self, part: Part) -> None:
+        account = self._accounts.pop(part, None)
         if account is not None:
             self._clear(account)
 
-    def distribute(self, committed: Txn, lsn: int, snapshot: int, invalidations: int) -> None:
+    def distribute(self, committed: Part | None, lsn: int, snapshot: int, invalidations: int) -> None:
         """Count what a commit that changed the catalog adds to all transactions (SnapBuildDistributeSnapshotAndInval).
 
         Each one, `committed` included, gets the new snapshot; all others get its invalidations.  Sizes in bytes.
         """
-        for txn in list(self._accounts):
-            if not txn.has_base or txn.two_phase:
+        for part in list(self._accounts):
+            if not part.txn.has_base or part.two_phase:
                 continue
-            self.queue(txn, txn.xid, lsn, CHANGE + snapshot, streamable=False)
-            if txn is not committed and invalidations:
-                self.queue(txn, txn.xid, lsn, CHANGE + invalidations, streamable=False)
+            self.queue(part, part.txn.xid, lsn, CHANGE + snapshot, streamable=False)
+            if part is not committed and invalidations:
+                self.queue(part, part.txn.xid, lsn, CHANGE + invalidations, streamable=False)
 
     def _clear(self, account: Account) -> None:
         self._size -= account.total
@@ -159,15 +173,15 @@ class MemoryAccounting:
         account.serialized.clear()
         account.spans.clear()
 
-    def _sendable(self, account: Account) -> bool:
-        return account.streamable or not self._needs_streamable
+    def _sendable(self, part: Part, account: Account) -> bool:
+        return (account.streamable or not self._needs_streamable) and self._goes_on(part)
 
     def _check(self) -> None:
         while self._size >= self._limit:
-            candidates: Iterable[tuple[Txn, Account]] = (
-                (txn, account)
-                for txn, account in self._accounts.items()
-                if account.total > 0 and not account.partial and self._sendable(account) and txn.has_base
+            candidates: Iterable[tuple[Part, Account]] = (
+                (part, account)
+                for part, account in self._accounts.items()
+                if account.total > 0 and not account.partial and part.txn.has_base and self._sendable(part, account)
             )
             largest = max(candidates, key=lambda item: item[1].total, default=None) if self._may_stream() else None
             if largest is not None:
@@ -205,6 +219,6 @@ class MemoryAccounting:
             # Most entries may be stale: the next spill builds the heap anew.
             self._largest = None
 
-    def _send(self, txn: Txn, account: Account) -> None:
-        self._stream(txn)
-        self.sent(txn)
+    def _send(self, part: Part, account: Account) -> None:
+        self._stream(part)
+        self.sent(part)

@@ -1,32 +1,40 @@
 """The main loop of logical decoding: WAL records in, transactions out (decode.c, snapbuild.c, reorderbuffer.c).
 
     decoder = Decoder(…)
+    decoder.add(output)
     decoder.run(reader)       whenever the reader was fed more WAL
+    output.proceed()          what could not be done at once
 
 A record is parsed only as far as its kind requires.  Heap records of relations that are sent become frames, bytes cut
 out of the record; heap records of catalogs go to the tracker, whole.  A change's relation is resolved when its record
 is read.  Its values are decoded when its transaction is sent, at the commit.
+
+One pass serves any number of outputs (output.py).  Those with the same rules share the transactions' changes
+(assembly.py); all share the WAL, the catalogs and the transactions.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from struct import Struct
-from typing import Any, Final
+from typing import Final, Protocol
 
-from pubsub.errors import DataCorrupted, NotInPrerequisiteState
+from pubsub.errors import DataCorrupted, NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 from walsender.decode import changes as c
 from walsender.decode.accounting import CHANGE, INVALIDATION, XID, MemoryAccounting, snapshot_bytes
-from walsender.decode.assembly import HANDOVER_BYTES, Assembly, Txn
+from walsender.decode.assembly import HANDOVER_BYTES, Assembly, Changes, Rules
 from walsender.decode.heap import HeapDecoder
+from walsender.decode.output import Ending, Origin, Output
 from walsender.decode.relations import Registry
-from walsender.decode.replay import Replay
 from walsender.decode.snapbuild import SnapshotBuilder
+from walsender.decode.transactions import Part, Transactions, Txn
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.walk import Walk
-from walsender.output.plugin import OutputPlugin, SentTransaction
+from walsender.output.plugin import SentTransaction
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr, WalFormat
@@ -52,10 +60,10 @@ _MESSAGE: Final = Struct("<I?xxxQQ")
 
 
 class Decoder:
-    """One pass over the WAL for one output plugin.
+    """One pass over the WAL.
 
-    `database`: oid of the database to decode.  `on_consistent(lsn)` is called once, with the consistent point.
-    `work_mem`: bytes.  `redo`: redo position of the checkpoint at which the reader starts.
+    `database`: oid of the database to decode.  `make_buffer` makes a reorder buffer.  `on_consistent(lsn)` is called once, with
+    the consistent point.  `work_mem`: bytes.  `redo`: redo position of the checkpoint at which the reader starts.
     """
 
     def __init__(
@@ -63,63 +71,209 @@ class Decoder:
         *,
         database: int,
         wal_format: WalFormat,
-        tracker: CatalogTracker,
-        registry: Registry[Any],
-        assembly: Assembly,
-        builder: SnapshotBuilder,
-        plugin: OutputPlugin[Any],
+        make_tracker: Callable[[Callable[[int], bool]], CatalogTracker],
+        encoding: str,
+        make_buffer: Callable[[int], ReorderBuffer],
         on_consistent: Callable[[int], None] = lambda _: None,
         work_mem: int = 64 << 20,
         redo: int = 0,
     ) -> None:
-        self.builder = builder
+        self.builder = SnapshotBuilder()
         self.restart_point = redo
         """Where another process must start reading to continue from here: the redo position of a checkpoint."""
+        self.restart_list = 0
+        """The same, for one that knows the catalogs there: the newest list of running transactions all of which have ended."""
+        self.on_list: Callable[[int], None] = lambda _: None
+        """Called with the LSN of a list of running transactions, before it is read."""
+        self.ended_at = 0
+        """LSN of the last record with which anything was, or could have been, sent."""
+        self.ahead: RolledBack | None = None
+        """Knows how transactions in progress end, where the WAL of their ends is there already."""
+        self._older_lists: list[tuple[int, frozenset[int]]] = []
         self._restarts: list[tuple[int, frozenset[int]]] = []
         self._lists: list[tuple[int, frozenset[int]]] = []
-        self.assembly = assembly
-        self.tracker = tracker
+        self.transactions = Transactions(self._parts, lambda part, other: part.assembly.join(part, other))
+        self.tracker = tracker = make_tracker(self.transactions.by_xid.__contains__)
+        self.registry = registry = Registry(tracker, encoding)
+        self.outputs: list[Output] = []
         self.position = 0
         """LSN of the last record."""
+        self._assemblies: list[Assembly] = []
         self._database = database
         self._format = wal_format
-        self._registry = registry
-        self._plugin = plugin
+        self._make_buffer = make_buffer
+        self._work_mem = work_mem
         self._on_consistent = on_consistent
         self._announced = False
-        self._started = False
-        self._reader: WalReader
+        self._reader: WalReader | None = None
         self._lsn = 0
         # Committed transactions that changed the catalog and are newer than the oldest running one: a server's
         # snapshots list them.
         self._committed: list[int] = []
-        self._memory = (
-            MemoryAccounting(
-                work_mem,
-                needs_streamable=wal_format.version >= 16,
-                may_stream=lambda: not self.builder.needs_skip(self._lsn),
-                stream=self._stream,
-            )
-            if plugin.streaming
-            else None
-        )
-
-        self._heap = HeapDecoder(database, tracker, registry, assembly, plugin, self._memory)
-        self._irrelevant = _irrelevant(counted=self._memory is not None)
+        self._heap = HeapDecoder(database, tracker, registry)
+        self._irrelevant = _irrelevant(counted=False)
         self._walk = Walk(
             database,
             self._irrelevant,
-            assembly.by_xid,
+            self.transactions.by_xid,
             registry.by_file,
             registry.ignored_files,
             tracker.catalogs,
-            assembly.begin,
+            self.transactions.begin,
             self._heap.sees_changes,
-            assembly.hand_over,
             HANDOVER_BYTES,
-            # When every change is counted, all rows take the general path.
-            self._memory is None,
+            True,
         )
+
+    # Outputs
+
+    def add(self, output: Output) -> None:
+        """Feed an output from here on: transactions that have not begun yet."""
+        since = self._here()
+        self.outputs.append(output)
+        self.registry.add(output, since)
+        assembly = self._open_assembly(output.rules.key)
+        if assembly is None:
+            assembly = self._assembly(output.rules)
+        assembly.outputs[output] = since
+        self._count()
+        if self.builder.consistent:
+            self._begin(output)
+
+    def remove(self, output: Output) -> None:
+        """Stop feeding an output, and leave its work undone."""
+        output.discard()
+        self.outputs.remove(output)
+        self.registry.remove(output, self._here())
+        for assembly in list(self._assemblies):
+            if assembly.outputs.pop(output, None) is not None and not assembly.outputs:
+                self._drop(assembly)
+        self._count()
+
+    def absorb(self, other: Decoder) -> None:
+        """Take over the outputs of another decoder, which has read as far as this one, to the byte.
+
+        What the other has assembled of transactions in progress comes with them.  Transactions that begin from now on are
+        assembled once for outputs with the same rules.
+        """
+        here = self._here()
+        self.registry.take_over(other.registry, here)
+        for txn in other.transactions.all():
+            own = self.transactions.by_xid.get(txn.xid) or self.transactions.begin(txn.xid, txn.first_lsn)
+            for xid in txn.subxids:
+                if xid in txn.xids:
+                    self.transactions.assign(txn.xid, xid, txn.first_lsn)
+            own.has_base |= txn.has_base
+            own.messages |= txn.messages
+            own.aborted |= txn.aborted
+            if own.cache is None and txn.cache is not None:
+                own.cache = {}
+            for part in txn.parts:
+                part.txn = own
+                own.parts.append(part)
+        for txn in self.transactions.all():
+            if txn.cache:
+                self.registry.retire(txn.cache, here)
+                txn.cache = {}
+        for assembly in other._assemblies:
+            if assembly.memory is not None:
+                assembly.memory.move(self._may_stream(assembly), self._goes_on, self._stream)
+            self._assemblies.append(assembly)
+            for output in list(assembly.outputs):
+                if not assembly.closed and output.start <= here:
+                    self._settle(output, assembly, here)
+        for output in other.outputs:
+            # Generations are counted by each tracker.
+            output.plugin.forget(definitions=False)
+        self.outputs += other.outputs
+        other.outputs = []
+        self._count()
+
+    def fold(self, output: Output, other: Output) -> bool:
+        """Return whether `other` sends the same as `output` from now on, and may be removed."""
+        if (
+            output.alike is None
+            or output.alike != other.alike
+            or output.waits
+            or other.waits
+            or output.joining
+            or other.joining
+        ):
+            return False
+        together = [one for one in self._assemblies if output in one.outputs or other in one.outputs]
+        if len(together) != 1 or {output, other} - together[0].outputs.keys():
+            return False
+        since = max(together[0].outputs[output], together[0].outputs[other])
+        return all(txn.first_lsn >= since for txn in self.transactions.by_xid.values())
+
+    def is_between(self, output: Output) -> bool:
+        """Return whether the output has sent all of each transaction of which it has sent anything."""
+        return not output.waits and not any(
+            part.streamed for one in self._assemblies if output in one.outputs for part in one.parts
+        )
+
+    def _settle(self, output: Output, assembly: Assembly, here: int) -> None:
+        """Have transactions that begin from here on come from the assembly that all outputs with the same rules share."""
+        key = output.rules.settled
+        shared = self._open_assembly(key)
+        if shared is assembly:
+            return
+        if shared is None:
+            assembly.rules = replace(assembly.rules, key=key)
+            return
+        shared.outputs[output] = here
+        if all(one in shared.outputs for one in assembly.outputs):
+            assembly.closed = True
+
+    def _here(self) -> int:
+        """Return an LSN from which on transactions have not begun."""
+        return self._reader.position if self._reader is not None else 0
+
+    def _open_assembly(self, key: Hashable) -> Assembly | None:
+        return next((one for one in self._assemblies if one.rules.key == key and not one.closed), None)
+
+    def _assembly(self, rules: Rules) -> Assembly:
+        small = self._work_mem // 4
+        assembly = Assembly(rules, self._make_buffer(self._work_mem - small), small)
+        if rules.streaming:
+            assembly.memory = MemoryAccounting(
+                self._work_mem,
+                needs_streamable=self._format.version >= 16,
+                may_stream=self._may_stream(assembly),
+                goes_on=self._goes_on,
+                stream=self._stream,
+            )
+        self._assemblies.append(assembly)
+        return assembly
+
+    def _may_stream(self, assembly: Assembly) -> Callable[[], bool]:
+        return lambda: not any(self._needs_skip(one, self._lsn) for one in assembly.outputs)
+
+    def _goes_on(self, part: Part) -> bool:
+        """Return whether a part of the transaction can be sent: nothing it did with a catalog that is rolled back later.
+
+        Where that is not known yet, its changes wait.
+        """
+        txn = part.txn
+        if self.ahead is None or not txn.catalog_xids:
+            return True
+        return self.ahead.rolled_back(txn.catalog_xids & txn.xids, self._here(), can_wait=True) is False
+
+    def _drop(self, assembly: Assembly) -> None:
+        self._assemblies.remove(assembly)
+        for txn in {part.txn for part in assembly.parts}:
+            txn.parts = [part for part in txn.parts if part.assembly is not assembly]
+        assembly.close()
+
+    def _count(self) -> None:
+        """Have the walk leave what must be counted, if anything is."""
+        counted = any(assembly.memory is not None for assembly in self._assemblies)
+        self._irrelevant = self._walk.irrelevant = _irrelevant(counted=counted)
+        # When every change is counted, all rows take the general path.
+        self._walk.rows = not counted
+
+    def _parts(self, txn: Txn) -> list[Part]:
+        return [assembly.add(txn) for assembly in self._assemblies if not assembly.closed]
 
     def run(self, reader: WalReader, end: int = 0) -> bool:
         """Decode the records that `reader` holds and that start before `end` (0: no end).
@@ -127,7 +281,7 @@ class Decoder:
         Returns whether `end` was reached.  Raises WalCorrupted, CatalogDiverged, and what sending raises: all of these
         end the decoding.
         """
-        by_xid = self.assembly.by_xid
+        by_xid = self.transactions.by_xid
         lsn = self.position
         self._reader = reader
         reader.walk = self._walk
@@ -149,9 +303,11 @@ class Decoder:
             raise
         finally:
             self.position = lsn
-            self.assembly.held += self._walk.held
+            for assembly in self._assemblies:
+                assembly.held += self._walk.held
             self._walk.held = 0
-        self.assembly.relieve()
+        for assembly in self._assemblies:
+            assembly.relieve()
         return False
 
     # Rare records, and the first record of every transaction
@@ -161,18 +317,18 @@ class Decoder:
         self._lsn = lsn
         txn = None
         if xid:
-            txn = self.assembly.by_xid.get(xid)
+            txn = self.transactions.by_xid.get(xid)
             if txn is None:
                 if record.top_xid:
-                    txn = self.assembly.assign(record.top_xid, xid, lsn)
+                    txn = self.transactions.assign(record.top_xid, xid, lsn)
                 elif rmgr != _XACT or info & f.XLOG_XACT_OPMASK not in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_ABORT}:
-                    txn = self.assembly.begin(xid, lsn)
+                    txn = self.transactions.begin(xid, lsn)
         if rmgr == _HEAP:
             self._heap.heap(record, txn)
         elif rmgr == _HEAP2:
             self._heap.heap2(record, txn)
         elif rmgr == _XACT:
-            record.end_lsn = self._reader.position
+            record.end_lsn = self._here()
             self._xact(record)
         elif rmgr == Rmgr.STANDBY:
             self._standby(record)
@@ -184,13 +340,13 @@ class Decoder:
         elif rmgr == Rmgr.RELMAP:
             self._changed(self.tracker.relmap_update(record), lsn)
         elif rmgr == Rmgr.LOGICALMSG:
-            record.end_lsn = self._reader.position
+            record.end_lsn = self._here()
             self._logical_message(record)
 
     def _xlog(self, record: Record) -> None:
         kind = record.info & 0xF0
         if kind == f.XLOG_CHECKPOINT_SHUTDOWN or kind == f.XLOG_END_OF_RECOVERY:
-            self.builder.shutdown(record.lsn, [txn.xid for txn in self.assembly.transactions() if txn.prepared])
+            self.builder.shutdown(record.lsn, [txn.xid for txn in self.transactions.all() if txn.prepared])
             self._announce()
         elif kind == f.XLOG_CHECKPOINT_ONLINE:
             redo = int.from_bytes(record.main[:8], "little")
@@ -213,20 +369,28 @@ class Decoder:
         running = parse_running_xacts(record)
         if running is None:
             return
+        self.on_list(record.lsn)
         self.builder.running(record.lsn, running)
         self._announce()
         self._remember(record.lsn, frozenset(running.xids))
         oldest = running.oldest_running
         self._committed = [xid for xid in self._committed if (xid - oldest) & 0xFFFFFFFF < 1 << 31]
-        for txn in self.assembly.transactions():
+        for txn in self.transactions.all():
             # Abort what a crash left behind (ReorderBufferAbortOld); prepared transactions count as running.
             if (txn.xid - oldest) & 0xFFFFFFFF >= 1 << 31:
                 self._abort(txn, record.lsn, 0)
-        self._registry.release(self.assembly.oldest_lsn() or record.lsn)
+        if not any(output.waits for output in self.outputs):
+            self.registry.release(self.transactions.oldest_lsn() or record.lsn)
 
     def _remember(self, lsn: int, running: frozenset[int]) -> None:
         """Move `restart_point` to the newest checkpoint whose running transactions have all ended (startpoint.py)."""
         self._lists = [*self._lists[-_LISTS:], (lsn, running)]
+        older = [*self._older_lists[-_LISTS:], (lsn, running)]
+        ended = [number for number, (_, xids) in enumerate(older) if not xids or not xids & running]
+        if ended:
+            self.restart_list = older[ended[-1]][0]
+            del older[: ended[-1]]
+        self._older_lists = older
         serve = [number for number, (_, xids) in enumerate(self._restarts) if not xids & running]
         if serve:
             self.restart_point = self._restarts[serve[-1]][0]
@@ -235,155 +399,173 @@ class Decoder:
     def _announce(self) -> None:
         if self.builder.consistent and not self._announced:
             self._announced = True
-            if self.builder.start_decoding_at <= self.builder.consistent_point + 1:
-                self._start()
+            for output in list(self.outputs):
+                self._begin(output)
             self._on_consistent(self.builder.consistent_point)
 
-    def _start(self) -> None:
+    def _begin(self, output: Output) -> None:
+        """Have an output begin at the consistent point, if it was to begin before."""
+        point = self.builder.consistent_point
+        if output.start <= point + 1:
+            output.start = max(output.start, point + 1)
+            self._start(output)
+
+    def _start(self, output: Output) -> None:
         """Refuse relations that cannot be sent before the first transaction, instead of at their first change."""
-        if not self._started:
-            self._started = True
-            self._registry.refuse_unsupported(self._plugin.refusal)
+        if not output.started:
+            output.started = True
+            try:
+                self.registry.refuse_unsupported(output)
+            except PubsubError as error:
+                output.fail(error)
+
+    def _needs_skip(self, output: Output, lsn: int) -> bool:
+        """Return whether a transaction that ends with the record at `lsn` is not sent (SnapBuildXactNeedsSkip)."""
+        return not self.builder.consistent or lsn < output.start
 
     # Transactions
 
     def _xact(self, record: Record) -> None:
         operation = record.info & f.XLOG_XACT_OPMASK
+        if operation not in {f.XLOG_XACT_INVALIDATIONS, f.XLOG_XACT_ASSIGNMENT}:
+            self.ended_at = record.lsn
         if operation in {f.XLOG_XACT_COMMIT, f.XLOG_XACT_COMMIT_PREPARED}:
             self._commit(record, parse_end(record, self._format))
         elif operation in {f.XLOG_XACT_ABORT, f.XLOG_XACT_ABORT_PREPARED}:
             self._rollback(record, parse_end(record, self._format))
         elif operation == f.XLOG_XACT_PREPARE:
             self._prepare(record)
-        elif operation == f.XLOG_XACT_INVALIDATIONS and self._memory is not None and record.xid:
+        elif operation == f.XLOG_XACT_INVALIDATIONS and record.xid:
             count = int.from_bytes(record.main[:4], "little")
-            size = CHANGE + INVALIDATION * count
-            txn = self.assembly.by_xid[record.xid]
+            txn = self.transactions.by_xid[record.xid]
             txn.catalog_xids.add(record.xid)
             txn.invalidations += count
-            self._memory.queue(txn, record.xid, record.lsn, size, streamable=False)
+            for part in txn.parts:
+                if part.assembly.memory is not None:
+                    size = CHANGE + INVALIDATION * count
+                    part.assembly.memory.queue(part, record.xid, record.lsn, size, streamable=False)
 
     def _commit(self, record: Record, end: XactEnd) -> None:
-        xid = end.twophase_xid or record.xid
-        txn = self.assembly.by_xid.get(xid)
+        xid, lsn = end.twophase_xid or record.xid, record.lsn
+        txn = self.transactions.by_xid.get(xid)
         for subxid in end.subxids:
-            if txn is not None and subxid not in txn.xids and subxid in self.assembly.by_xid:
-                self.assembly.assign(xid, subxid, record.lsn)
+            if txn is not None and subxid not in txn.xids and subxid in self.transactions.by_xid:
+                self.transactions.assign(xid, subxid, lsn)
         # Update the catalog first: from here on the commit's changes are visible to every transaction.
-        changed = self.tracker.commit((xid, *end.subxids), record.lsn)
-        if self._memory is not None and txn is not None and txn.catalog_xids:
-            self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
-            snapshot = snapshot_bytes(self._format.version) + XID * len(self._committed)
-            self._memory.distribute(txn, record.lsn, snapshot, INVALIDATION * txn.invalidations)
-        skip = self._skips(record, end.database)
-        two_phase = self._two_phase(end)
-        if end.twophase_xid and not skip and (txn is None or (two_phase and not txn.two_phase)):
-            raise NotInPrerequisiteState(
-                f"transaction {xid} was prepared before the decoding began, and is committed now",
-                hint="Begin further back, or after it.",
-                context=f"WAL position {Lsn(record.lsn)}",
-            )
-        if not skip:
-            self._start()
-        elif self.builder.misses(record.lsn) and end.database == self._database:
-            self._refuse_missed(xid, txn, record.lsn)
-        try:
-            if txn is not None and not skip:
-                if two_phase:
-                    if txn.has_base:
-                        self._finish_prepared(txn, record, end, commit=True)
-                elif txn.has_base or end.invalidations:
-                    # A transaction that only invalidates caches has changed the catalogs, too (SnapBuildCommitTxn).
-                    self._send(txn, self._sent(txn, record, end))
-        finally:
-            if txn is not None:
-                self._end(txn, record.lsn)
+        changed = self.tracker.commit((xid, *end.subxids), lsn)
+        if txn is not None and txn.catalog_xids:
+            self._distribute(txn, xid, end, lsn)
+        other = end.database != 0 and end.database != self._database
+        ending: Ending | None = None
+        for part in txn.parts if txn is not None else ():
+            assembly = part.assembly
+            if other or assembly.rules.skips_origin(record.origin):
+                continue
+            to = []
+            for output in assembly.outputs_of(txn):
+                if not self._needs_skip(output, lsn):
+                    to.append(output)
+                elif lsn >= output.wanted and end.database == self._database:
+                    self._refuse_missed(output, xid, part, lsn)
+            if to:
+                if ending is None:
+                    ending = self._ending(record, end)
+                self._send(part, to, ending, end)
+        if txn is None and not other:
+            self._commit_unknown(xid, end, record)
+        if txn is not None:
+            self._end(txn, lsn)
         if changed:
-            self._changed(changed, record.lsn)
-        self.builder.ended(record.lsn, (xid, *end.subxids))
+            self._changed(changed, lsn)
+        self.builder.ended(lsn, (xid, *end.subxids))
         self._announce()
 
-    def _refuse_missed(self, xid: int, txn: Txn | None, lsn: int) -> None:
-        """Raise NotInPrerequisiteState for a requested transaction that cannot be sent, instead of leaving it out.
+    def _send(self, part: Part, to: list[Output], ending: Ending, end: XactEnd) -> None:
+        """Send a transaction that has committed to the outputs `to`."""
+        txn, assembly = part.txn, part.assembly
+        for output in to:
+            if not output.started:
+                self._start(output)
+        if end.twophase_xid and assembly.rules.prepares(end.gid):
+            for output in to:
+                if not part.two_phase:
+                    output.fail(_prepared_before(txn.xid, ending.final_lsn))
+            if part.two_phase and txn.has_base:
+                self._finish_prepared(part, to, ending, commit=True)
+        elif txn.has_base or end.invalidations:
+            # A transaction that only invalidates caches has changed the catalogs, too (SnapBuildCommitTxn).
+            if part.streamed:
+                self._stream_rest(part)
+                for output in to:
+                    output.stream_commit(part, ending)
+            else:
+                changes = assembly.take(part, set(to))
+                for output in to:
+                    output.send(part, ending, changes)
+
+    def _commit_unknown(self, xid: int, end: XactEnd, record: Record) -> None:
+        """Refuse the commit of a transaction that had begun before the WAL that was read, if it was to be sent."""
+        for output in list(self.outputs):
+            if output.rules.skips_origin(record.origin):
+                continue
+            if not self._needs_skip(output, record.lsn):
+                self._start(output)
+                if end.twophase_xid:
+                    output.fail(_prepared_before(xid, record.lsn))
+            elif record.lsn >= output.wanted and end.database == self._database:
+                self._refuse_missed(output, xid, None, record.lsn)
+
+    def _refuse_missed(self, output: Output, xid: int, part: Part | None, lsn: int) -> None:
+        """End an output that cannot be sent a requested transaction, instead of leaving it out.
 
         Do nothing if it has no changes and cannot have made any before decoding began.
         """
-        if self.builder.is_waited_for(xid) or (txn is not None and (txn.frames or txn.handed_over)):
-            raise NotInPrerequisiteState(
-                f"there is no consistent point before transaction {xid}, which was to be decoded",
-                detail="It, or one that ran beside it, had begun before the WAL that is there.",
-                hint="Begin further back (--wal with an older archive), or behind the consistent point (without --start).",
-                context=f"WAL position {Lsn(lsn)}",
+        if self.builder.is_waited_for(xid) or (part is not None and (part.frames or part.handed_over)):
+            output.fail(
+                NotInPrerequisiteState(
+                    f"there is no consistent point before transaction {xid}, which was to be decoded",
+                    detail="It, or one that ran beside it, had begun before the WAL that is there.",
+                    hint="Begin further back (--wal with an older archive), or behind the consistent point (without --start).",
+                    context=f"WAL position {Lsn(lsn)}",
+                )
             )
 
-    def _skips(self, record: Record, database: int) -> bool:
-        """Return whether a transaction is not sent at this record, its PREPARE or end (decode.c: DecodeTXNNeedSkip)."""
-        return (
-            self.builder.needs_skip(record.lsn)
-            or (database != 0 and database != self._database)
-            or self._plugin.skips_origin(record.origin)
-        )
-
-    def _two_phase(self, end: XactEnd) -> bool:
-        """Return whether `end` ends a transaction that is sent at its PREPARE."""
-        return end.twophase_xid != 0 and self._plugin.prepares(end.gid)
-
-    def _sent(self, txn: Txn, record: Record, end: XactEnd) -> SentTransaction:
-        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
-        sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
-        sent.time = end.time
-        if record.origin:
-            sent.origin_id = record.origin
-            sent.origin_lsn = end.origin_lsn
-            sent.origin_name = self._origin_name(record.origin)
-        if end.gid:
-            sent.gid = end.gid
-        return sent
-
-    def _origin_name(self, origin: int) -> str | None:
-        row = next(
-            (r for r in self.tracker.all("pg_replication_origin", frozenset()) if r.number("roident") == origin), None
-        )
-        return row.text("roname") if row is not None else None
-
-    def _send(self, txn: Txn, sent: SentTransaction) -> None:
-        """Send a committed transaction: all of it, or the rest if it was streamed."""
-        self._check(txn)
-        if txn.streamed:
-            self._stream_rest(txn)
-            self._plugin.stream_commit(sent)
+    def _distribute(self, txn: Txn, xid: int, end: XactEnd, lsn: int) -> None:
+        """Count what a commit that changed the catalog adds to all transactions."""
+        assemblies = [one for one in self._assemblies if one.memory is not None]
+        if not assemblies:
             return
-        self._plugin.begin(sent)
-        Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
-        self._plugin.commit(sent)
+        self._committed += [one for one in (xid, *end.subxids) if one in txn.catalog_xids or one == xid]
+        snapshot = snapshot_bytes(self._format.version) + XID * len(self._committed)
+        for assembly in assemblies:
+            assembly.memory.distribute(_part_of(txn, assembly), lsn, snapshot, INVALIDATION * txn.invalidations)
 
-    def _stream(self, txn: Txn) -> None:
+    def _ending(self, record: Record, end: XactEnd) -> Ending:
+        return Ending(record.lsn, record.end_lsn, end.time, self._origin(record.origin, end.origin_lsn), end.gid)
+
+    def _origin(self, number: int, lsn: int = 0) -> Origin:
+        if not number:
+            return Origin()
+        rows = self.tracker.all("pg_replication_origin", frozenset())
+        row = next((r for r in rows if r.number("roident") == number), None)
+        return Origin(number, row.text("roname") if row is not None else None, lsn)
+
+    def _stream(self, part: Part) -> None:
         """Send what a transaction in progress has changed so far (ReorderBufferStreamTXN)."""
-        assert self._memory is not None
-        self._check(txn)
-        account = self._memory.account(txn)
-        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
-        if not txn.streamed:
-            sent.origin_id = account.first_origin
-            sent.origin_name = self._origin_name(sent.origin_id) if sent.origin_id else None
-            txn.sent = sent
-            txn.replay = Replay(self._registry, self._plugin, sent)
-        self._plugin.stream_start(sent, account.first_lsn, not txn.streamed)
-        txn.streamed = True
-        txn.replay.run(self.assembly.changes(txn))
-        self._plugin.stream_stop(sent, account.last_lsn)
+        assembly = part.assembly
+        account = assembly.memory.account(part)
+        outputs = assembly.outputs_of(part.txn)
+        changes = assembly.take(part, set(outputs))
+        origin = self._origin(account.first_origin)
+        for output in outputs:
+            output.stream(part, account.first_lsn, account.last_lsn, origin, changes)
+        part.streamed = True
 
-    def _stream_rest(self, txn: Txn) -> None:
-        assert self._memory is not None
-        if self._memory.account(txn).first_lsn:
-            self._stream(txn)
-            self._memory.sent(txn)
-
-    def _check(self, txn: Txn) -> None:
-        if txn.errors:
-            lsn, error = min(txn.errors.values(), key=lambda one: one[0])
-            error.context = error.context or f"change at WAL position {Lsn(lsn)} of transaction {txn.xid}"
-            raise error
+    def _stream_rest(self, part: Part) -> None:
+        memory = part.assembly.memory
+        if memory.account(part).first_lsn:
+            self._stream(part)
+            memory.sent(part)
 
     def _prepare(self, record: Record) -> None:
         """Keep what a PREPARE records for the transaction's end; send the transaction now unless it is skipped.
@@ -391,125 +573,184 @@ class Decoder:
         Follows decode.c: DecodePrepare.
         """
         prepared = parse_prepare(record)
-        txn = self.assembly.by_xid.get(record.xid)
+        txn = self.transactions.by_xid.get(record.xid)
         if txn is None:
             return
         txn.prepared = True
-        txn.two_phase = self._plugin.prepares(prepared.gid)
-        if not txn.two_phase:
+        parts = [part for part in txn.parts if part.assembly.rules.prepares(prepared.gid)]
+        if not parts:
             return
-        sent: SentTransaction = txn.sent or SentTransaction(txn.xid, txn.first_lsn, 0, 0, 0)
-        txn.sent = sent
-        sent.final_lsn, sent.end_lsn = record.lsn, record.end_lsn
-        sent.time = prepared.origin_time or prepared.time
-        sent.origin_id = record.origin
-        sent.origin_name = self._origin_name(record.origin) if record.origin else None
-        sent.origin_lsn, sent.gid = prepared.origin_lsn, prepared.gid
-        sent.prepare_end_lsn, sent.prepare_time = record.end_lsn, sent.time
         for subxid in prepared.subxids:
-            if subxid not in txn.xids and subxid in self.assembly.by_xid:
-                self.assembly.assign(record.xid, subxid, record.lsn)
-        if txn.has_base and not self._skips(record, prepared.database):
-            self._send_prepared(txn, sent)
+            if subxid not in txn.xids and subxid in self.transactions.by_xid:
+                self.transactions.assign(record.xid, subxid, record.lsn)
+        time = prepared.origin_time or prepared.time
+        origin = self._origin(record.origin, prepared.origin_lsn)
+        ending = Ending(record.lsn, record.end_lsn, time, origin, prepared.gid)
+        # What was done with a catalog that is rolled back by now is not sent, as in ReorderBufferProcessTXN.
+        gone = (
+            self.ahead is not None
+            and bool(txn.catalog_xids)
+            and self.ahead.rolled_back({txn.xid}, self._here(), can_wait=False)
+        )
+        for part in parts:
+            part.two_phase = True
+            part.prepared_at = record.lsn
+            assembly = part.assembly
+            outputs = assembly.outputs_of(txn)
+            to = [output for output in outputs if not self._needs_skip(output, record.lsn)]
+            if (
+                not to
+                or not txn.has_base
+                or (prepared.database != 0 and prepared.database != self._database)
+                or assembly.rules.skips_origin(record.origin)
+            ):
+                for output in outputs:
+                    output.prepare(part, ending, None)
+            elif part.streamed:
+                if not gone:
+                    self._stream_rest(part)
+                for output in to:
+                    output.stream_prepare(part, ending)
+            else:
+                changes = Changes((), set(to), 0) if gone else assembly.take(part, set(to))
+                for output in to:
+                    output.prepare(part, ending, changes)
+            if gone:
+                assembly.take(part, set())
+            if assembly.memory is not None:
+                # It is sent, or was before, or will be at its end: its changes must not be streamed meanwhile.
+                assembly.memory.prepared(part)
 
-    def _send_prepared(self, txn: Txn, sent: SentTransaction) -> None:
-        self._check(txn)
-        if txn.streamed:
-            self._stream_rest(txn)
-            self._plugin.stream_prepare(sent)
-        else:
-            self._plugin.begin_prepare(sent)
-            Replay(self._registry, self._plugin, sent).run(self.assembly.changes(txn))
-            self._plugin.prepare(sent)
-        if self._memory is not None:
-            self._memory.prepared(txn)
-
-    def _finish_prepared(self, txn: Txn, record: Record, end: XactEnd, *, commit: bool) -> None:
+    def _finish_prepared(self, part: Part, to: list[Output], ending: Ending, *, commit: bool) -> None:
         """Send COMMIT PREPARED or ROLLBACK PREPARED of a transaction with changes (ReorderBufferFinishPrepared).
 
         A server sends it for transactions without changes, too, whose PREPARE it has not sent.
         """
-        prepared: SentTransaction = txn.sent
-        if commit and prepared.final_lsn < self.builder.start_decoding_at:
-            # The PREPARE came before decoding started: send the prepared transaction now.
-            self._send_prepared(txn, prepared)
-        sent = self._sent(txn, record, end)
-        if commit:
-            self._plugin.commit_prepared(sent)
-        else:
-            self._plugin.rollback_prepared(sent)
+        late = [output for output in to if commit and part.prepared_at < self._two_phase_at(output)]
+        # They were not sent it at its PREPARE: the prepared transaction is sent now.
+        changes = part.assembly.take(part, set(late)) if late else None
+        for output in to:
+            output.finish_prepared(part, ending, changes if output in late else None, commit=commit)
+
+    @staticmethod
+    def _two_phase_at(output: Output) -> int:
+        return output.start if output.two_phase_at is None else output.two_phase_at
 
     def _rollback(self, record: Record, end: XactEnd) -> None:
-        xid = end.twophase_xid or record.xid
-        txn = self.assembly.by_xid.get(xid)
+        xid, lsn = end.twophase_xid or record.xid, record.lsn
+        txn = self.transactions.by_xid.get(xid)
         self.tracker.abort((xid, *end.subxids))
-        if self._two_phase(end) and not self._skips(record, end.database):
-            if txn is not None and txn.two_phase and txn.has_base:
-                self._finish_prepared(txn, record, end, commit=False)
-        elif self._memory is not None:
-            # Look up each one: a subtransaction that wrote nothing is unknown, but those inside it may be known.
-            for one in (*end.subxids, xid):
-                its = self.assembly.by_xid.get(one)
-                if its is not None and its.streamed and one in self._memory.account(its).streamed:
-                    self._plugin.stream_abort(its.sent, one, record.end_lsn, end.time)
+        other = end.database != 0 and end.database != self._database
+        for assembly in self._assemblies:
+            rules = assembly.rules
+            if end.twophase_xid and rules.prepares(end.gid) and not other and not rules.skips_origin(record.origin):
+                part = _part_of(txn, assembly)
+                if txn is not None and part is not None and part.two_phase and txn.has_base:
+                    to = [output for output in assembly.outputs_of(txn) if not self._needs_skip(output, lsn)]
+                    self._finish_prepared(part, to, self._ending(record, end), commit=False)
+            elif assembly.memory is not None:
+                # Look up each one: a subtransaction that wrote nothing is unknown, but those inside it may be known.
+                for one in (*end.subxids, xid):
+                    part = _part_of(self.transactions.by_xid.get(one), assembly)
+                    if part is not None and part.streamed and one in assembly.memory.account(part).streamed:
+                        for output in assembly.outputs_of(part.txn):
+                            output.stream_abort(part, one, record.end_lsn, end.time)
         if txn is not None and txn.xid == xid:
-            self._end(txn, record.lsn)
+            self._end(txn, lsn)
         for subxid in (xid, *end.subxids):
-            txn = self.assembly.by_xid.get(subxid)
+            txn = self.transactions.by_xid.get(subxid)
             if txn is not None:
-                self.assembly.abort_subtransaction(txn, subxid)
-                if self._memory is not None:
-                    self._memory.abort(txn, subxid)
+                txn.xids.discard(subxid)
+                txn.aborted.add(subxid)
+                del self.transactions.by_xid[subxid]
+                for part in txn.parts:
+                    part.assembly.abort_subtransaction(part, subxid)
+                    if part.assembly.memory is not None:
+                        part.assembly.memory.abort(part, subxid)
                 if txn.cache is not None:
-                    self._registry.retire(txn.cache, record.lsn)
+                    self.registry.retire(txn.cache, lsn)
                     txn.cache = {}
-        self.builder.ended(record.lsn, (xid, *end.subxids))
+        self.builder.ended(lsn, (xid, *end.subxids))
         self._announce()
 
     def _abort(self, txn: Txn, lsn: int, time: int) -> None:
         self.tracker.abort((txn.xid, *txn.subxids))
-        if txn.streamed:
-            self._plugin.stream_abort(txn.sent, txn.xid, lsn, time)
+        for part in txn.parts:
+            if part.streamed:
+                for output in part.assembly.outputs_of(txn):
+                    output.stream_abort(part, txn.xid, lsn, time)
         self._end(txn, lsn)
 
     def _end(self, txn: Txn, lsn: int) -> None:
-        self.assembly.forget(txn)
-        if self._memory is not None:
-            self._memory.forget(txn)
+        self.transactions.forget(txn)
+        for part in txn.parts:
+            part.assembly.forget(part)
+            if part.assembly.memory is not None:
+                part.assembly.memory.forget(part)
+            if part.assembly.closed and not part.assembly.parts:
+                self._drop(part.assembly)
+                self._count()
         if txn.cache is not None:
-            self._registry.retire(txn.cache, lsn)
+            self.registry.retire(txn.cache, lsn)
             txn.cache = None
 
     def _changed(self, changed: Iterable[ChangedKey], lsn: int) -> None:
-        self._registry.forget(changed, lsn)
-        for txn in {id(t): t for t in self.assembly.by_xid.values()}.values():
+        self.registry.forget(changed, lsn)
+        for txn in {id(t): t for t in self.transactions.by_xid.values()}.values():
             if txn.cache:
-                self._registry.retire(txn.cache, lsn)
+                self.registry.retire(txn.cache, lsn)
                 txn.cache = {}
 
     def _logical_message(self, record: Record) -> None:
         """Queue a transactional message, send another one at once (decode.c: logicalmsg_decode)."""
         database, transactional, prefix_size, size = _MESSAGE.unpack_from(record.main)
-        if database != self._database or self._plugin.skips_origin(record.origin):
+        if database != self._database:
             return
         start = _MESSAGE.size
         prefix = record.main[start : start + max(prefix_size - 1, 0)]
         content = record.main[start + prefix_size : start + prefix_size + size]
         if len(content) != size:
             raise WalCorrupted("a logical message is too short", record.lsn)
+        txn = self.transactions.by_xid.get(record.xid)
         if transactional:
-            txn = self.assembly.by_xid[record.xid]
+            if txn is None:
+                raise WalCorrupted("a transactional message belongs to no transaction", record.lsn)
+            parts = [part for part in txn.parts if not part.assembly.rules.skips_origin(record.origin)]
+            if not parts and txn.parts:
+                return
             txn.has_base = txn.messages = True
             head = c.HEAD.pack(c.MESSAGE, record.xid, 0, record.end_lsn)
-            self.assembly.append(txn, head + c.OLD_LENGTH.pack(len(prefix)) + prefix + content)
-            if self._memory is not None:
-                size = CHANGE + len(prefix) + 1 + len(content) + 16
-                self._memory.queue(txn, record.xid, record.end_lsn, size)
-        elif not self.builder.needs_skip(record.lsn):
-            # A subtransaction's message names the subtransaction (reorderbuffer.c: ReorderBufferQueueMessage).
-            known = self.assembly.by_xid.get(record.xid)
-            sent = SentTransaction(record.xid, known.first_lsn, 0, 0, 0) if known is not None else None
-            self._plugin.message(sent, record.end_lsn, record.xid, False, prefix, content)
+            frame = head + c.OLD_LENGTH.pack(len(prefix)) + prefix + content
+            for part in parts:
+                part.assembly.append(part, frame)
+                if part.assembly.memory is not None:
+                    size = CHANGE + len(prefix) + 1 + len(content) + 16
+                    part.assembly.memory.queue(part, record.xid, record.end_lsn, size)
+            return
+        self.ended_at = record.lsn
+        for output in list(self.outputs):
+            if not self._needs_skip(output, record.lsn) and not output.rules.skips_origin(record.origin):
+                # A subtransaction's message names the subtransaction (reorderbuffer.c: ReorderBufferQueueMessage).
+                sent = SentTransaction(record.xid, txn.first_lsn, 0, 0, 0) if txn is not None else None
+                output.message(sent, record.end_lsn, record.xid, prefix, content)
+
+
+class RolledBack(Protocol):
+    """See ahead.Ahead."""
+
+    def rolled_back(self, xids: Iterable[int], position: int, *, can_wait: bool) -> bool | None: ...
+
+
+def _part_of(txn: Txn | None, assembly: Assembly) -> Part | None:
+    return None if txn is None else next((part for part in txn.parts if part.assembly is assembly), None)
+
+
+def _prepared_before(xid: int, lsn: int) -> NotInPrerequisiteState:
+    return NotInPrerequisiteState(
+        f"transaction {xid} was prepared before the decoding began, and is committed now",
+        hint="Begin further back, or after it.",
+        context=f"WAL position {Lsn(lsn)}",
+    )
 
 
 def _irrelevant(*, counted: bool) -> bytes:

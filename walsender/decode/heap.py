@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
 from pubsub.errors import PubsubError
 from walsender.decode import changes as c
-from walsender.decode.accounting import CHANGE, ROW, MemoryAccounting
-from walsender.decode.assembly import Assembly, Txn
+from walsender.decode.accounting import CHANGE, ROW
 from walsender.decode.relations import IGNORED, Decoded, Registry, Unknown
+from walsender.decode.transactions import Part, Txn
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import logs_rows
-from walsender.output.plugin import OutputPlugin
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.record import Record
@@ -34,7 +34,7 @@ _MULTI_TUPLE: Final = Struct("<HHHB")
 
 
 class HeapDecoder:
-    """Decodes heap records.  `memory` counts what a server would hold; None unless transactions may be streamed.
+    """Decodes heap records.  Assemblies whose transactions may be streamed count what a server would hold.
 
     Its methods raise WalCorrupted, CatalogDiverged, and struct.error if a record is too short.
     """
@@ -43,17 +43,11 @@ class HeapDecoder:
         self,
         database: int,
         tracker: CatalogTracker,
-        registry: Registry[Any],
-        assembly: Assembly,
-        plugin: OutputPlugin[Any],
-        memory: MemoryAccounting | None,
+        registry: Registry,
     ) -> None:
         self._database = database
         self._tracker = tracker
         self._registry = registry
-        self._assembly = assembly
-        self._plugin = plugin
-        self._memory = memory
 
     def heap(self, record: Record, txn: Txn | None) -> None:
         """Decode a record of the resource manager Heap (decode.c: heap_decode).
@@ -80,24 +74,26 @@ class HeapDecoder:
         if locator[1] != self._database and locator[1] != 0:
             return
         if self._tracker.is_file(locator):
-            skipped = operation == f.XLOG_HEAP_INSERT or self._plugin.skips_origin(record.origin)
-            if self._memory is not None and not skipped:
-                self._memory.queue(txn, record.xid, record.lsn, CHANGE, origin=record.origin)
+            if operation != f.XLOG_HEAP_INSERT:
+                for part in self._parts(txn, record.origin):
+                    if part.assembly.memory is not None:
+                        part.assembly.memory.queue(part, record.xid, record.lsn, CHANGE, origin=record.origin)
             self._catalog(record, txn)
             return
-        if self._plugin.skips_origin(record.origin):
+        parts = self._parts(txn, record.origin)
+        if not parts:
             return
         found = self._find(txn, locator[2])
         # While a catalog is rewritten, rows that are not logged go into a file that no relation has yet, or any more.
-        unlogged = isinstance(found, Unknown) and found.no_relation and not logs_rows(record)
-        if found is not IGNORED and not unlogged and self._usable(txn, found, record.xid, record.lsn):
+        unlogged = isinstance(found, Unknown) and not logs_rows(record)
+        if found is not IGNORED and not unlogged and self._usable(parts, found, record.xid, record.lsn):
             frame = heap_frame(record, found.number, is_toast=found.is_toast)
             if frame is not None:
-                self._assembly.append(txn, frame)
-                if found.names:
+                for part in parts:
+                    part.assembly.append(part, frame)
+                if found.code < 0:
                     _find_names(found, frame)
-        if self._memory is not None:
-            self._account(record, txn)
+        self._account(record, parts)
 
     def heap2(self, record: Record, txn: Txn | None) -> None:
         """Decode a record of the resource manager Heap2 (decode.c: heap2_decode)."""
@@ -107,9 +103,11 @@ class HeapDecoder:
                 txn.has_base = True
                 self._multi_insert(record, txn)
         elif operation == f.XLOG_HEAP2_NEW_CID:
-            if self._memory is not None and txn is not None:
+            if txn is not None:
                 txn.catalog_xids.add(record.xid)
-                self._memory.queue(txn, record.xid, record.lsn, CHANGE, streamable=False)
+                for part in txn.parts:
+                    if part.assembly.memory is not None:
+                        part.assembly.memory.queue(part, record.xid, record.lsn, CHANGE, streamable=False)
         elif any(block.image is not None and self._tracker.is_file(block.locator) for block in record.blocks):
             # Compare the image of a catalog's page with the tracked catalog.
             self._tracker.apply(record)
@@ -127,15 +125,17 @@ class HeapDecoder:
         if self._tracker.is_file(locator):
             self._catalog(record, txn)
             return
-        if self._plugin.skips_origin(record.origin):
+        parts = self._parts(txn, record.origin)
+        if not parts:
             return
         flags, count = _MULTI.unpack_from(record.main)
         rows = record.blocks[0].data
         if not flags & f.XLH_INSERT_CONTAINS_NEW_TUPLE or rows is None:
             return
         found = self._find(txn, locator[2])
-        wanted = self._usable(txn, found, xid, lsn)
-        if not wanted and self._memory is None:
+        wanted = self._usable(parts, found, xid, lsn)
+        counted = [part for part in parts if part.assembly.memory is not None]
+        if not wanted and not counted:
             return
         position = 0
         last = count - 1 if flags & f.XLH_INSERT_LAST_IN_MULTI else count
@@ -151,38 +151,46 @@ class HeapDecoder:
                 raise WalCorrupted("a tuple reaches past its record", lsn)
             if wanted:
                 frame = (final if index == last else more) + rows[position + 2 : end]
-                self._assembly.append(txn, frame)
-                if found.names:
+                for part in parts:
+                    part.assembly.append(part, frame)
+                if found.code < 0:
                     _find_names(found, frame)
-            if self._memory is not None:
+            if counted:
                 toast = bool(flags & f.XLH_INSERT_ON_TOAST_RELATION)
                 size = CHANGE + ROW + end - position - 2
                 ends = not toast and index == last
-                self._memory.queue(txn, xid, lsn, size, origin=record.origin, begins_partial=toast, ends_partial=ends)
+                for part in counted:
+                    part.assembly.memory.queue(
+                        part, xid, lsn, size, origin=record.origin, begins_partial=toast, ends_partial=ends
+                    )
             position = end
 
     def _truncate(self, record: Record, txn: Txn) -> None:
         """Append a TRUNCATE of the relations that are sent (decode.c: DecodeTruncate)."""
         database, count, flags = _TRUNCATE.unpack_from(record.main)
-        if database != self._database or self._plugin.skips_origin(record.origin):
+        parts = self._parts(txn, record.origin)
+        if database != self._database or not parts:
             return
         relids = struct.unpack_from(f"<{count}I", record.main, 12)
         numbers: list[int] = []
         for relid in relids:
             found: Any = self._registry.oid(relid, txn.xids, shared=txn.cache is None)
-            if self._usable(txn, found, record.xid, record.lsn) and not found.is_toast:
+            if self._usable(parts, found, record.xid, record.lsn) and not found.is_toast:
                 numbers.append(found.number)
         if numbers:
             head = c.HEAD.pack(c.TRUNCATE, record.xid, 0, record.lsn)
-            self._assembly.append(
-                txn, head + bytes((flags & _TRUNCATE_FLAGS,)) + struct.pack(f"<{len(numbers)}I", *numbers)
-            )
-        if self._memory is not None:
-            self._memory.queue(txn, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
+            frame = head + bytes((flags & _TRUNCATE_FLAGS,)) + struct.pack(f"<{len(numbers)}I", *numbers)
+            for part in parts:
+                part.assembly.append(part, frame)
+        for part in parts:
+            if part.assembly.memory is not None:
+                part.assembly.memory.queue(part, record.xid, record.lsn, CHANGE + 4 * count, origin=record.origin)
 
-    def _account(self, record: Record, txn: Txn) -> None:
+    def _account(self, record: Record, parts: Sequence[Part]) -> None:
         """Count what the server would hold for the record; this may stream transactions."""
-        assert self._memory is not None
+        counted = [part for part in parts if part.assembly.memory is not None]
+        if not counted:
+            return
         operation = record.info & f.XLOG_HEAP_OPMASK
         size = CHANGE
         begins = ends = False
@@ -209,16 +217,17 @@ class HeapDecoder:
                 size += ROW + len(record.main) - _DELETE.size
         else:
             ends, streamable = True, False  # confirms a speculative insertion
-        self._memory.queue(
-            txn,
-            record.xid,
-            record.lsn,
-            size,
-            origin=record.origin,
-            streamable=streamable,
-            begins_partial=begins,
-            ends_partial=ends,
-        )
+        for part in counted:
+            part.assembly.memory.queue(
+                part,
+                record.xid,
+                record.lsn,
+                size,
+                origin=record.origin,
+                streamable=streamable,
+                begins_partial=begins,
+                ends_partial=ends,
+            )
 
     # Relations
 
@@ -235,16 +244,29 @@ class HeapDecoder:
             found = self._registry.file(number, txn.xids, cache)
         return found
 
-    def _usable(self, txn: Txn, found: Any, xid: int, lsn: int) -> bool:
+    @staticmethod
+    def _parts(txn: Txn, origin: int) -> Sequence[Part]:
+        """Return the parts that take changes from this origin."""
+        if not origin:
+            return txn.parts
+        return [part for part in txn.parts if not part.assembly.rules.skips_origin(origin)]
+
+    def _usable(self, parts: Sequence[Part], found: Any, xid: int, lsn: int) -> bool:
         """Return whether changes of the relation are kept.
 
         An unknown relation is an error when the transaction is sent, unless the subtransaction `xid` is rolled back
         first.
         """
-        if isinstance(found, Unknown):
-            txn.errors.setdefault(xid, (lsn, found.error))
+        if found is IGNORED:
             return False
-        return found is not IGNORED
+        if isinstance(found, Unknown):
+            for part in parts:
+                part.errors.setdefault((0, xid), (lsn, found.error))
+            return False
+        for number, error in found.errors.items():
+            for part in parts:
+                part.errors.setdefault((number, xid), (lsn, error))
+        return bool(found.views)
 
     def _catalog(self, record: Record, txn: Txn | None) -> None:
         """Apply a change of a catalog; the transaction sees it from here on."""
@@ -258,7 +280,7 @@ class HeapDecoder:
         txn.cache = {}
 
 
-def _find_names(found: Decoded[Any], frame: bytes) -> None:
+def _find_names(found: Decoded, frame: bytes) -> None:
     """Resolve values that name catalog objects, while the catalog is as it was when they were written.
 
     Values in a TOAST table are not there yet; they are resolved at the commit.
@@ -269,12 +291,13 @@ def _find_names(found: Decoded[Any], frame: bytes) -> None:
         rows = [row for row in (frame[c.PAYLOAD : end], frame[end:]) if row]
     # A row that cannot be read is an error once it is sent.
     with contextlib.suppress(PubsubError, struct.error, IndexError, ValueError, KeyError):
-        for row in rows:
-            values = found.relation.row.deform(row)
-            for index, out in found.names:
-                value = values[index]
-                if isinstance(value, bytes):
-                    out(value)
+        for view in found.views.values():
+            for row in rows if view.names else ():
+                values = view.relation.row.deform(row)
+                for index, out in view.names:
+                    value = values[index]
+                    if isinstance(value, bytes):
+                        out(value)
 
 
 def heap_frame(record: Record, number: int, *, is_toast: bool) -> bytes | None:

@@ -1,54 +1,77 @@
 """The relations that changes belong to: found by file, and kept until a catalog row they were made from changes.
 
 A change refers to its relation by number: it is decoded, perhaps much later, with the definition at its own position.
-`Registry` keeps a relation until no transaction in progress can refer to it.
+`Registry` keeps a relation until no transaction in progress can refer to it.  Each output has its own view of a relation:
+whether and as what it is sent, and how its values are written.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from pubsub.errors import PubsubError
 from walsender.historic.names import TextSettings
 from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
+from walsender.output.plugin import OutputPlugin
 from walsender.output.rowfilter import UnsupportedFilter
 from walsender.types.registry import Output, TypeInfo
 
-Entry = TypeVar("Entry")
+_numbers: Final = itertools.count(1)
+"""Numbers of relations are unique in the process: a decoder can take over another one's changes."""
 
-Describe = Callable[[RelationInfo, RelationResolver], Entry | None]
-"""Makes the output plugin's entry for a relation; None: its changes are not sent."""
+
+class View(NamedTuple):
+    """A relation as an output sends it, or the TOAST table of one; then `entry` is None."""
+
+    relation: RelationInfo
+    entry: Any
+    is_toast: bool = False
+    names: tuple[tuple[int, Output], ...] = ()
+    """Index and output of the columns whose values name catalog objects: resolved when a change is read."""
+
+
+class Viewer(Protocol):
+    """An output, as far as relations concern it.  `views`: its view of each relation that it sends, by number."""
+
+    number: int
+    texts: TextSettings
+    views: dict[int, View]
+
+    @property
+    def plugin(self) -> OutputPlugin[Any]: ...
 
 
 @dataclass(eq=False, slots=True)
-class Decoded(Generic[Entry]):
-    """A relation whose changes are sent, or the TOAST table of one; then `entry` is None."""
+class Decoded:
+    """A relation whose changes are sent, or the TOAST table of one.
+
+    `views`: by the number of the output.  `errors`: why it cannot be sent there; an error if a change of it has to be.
+    """
 
     number: int
-    relation: RelationInfo
-    entry: Entry | None
+    views: dict[int, View]
+    errors: dict[int, PubsubError]
     is_toast: bool
-    names: tuple[tuple[int, Output], ...] = ()
-    """Index and output of the columns whose values name catalog objects: resolved when a change is read."""
+    viewers: list[Viewer]
     code: int = field(init=False)
     """How the walk over records treats its changes (walk.py)."""
 
     def __post_init__(self) -> None:
-        self.code = -1 if self.names else self.number * 2 + (walk.TOAST if self.is_toast else 0)
+        general = self.errors or any(view.names for view in self.views.values())
+        self.code = -1 if general else self.number * 2 + (walk.TOAST if self.is_toast else 0)
 
 
 @dataclass(eq=False, slots=True)
 class Unknown:
-    """A file of no relation, or of one that cannot be described: an error if a change of it has to be sent."""
+    """A file of no relation: an error if a change of it has to be sent."""
 
     error: PubsubError
-    no_relation: bool = False
-    """No relation has the file."""
     code: ClassVar[int] = -1
 
 
@@ -63,89 +86,98 @@ IGNORED: Final = _Ignored()
 _ANYTHING: Final[ChangedKey] = ("", -1)
 """A relation that depends on this key is forgotten with every change of a catalog."""
 
-Found = Decoded[Entry] | _Ignored | Unknown
+Found = Decoded | _Ignored | Unknown
 
 
-class Registry(Generic[Entry]):
+class Registry:
     """Relations by file number, shared; a transaction that changed the catalog has a dictionary of its own."""
 
-    def __init__(
-        self,
-        tracker: CatalogTracker,
-        describe: Describe[Entry],
-        encoding: str,
-        settings: TextSettings,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, tracker: CatalogTracker, encoding: str) -> None:
         self._tracker = tracker
-        self._describe = describe
         self._encoding = encoding
-        self.by_file: dict[int, Found[Entry]] = {}
+        self._outputs: list[Viewer] = []
+        self.by_file: dict[int, Found] = {}
         self.ignored_files: set[int] = set()
         """Files of the system's own relations."""
-        self._by_oid: dict[int, Found[Entry]] = {}
+        self._by_oid: dict[int, Found] = {}
         self._dependents: dict[ChangedKey, set[int]] = {}
         """Files, and oids as negative numbers, whose relations were made from rows with the key."""
         self._depends: dict[int, set[ChangedKey]] = {}
-        self._types: dict[int, TypeInfo] = {}
-        """Built-in types, from the committed catalog."""
-        self.numbered: dict[int, Decoded[Entry]] = {}
+        self._types: dict[int, dict[int, TypeInfo]] = {}
+        """Built-in types, from the committed catalog, by the settings (`id`) that they are made with."""
+        self.numbered: dict[int, Decoded] = {}
         """Relations, by the number that changes have."""
         self._retired: deque[tuple[int, int]] = deque()
-        self._next = 1
 
-    def file(self, number: int, own: Set[int], cache: dict[int, Found[Entry]] | None) -> Found[Entry]:
+    # Outputs
+
+    def add(self, output: Viewer, lsn: int) -> None:
+        """Add an output: it sees the relations of changes from `lsn` on."""
+        self._outputs.append(output)
+        self._forget_all(lsn)
+
+    def remove(self, output: Viewer, lsn: int) -> None:
+        self._outputs.remove(output)
+        self._forget_all(lsn)
+
+    def take_over(self, other: Registry, lsn: int) -> None:
+        """Take the outputs of another registry, whose relations are good for changes before `lsn`."""
+        other._forget_all(lsn)
+        self._forget_all(lsn)
+        self.numbered |= other.numbered
+        self._retired = deque(sorted((*self._retired, *other._retired)))
+        self._outputs += other._outputs
+
+    def file(self, number: int, own: Set[int], cache: dict[int, Found] | None) -> Found:
         """Return the relation with file `number`.
 
         `own`: the transaction's ids; `cache`: its own relations, if it has changed the catalog.
         """
-        resolver = self._resolver(own, shared=cache is None)
-        oid = resolver.oid_of_file(number)
+        resolve = _Resolving(self, own, shared=cache is None)
+        oid = resolve.any.oid_of_file(number)
         if 0 < oid < FIRST_UNPINNED_OID:
             # A file belongs to one relation for good; this one is a catalog's, whose changes are never sent.
             self.ignored_files.add(number)
             return IGNORED
         if not oid:
-            return Unknown(
-                PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"), no_relation=True
-            )
-        found = self._resolve(oid, resolver)
+            return Unknown(PubsubError(f'could not map filenumber "{number}" to relation OID', sqlstate="XX000"))
+        found = resolve.relation(oid)
         if cache is not None:
             cache[number] = found
         else:
             self.by_file[number] = found
-            self._note(resolver, number, oid, found)
+            self._note(resolve, number, oid, found)
         return found
 
-    def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found[Entry]:
+    def oid(self, oid: int, own: Set[int], *, shared: bool) -> Found:
         """Return a relation by its oid.  `shared`: the transaction has not changed the catalog."""
         if shared and oid in self._by_oid:
             return self._by_oid[oid]
-        resolver = self._resolver(own, shared=shared)
-        found = self._resolve(oid, resolver)
+        resolve = _Resolving(self, own, shared=shared)
+        found = resolve.relation(oid)
         if shared:
             self._by_oid[oid] = found
-            self._note(resolver, -oid, oid, found)
+            self._note(resolve, -oid, oid, found)
         return found
 
-    def refuse_unsupported(self, refusal: Callable[[RelationInfo, Entry], PubsubError | None]) -> None:
-        """Raise if the committed catalog has a relation whose changes could not be sent.
+    def refuse_unsupported(self, output: Viewer) -> None:
+        """Raise if the committed catalog has a relation whose changes the output could not send.
 
         PostgreSQL's own refusals come at a relation's first change, and are left until then.
         """
-        resolver = self._resolver(frozenset(), shared=True)
+        resolver = _Resolving(self, frozenset(), shared=True).resolver(output.texts)
         for row in list(self._tracker.all("pg_class", frozenset())):
             oid = row.number("oid")
             if oid < FIRST_NORMAL_OID or row.text("relkind") != "r":
                 continue
             try:
                 relation = resolver.relation(oid)
-                entry = self._describe(relation, resolver) if relation.is_logged else None
+                entry = output.plugin.describe(relation, resolver) if relation.is_logged else None
             except UnsupportedFilter:
                 raise
             except PubsubError:
                 continue
-            error = None if entry is None else refusal(relation, entry)
+            error = None if entry is None else output.plugin.refusal(relation, entry)
             if error is not None:
                 raise error
 
@@ -156,7 +188,8 @@ class Registry(Generic[Entry]):
                 self._forget_all(lsn)
                 return
             if key[0] == "pg_type":
-                self._types.pop(key[1], None)
+                for types in self._types.values():
+                    types.pop(key[1], None)
             elif key[0] == "pg_namespace":
                 self._types.clear()
             for place in tuple(self._dependents.get(key, ())):
@@ -166,11 +199,14 @@ class Registry(Generic[Entry]):
                 self._unnote(place)
 
     def release(self, oldest: int) -> None:
-        """Drop retired relations: no transaction in progress has changes from before `oldest`."""
+        """Drop retired relations: no change from before `oldest` is to be sent any more."""
         while self._retired and self._retired[0][0] < oldest:
-            self.numbered.pop(self._retired.popleft()[1], None)
+            found = self.numbered.pop(self._retired.popleft()[1], None)
+            if found is not None:
+                for viewer in found.viewers:
+                    viewer.views.pop(found.number, None)
 
-    def retire(self, cache: dict[int, Found[Entry]], lsn: int) -> None:
+    def retire(self, cache: dict[int, Found], lsn: int) -> None:
         """Retire a transaction's own relations: no further change refers to them."""
         for found in cache.values():
             if isinstance(found, Decoded):
@@ -186,15 +222,11 @@ class Registry(Generic[Entry]):
         self._depends.clear()
         self._types.clear()
 
-    def _resolver(self, own: Set[int], *, shared: bool) -> RelationResolver:
-        types = self._types if shared else {}
-        return RelationResolver(self._tracker, own, self._encoding, types, self._settings)
-
-    def _note(self, resolver: RelationResolver, place: int, oid: int, found: Found[Entry]) -> None:
-        keys = resolver.depends
+    def _note(self, resolve: _Resolving, place: int, oid: int, found: Found) -> None:
+        keys = resolve.depends()
         keys.add(("pg_class", oid))
         keys.add(("pg_publication_rel", oid))
-        if isinstance(found, Decoded) and found.names:
+        if isinstance(found, Decoded) and any(view.names for view in found.views.values()):
             keys.add(_ANYTHING)
         self._depends[place] = keys
         for key in keys:
@@ -211,39 +243,101 @@ class Registry(Generic[Entry]):
             if not places:
                 del self._dependents[key]
 
-    def _resolve(self, oid: int, resolver: RelationResolver) -> Found[Entry]:
-        row = resolver.class_row(oid)
+    def number(self, views: dict[int, View], errors: dict[int, PubsubError], *, is_toast: bool) -> Decoded:
+        """Give a relation its number."""
+        number = next(_numbers)
+        viewers = [output for output in self._outputs if output.number in views]
+        for output in viewers:
+            output.views[number] = views[output.number]
+        found = self.numbered[number] = Decoded(number, views, errors, is_toast, viewers)
+        return found
+
+
+class _Resolving:
+    """One look at the catalogs, as a transaction with the ids `own` sees them, for all outputs."""
+
+    def __init__(self, registry: Registry, own: Set[int], *, shared: bool) -> None:
+        self._registry = registry
+        self._own = own
+        self._shared = shared
+        self._resolvers: dict[int, RelationResolver] = {}
+        self.any = self.resolver(None)
+
+    def resolver(self, texts: TextSettings | None) -> RelationResolver:
+        """Return what makes relations whose values are written with these settings; None: are not written."""
+        found = self._resolvers.get(id(texts))
+        if found is None:
+            registry = self._registry
+            types = registry._types.setdefault(id(texts), {}) if self._shared else {}
+            settings = texts or _NO_TEXTS
+            found = RelationResolver(registry._tracker, self._own, registry._encoding, types, settings)
+            self._resolvers[id(texts)] = found
+        return found
+
+    def depends(self) -> set[ChangedKey]:
+        """Return the keys of the rows that were looked at."""
+        return set().union(*(one.depends for one in self._resolvers.values()))
+
+    def relation(self, oid: int) -> Found:
+        row = self.any.class_row(oid)
         if row is not None and row.text("relkind") not in set("rpmt"):
             return IGNORED
-        try:
-            relation = resolver.relation(oid)
-            if not relation.is_logged:
-                return IGNORED
-            if relation.kind == "t":
-                if not relation.toast_of:
+        views: dict[int, View] = {}
+        errors: dict[int, PubsubError] = {}
+        made: dict[int, RelationInfo | PubsubError] = {}
+        is_toast = False
+        for output in self._registry._outputs:
+            resolver = self.resolver(output.texts)
+            try:
+                relation = made.get(id(output.texts))
+                if isinstance(relation, PubsubError):
+                    raise relation
+                if relation is None:
+                    relation = made[id(output.texts)] = self._made(oid, resolver)
+                if not relation.is_logged:
                     return IGNORED
-                # Whether its chunks are kept depends on whether the table is published.
-                resolver.depends.add(("pg_class", relation.toast_of))
-                resolver.depends.add(("pg_publication_rel", relation.toast_of))
-                owner = resolver.relation(relation.toast_of)
-                if not owner.is_logged or self._describe(owner, resolver) is None:
-                    return IGNORED
-                return self._decoded(relation, None, is_toast=True)
-            # Attaching or detaching a table above invalidates all partitions below it (tablecmds.c:
-            # ATExecAttachPartition).
-            relation.generation = (*resolver.generation(oid), *relation.ancestors)
-            entry = self._describe(relation, resolver)
-        except PubsubError as error:
-            return Unknown(error)
-        return IGNORED if entry is None else self._decoded(relation, entry, is_toast=False)
+                is_toast = relation.kind == "t"
+                view = self._toast(relation, output, resolver) if is_toast else _view(relation, output, resolver)
+                if view is not None:
+                    views[output.number] = view
+            except PubsubError as error:
+                made.setdefault(id(output.texts), error)
+                errors[output.number] = error
+        if not views and not errors:
+            return IGNORED
+        return self._registry.number(views, errors, is_toast=is_toast)
 
-    def _decoded(self, relation: RelationInfo, entry: Entry | None, *, is_toast: bool) -> Decoded[Entry]:
-        names = tuple(
-            (index, column.type.out)
-            for index, column in enumerate(relation.columns)
-            if column.type is not None and column.type.named and not is_toast
-        )
-        found = Decoded(self._next, relation, entry, is_toast, names)
-        self._next += 1
-        self.numbered[found.number] = found
-        return found
+    @staticmethod
+    def _made(oid: int, resolver: RelationResolver) -> RelationInfo:
+        relation = resolver.relation(oid)
+        # Attaching or detaching a table above invalidates all partitions below it (tablecmds.c:
+        # ATExecAttachPartition).
+        relation.generation = (*resolver.generation(oid), *relation.ancestors)
+        return relation
+
+    @staticmethod
+    def _toast(relation: RelationInfo, output: Viewer, resolver: RelationResolver) -> View | None:
+        """Return the view of a TOAST table: its chunks are kept if the table is published."""
+        if not relation.toast_of:
+            return None
+        resolver.depends.add(("pg_class", relation.toast_of))
+        resolver.depends.add(("pg_publication_rel", relation.toast_of))
+        owner = resolver.relation(relation.toast_of)
+        if not owner.is_logged or output.plugin.describe(owner, resolver) is None:
+            return None
+        return View(relation, None, is_toast=True)
+
+
+def _view(relation: RelationInfo, output: Viewer, resolver: RelationResolver) -> View | None:
+    entry = output.plugin.describe(relation, resolver)
+    if entry is None:
+        return None
+    names = tuple(
+        (index, column.type.out)
+        for index, column in enumerate(relation.columns)
+        if column.type is not None and column.type.named
+    )
+    return View(relation, entry, names=names)
+
+
+_NO_TEXTS: Final = TextSettings(False, (), frozenset(), "UTF8", {})

@@ -1,5 +1,7 @@
 """A transaction's changes given to the output plugin, in order (reorderbuffer.c: ReorderBufferProcessTXN).
 
+Changes of relations that the output does not send are passed over: other outputs do.
+
 TOAST chunks come before the rows that point at them.  They are kept until such a row was sent and then dropped, as
 ReorderBufferToastReplace and ReorderBufferToastReset do.  A pointer whose chunks did not come is an unchanged value.
 """
@@ -7,13 +9,13 @@ ReorderBufferToastReplace and ReorderBufferToastReset do.  A pointer whose chunk
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
-from walsender.decode.relations import Decoded, Registry
+from walsender.decode.relations import View
 from walsender.output.plugin import OutputPlugin, RowChange, SentTransaction
 from walsender.types.layout import Raw, ToastPointer, read_varlena, toast_value
 
@@ -30,13 +32,13 @@ _U32: Final = struct.Struct("<I")
 
 
 class Replay:
-    """Sends the changes of one transaction.
+    """Sends the changes of one transaction, with relations as `views` has them, by number.
 
-    A streamed one calls `run` several times; this keeps the state in between.
+    `run` is called once or several times; this keeps the state in between.
     """
 
-    def __init__(self, registry: Registry[Any], plugin: OutputPlugin[Any], txn: SentTransaction) -> None:
-        self._registry = registry
+    def __init__(self, views: Mapping[int, View], plugin: OutputPlugin[Any], txn: SentTransaction) -> None:
+        self._views = views
         self._plugin = plugin
         self._txn = txn
         self._chunks: dict[int, dict[int, bytes]] = {}
@@ -45,39 +47,43 @@ class Replay:
     def run(self, frames: Iterable[bytes]) -> None:
         """Send `frames`.  Raises DataCorrupted and what the plugin raises, each with the change's position."""
         unpack = c.HEAD.unpack_from
-        numbered = self._registry.numbered
+        find = self._views.get
         row = self._plugin.row
         txn = self._txn
         for frame in frames:
             kind, xid, number, lsn = unpack(frame)
             try:
-                # The fast paths first: most changes are inserts, or updates without an old row.
-                if kind == c.INSERT:
-                    if not self._chunks and row(txn, numbered[number].entry, lsn, "insert", frame, c.HEAD_BYTES):
+                if number:
+                    view = find(number)
+                    if view is None:
                         continue
-                    self._row(kind, xid, numbered[number], lsn, frame)
-                elif (
-                    kind == c.UPDATE
-                    and not self._chunks
-                    and frame[c.HEAD_BYTES : c.PAYLOAD] == _NO_OLD
-                    and row(txn, numbered[number].entry, lsn, "update", frame, c.PAYLOAD)
-                ):
-                    continue
-                elif kind in _KINDS:
-                    if kind == c.SPEC_INSERT:
-                        self._speculative = frame
+                    # The fast paths first: most changes are inserts, or updates without an old row.
+                    if kind == c.INSERT:
+                        if not self._chunks and row(txn, view.entry, lsn, "insert", frame, c.HEAD_BYTES):
+                            continue
+                        self._row(kind, xid, view, lsn, frame)
+                    elif (
+                        kind == c.UPDATE
+                        and not self._chunks
+                        and frame[c.HEAD_BYTES : c.PAYLOAD] == _NO_OLD
+                        and row(txn, view.entry, lsn, "update", frame, c.PAYLOAD)
+                    ):
                         continue
-                    self._row(kind, xid, self._registry.numbered[number], lsn, frame)
-                elif kind == c.TOAST_CHUNK:
-                    self._chunk(frame)
-                elif kind == c.SPEC_CONFIRM:
-                    confirmed, self._speculative = self._speculative, None
-                    if confirmed is not None:
-                        _, xid, number, lsn = unpack(confirmed)
-                        self._row(c.SPEC_INSERT, xid, self._registry.numbered[number], lsn, confirmed)
-                elif kind == c.SPEC_ABORT:
-                    self._speculative = None
-                    self._chunks.clear()
+                    elif kind in _KINDS:
+                        if kind == c.SPEC_INSERT:
+                            self._speculative = frame
+                            continue
+                        self._row(kind, xid, view, lsn, frame)
+                    elif kind == c.TOAST_CHUNK:
+                        self._chunk(frame)
+                    elif kind == c.SPEC_CONFIRM:
+                        confirmed, self._speculative = self._speculative, None
+                        if confirmed is not None:
+                            _, xid, number, lsn = unpack(confirmed)
+                            self._row(c.SPEC_INSERT, xid, self._views[number], lsn, confirmed)
+                    else:  # SPEC_ABORT
+                        self._speculative = None
+                        self._chunks.clear()
                 elif kind == c.TRUNCATE:
                     self._truncate(xid, lsn, frame)
                 else:
@@ -91,7 +97,7 @@ class Replay:
                 error.context = error.context or f"change at WAL position {Lsn(lsn)} of transaction {self._txn.xid}"
                 raise
 
-    def _row(self, kind: int, xid: int, found: Decoded[Any], lsn: int, frame: bytes) -> None:
+    def _row(self, kind: int, xid: int, found: View, lsn: int, frame: bytes) -> None:
         read = found.relation.row.deform
         old: list[Raw] | None = None
         new: list[Raw] | None = None
@@ -107,8 +113,8 @@ class Replay:
         if self._chunks and new is not None:
             for index, value in enumerate(new):
                 if isinstance(value, ToastPointer) and value.value_id in self._chunks:
-                    parts = self._chunks[value.value_id]
-                    new[index] = toast_value(value, b"".join([parts[n] for n in sorted(parts)]))
+                    # A large value is here once from now on.
+                    new[index] = toast_value(value, b"".join(self._chunks.pop(value.value_id).values()))
         self._plugin.change(self._txn, found.relation, found.entry, RowChange(lsn, xid, _KINDS[kind], old, new))
         if kind != c.INSERT_MORE:
             self._chunks.clear()
@@ -133,10 +139,9 @@ class Replay:
         flags = frame[c.HEAD_BYTES]
         count = (len(frame) - c.HEAD_BYTES - 1) // 4
         numbers = struct.unpack_from(f"<{count}I", frame, c.HEAD_BYTES + 1)
-        found = [self._registry.numbered[number] for number in numbers]
-        self._plugin.truncate(
-            self._txn, lsn, xid, [(f.relation, f.entry) for f in found], bool(flags & 1), bool(flags & 2)
-        )
+        found = [(view.relation, view.entry) for number in numbers if (view := self._views.get(number)) is not None]
+        if found:
+            self._plugin.truncate(self._txn, lsn, xid, found, bool(flags & 1), bool(flags & 2))
 
     def _message(self, xid: int, lsn: int, frame: bytes) -> None:
         (length,) = _U32.unpack_from(frame, c.HEAD_BYTES)

@@ -35,16 +35,11 @@ STEPS: Final = {
 
 
 class SnapshotBuilder:
-    """The state and the consistent point of one decoding.
+    """The state and the consistent point of one decoding."""
 
-    `start`: transactions whose commit record lies before this LSN are not sent; 0: those before the consistent point.
-    """
-
-    def __init__(self, start: int = 0) -> None:
+    def __init__(self) -> None:
         self.state = State.START
         self.consistent_point = 0
-        self.start_decoding_at = start
-        self._wanted = start or 1 << 64
         self._waiting: set[int] = set()
 
     def enter(self, state: State) -> None:
@@ -84,14 +79,6 @@ class SnapshotBuilder:
             if not self._waiting:
                 self._become_consistent(lsn)
 
-    def needs_skip(self, lsn: int) -> bool:
-        """Return whether a transaction that ends with the record at `lsn` is not sent (SnapBuildXactNeedsSkip)."""
-        return not self.consistent or lsn < self.start_decoding_at
-
-    def misses(self, lsn: int) -> bool:
-        """Return whether a transaction that ends at `lsn` was requested but cannot be sent."""
-        return lsn >= self._wanted and self.needs_skip(lsn)
-
     def is_waited_for(self, xid: int) -> bool:
         """Return whether a transaction is on the first list and has not ended."""
         return xid in self._waiting
@@ -99,5 +86,3 @@ class SnapshotBuilder:
     def _become_consistent(self, lsn: int) -> None:
         self.enter(State.CONSISTENT)
         self.consistent_point = lsn
-        if self.start_decoding_at <= lsn:
-            self.start_decoding_at = lsn + 1

@@ -23,8 +23,7 @@ from typing import Final
 
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from walsender.historic.catalog_layouts import DEFINITIONS, CatalogLayout, CatalogName
-from walsender.historic.encodings import python_encoding
+from walsender.historic.catalog_layouts import CatalogName
 from walsender.historic.heappage import (
     HEAP_MOVED,
     HEAP_XMAX_COMMITTED,
@@ -37,9 +36,10 @@ from walsender.historic.heappage import (
     PageTuple,
     tuples_of,
 )
+from walsender.historic.state import layout_of
 from walsender.historic.tuples import changes_tuples, logs_rows, places
 from walsender.historic.upstream import CatalogFile, Upstream
-from walsender.hot.catalogs import NOBODY, CatalogTable
+from walsender.hot.catalogs import CatalogTable
 from walsender.hot.walk import Skim
 from walsender.xlog import formats as f
 from walsender.xlog.formats import BLCKSZ, Rmgr, WalFormat
@@ -219,7 +219,7 @@ class CatalogBootstrap:
         open_ones = scan.seen | {xid for xid, said in status.items() if said == "in progress"}
         aborted = {xid for xid, said in status.items() if said == "aborted"}
         for file in self._files:
-            table = tables[file.number] = CatalogTable(self._layout(file))
+            table = tables[file.number] = CatalogTable(layout_of(file, self._server))
             for block, (number, xmin, xmax, mask, row) in self._tuples(file, scan):
                 if mask & HEAP_MOVED:
                     raise NotInPrerequisiteState(f"{file.name} was last written by a version before 9.0")
@@ -254,16 +254,6 @@ class CatalogBootstrap:
                 if deleter:
                     pending.setdefault(deleter, []).append((table, tid, False))
         return tables, pending
-
-    def _layout(self, file: CatalogFile) -> CatalogLayout:
-        definition = next(d for d in DEFINITIONS if d.name == file.name)
-        invalidates = definition.invalidates
-        if file.name == "pg_namespace" and self._server.version < 160000:
-            # Only since 16 are subscribers told of a schema's new name at once.
-            invalidates = NOBODY
-        return CatalogLayout(
-            definition, file.attributes, python_encoding(self._server.encoding), invalidates=invalidates
-        )
 
     def _tuples(self, file: CatalogFile, scan: WindowScan) -> Iterator[tuple[int, PageTuple]]:
         """Yield the tuples at R, each with its block."""

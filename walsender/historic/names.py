@@ -33,8 +33,9 @@ class TextSettings:
     """What texts depend on besides the catalogs.
 
     `dollars`: lc_monetary is one of registry.DOLLARS.  `path`: the search path after pg_catalog.  `keywords`: those
-    that are quoted as identifiers.  `encoding`: the database's, as the server names it.  `styles`: output functions, by
-    type oid, of the built-in types that the session's settings write otherwise than registry.BUILTIN.
+    that are quoted as identifiers.  `encoding`: the client's, as the server names it.  `styles`: output functions, by
+    type oid, of the built-in types that the session's settings write otherwise than registry.BUILTIN.  `convert`: makes
+    text in the database's encoding text in the client's, for values in binary transfer; None: they are the same.
     """
 
     dollars: bool
@@ -42,6 +43,7 @@ class TextSettings:
     keywords: Set[str]
     encoding: str
     styles: Mapping[int, registry.Output]
+    convert: registry.Output | None = None
 
     def quote(self, name: str) -> str:
         return quote_identifier(name, self.keywords)

@@ -97,7 +97,7 @@ class RelationResolver:
         self._builtin = builtin
         self._settings = settings
         self._names = Names(tracker, own, encoding, settings)
-        self._tracker = tracker
+        self.tracker = tracker
         self._own = own
         self._encoding = encoding
         self._types: dict[int, TypeInfo] = {}
@@ -105,16 +105,16 @@ class RelationResolver:
 
     def oid_of_file(self, number: int) -> int:
         """Return the oid of the relation whose file has this number; 0: none that is visible."""
-        row = self._tracker.first("pg_class", number, self._own, 1)
+        row = self.tracker.first("pg_class", number, self._own, 1)
         return row.number("oid") if row is not None else 0
 
     def generation(self, oid: int) -> tuple[int, ...]:
         """Return a relation's generation, see RelationInfo."""
-        return self._tracker.generation(oid, self._own)
+        return self.tracker.generation(oid, self._own)
 
     def class_row(self, oid: int) -> Row | None:
         self.depends.add(("pg_class", oid))
-        return self._tracker.first("pg_class", oid, self._own)
+        return self.tracker.first("pg_class", oid, self._own)
 
     def relation(self, oid: int) -> RelationInfo:
         """Return a relation.  Raises DataCorrupted if there is none; UnsupportedType only when a value is written."""
@@ -124,7 +124,7 @@ class RelationResolver:
         toast_of = 0
         kind = row.text("relkind")
         if kind == "t":
-            owner = self._tracker.first("pg_class", oid, self._own, 2)
+            owner = self.tracker.first("pg_class", oid, self._own, 2)
             toast_of = owner.number("oid") if owner is not None else 0
         columns = self._columns(oid, row.number("relnatts"))
         layout = RowLayout([column[1] for column in columns])
@@ -149,7 +149,7 @@ class RelationResolver:
 
     def namespace(self, oid: int) -> str:
         self.depends.add(("pg_namespace", oid))
-        row = self._tracker.first("pg_namespace", oid, self._own)
+        row = self.tracker.first("pg_namespace", oid, self._own)
         return row.text("nspname") if row is not None else ""
 
     def ancestors(self, oid: int) -> tuple[int, ...]:
@@ -160,9 +160,7 @@ class RelationResolver:
         found: list[int] = []
         while len(found) < 1000:
             self.depends.add(("pg_inherits", oid))
-            row = next(
-                (r for r in self._tracker.find("pg_inherits", oid, self._own) if r.number("inhseqno") == 1), None
-            )
+            row = next((r for r in self.tracker.find("pg_inherits", oid, self._own) if r.number("inhseqno") == 1), None)
             if row is None or row.flag("inhdetachpending"):
                 break
             parent = self.class_row(row.number("inhparent"))
@@ -181,7 +179,7 @@ class RelationResolver:
 
     def _columns(self, oid: int, natts: int) -> list[tuple[ColumnInfo, ColumnLayout]]:
         self.depends.add(("pg_attribute", oid))
-        rows = {row.number("attnum"): row for row in self._tracker.find("pg_attribute", oid, self._own)}
+        rows = {row.number("attnum"): row for row in self.tracker.find("pg_attribute", oid, self._own)}
         found: list[tuple[ColumnInfo, ColumnLayout]] = []
         for number in range(1, natts + 1):
             row = rows.get(number)
@@ -223,7 +221,7 @@ class RelationResolver:
         def refuse(value: bytes) -> bytes:
             raise UnsupportedType(refusal.message, detail=refusal.detail, hint=refusal.hint)
 
-        row = self._tracker.first("pg_type", oid, self._own)
+        row = self.tracker.first("pg_type", oid, self._own)
         name = row.text("typname") if row is not None else str(oid)
         namespace = self.namespace(row.number("typnamespace")) if row is not None else ""
         return TypeInfo(
@@ -234,7 +232,7 @@ class RelationResolver:
         self.depends.add(("pg_index", oid))
         if replica_identity not in {"d", "i"}:
             return frozenset()
-        for row in self._tracker.find("pg_index", oid, self._own):
+        for row in self.tracker.find("pg_index", oid, self._own):
             if not row.flag("indislive") or not row.flag("indisunique") or row["indpred"] is not None:
                 continue
             if not row.flag("indimmediate"):
@@ -252,7 +250,7 @@ class RelationResolver:
         known = self._builtin.get(oid)
         if known is not None:
             return known
-        row = self._tracker.first("pg_type", oid, self._own)
+        row = self.tracker.first("pg_type", oid, self._own)
         if row is None or depth > 32:
             raise UnsupportedType(f"the type {oid} is not in the historic catalog")
         name = row.text("typname")
@@ -269,6 +267,7 @@ class RelationResolver:
             out, send = self._settings.styles.get(oid, builtin[0]), builtin[1]
             if oid == registry.XML:
                 send = xml_send(self._settings.encoding)
+            send = self._converted(oid, name, send)
         elif other is not None:
             out, send = other
             has_binary = row.number("typsend") != 0
@@ -288,9 +287,10 @@ class RelationResolver:
             self.depends.add(("pg_enum", oid))
             labels = {
                 r.number("oid"): r.text("enumlabel").encode(self._encoding)
-                for r in self._tracker.find("pg_enum", oid, self._own)
+                for r in self.tracker.find("pg_enum", oid, self._own)
             }
-            out = send = registry.enum_type(name, labels)
+            out = registry.enum_type(name, labels)
+            send = self._converted(registry.TEXT, name, out)
         elif kind == "c":
             columns = self._columns_of_type(row.number("typrelid"), depth)
             named = any(info.named for info, _, _ in columns)
@@ -299,7 +299,7 @@ class RelationResolver:
             )
         elif kind in {"r", "m"}:
             self.depends.add(("pg_range", oid))
-            range_row = self._tracker.first("pg_range", oid, self._own, 0 if kind == "r" else 1)
+            range_row = self.tracker.first("pg_range", oid, self._own, 0 if kind == "r" else 1)
             if range_row is None:
                 raise UnsupportedType(f"the range type {name} is not in the historic catalog")
             subtype = self._type(range_row.number("rngsubtype"), depth + 1)
@@ -351,13 +351,18 @@ class RelationResolver:
         """
         function = self._function(row, "typoutput")
         if function is not None and function.number("prolang") != registry.INTERNAL_LANGUAGE:
-            library = function.text("probin").rpartition("/")[2]
-            return registry.EXTENSIONS.get((library, function.text("prosrc")))
+            library, name = function.text("probin").rpartition("/")[2], row.text("typname")
+            found = registry.EXTENSIONS.get((library, function.text("prosrc")))
+            return None if found is None else (found[0], self._converted(library, name, found[1]))
         out, send = self._of_built_in(row, "typoutput"), self._of_built_in(row, "typsend")
         if out is None or (send is None and row.number("typsend")):
             return None
-        text = self._settings.styles.get(out, registry.BUILTIN[out][0])
-        return text, _no_binary(row.text("typname")) if send is None else registry.BUILTIN[send][1]
+        text, name = self._settings.styles.get(out, registry.BUILTIN[out][0]), row.text("typname")
+        return text, _no_binary(name) if send is None else self._converted(send, name, registry.BUILTIN[send][1])
+
+    def _converted(self, what: int | str, name: str, send: registry.Output) -> registry.Output:
+        convert = self._settings.convert
+        return send if convert is None else registry.converted_send(convert, what, name, send)
 
     def _of_built_in(self, row: Row, column: str) -> int | None:
         """Return the built-in type with the same function, or None.
@@ -369,23 +374,23 @@ class RelationResolver:
             return None
         source = function.text("prosrc")
         for oid in registry.BUILTIN:
-            built_in = self._tracker.first("pg_type", oid, self._own)
+            built_in = self.tracker.first("pg_type", oid, self._own)
             if built_in is not None and (its := self._function(built_in, column)) and its.text("prosrc") == source:
                 return oid
         return None
 
     def _function(self, row: Row, column: str) -> Row | None:
         number = row.number(column)
-        return self._tracker.first("pg_proc", number, self._own) if number else None
+        return self.tracker.first("pg_proc", number, self._own) if number else None
 
     def _delimiter(self, element: int) -> str:
-        row = self._tracker.first("pg_type", element, self._own)
+        row = self.tracker.first("pg_type", element, self._own)
         return (row.text("typdelim") if row is not None else "") or ","
 
     def _columns_of_type(self, relation: int, depth: int) -> list[tuple[TypeInfo, bool, ColumnLayout]]:
         self.depends.add(("pg_attribute", relation))
         rows = sorted(
-            (row for row in self._tracker.find("pg_attribute", relation, self._own) if row.number("attnum") > 0),
+            (row for row in self.tracker.find("pg_attribute", relation, self._own) if row.number("attnum") > 0),
             key=lambda row: row.number("attnum"),
         )
         found = []

@@ -89,6 +89,20 @@ class CatalogTracker:
         # Transactions that changed a catalog and were rolled back: rows may have their xids without a hint bit.
         self._aborted: dict[int, None] = dict.fromkeys(aborted)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no catalog is being rewritten into another file."""
+        return not self._begun and not self._rewritten and len(self._files) == len(self._active)
+
+    def active(self, name: CatalogName) -> tuple[int, CatalogTable]:
+        """Return a catalog's file number and table."""
+        table = self._active[name]
+        return next(number for number, one in self._files.items() if one is table), table
+
+    def aborted(self) -> list[int]:
+        """Return the transactions that changed a catalog, or may have, and were rolled back."""
+        return list(self._aborted)
+
     # Looking things up
 
     def find(self, name: CatalogName, key: int | bytes, own: Set[int], index: int = 0) -> Iterable[Row]:
@@ -182,8 +196,10 @@ class CatalogTracker:
                             f"{table.name} ({tid >> 16},{tid & 0xFFFF}) is changed but not known", record.lsn
                         )
                     table.change_in_place(tid, operation.row)
+                    self.catalogs.changes += 1
                 else:
                     table.remove(tid)
+                    self.catalogs.changes += 1
             except (IndexError, ValueError) as error:
                 raise DataCorrupted(
                     f"a row of {table.name} is too short", context=f"WAL position {Lsn(record.lsn)}"
@@ -234,6 +250,7 @@ class CatalogTracker:
         self, table: CatalogTable, block: int, found: dict[int, tuple[int, int, int, bytes]], record: Record
     ) -> None:
         """Take over a page of a catalog that is being rewritten; its tuples keep their transactions (rewriteheap.c)."""
+        self.catalogs.changes += 1
         for number, (xmin, xmax, mask, row) in found.items():
             if mask & HEAP_XMIN_FROZEN == HEAP_XMIN_INVALID or (not mask & HEAP_XMIN_FROZEN and xmin in self._aborted):
                 continue
@@ -261,6 +278,7 @@ class CatalogTracker:
             raise WalCorrupted("a truncation's record is too short", record.lsn) from error
         if flags & 1 and self.is_file((space, database, number)):
             self._files[number].truncate(blocks)
+            self.catalogs.changes += 1
 
     def relmap_update(self, record: Record) -> list[ChangedKey]:
         """Apply an update of the relation map, the files of catalogs that pg_class cannot name (relmapper.c).
@@ -292,6 +310,7 @@ class CatalogTracker:
         if table is None:
             raise CatalogDiverged(f"{name} moved to a file that was not followed", lsn)
         self._active[name] = table
+        self.catalogs.changes += 1
         table.stands_in = False
         for other, kept in list(self._files.items()):
             if kept is old:

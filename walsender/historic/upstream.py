@@ -5,9 +5,9 @@ Works on 15 to 18.  It follows no source of PostgreSQL: it asks for facts that p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from pubsub.errors import (
     DataCorrupted,
@@ -19,7 +19,7 @@ from pubsub.errors import (
 )
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.output.styles import Styles, TimeZone
-from pubsub.publisher.connection import Connection
+from pubsub.publisher.connection import Connection, Parameter
 from pubsub.sql.identifiers import ANY_NAME
 from walsender.historic.catalog_layouts import DEFINITIONS, CatalogAttribute, CatalogName
 from walsender.types.layout import alignment_of
@@ -35,8 +35,7 @@ SELECT current_setting('wal_level'), current_setting('full_page_writes'), curren
        (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
        has_function_privilege('pg_catalog.pg_read_binary_file(text,bigint,bigint,boolean)', 'EXECUTE'),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR pg_has_role('pg_checkpoint', 'USAGE'),
-       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c',
-       current_setting('lc_monetary')
+       current_setting('server_version_num'), d.datcollate IN ('C', 'POSIX') AND d.datlocprovider = 'c'
   FROM pg_database d WHERE d.datname = current_database()
 """
 _CATALOGS: Final = """
@@ -66,7 +65,8 @@ _FUNCTIONS: Final = (
 
 _TEXTS: Final = """
 SELECT name, reset_val FROM pg_settings
- WHERE name IN ('TimeZone', 'DateStyle', 'IntervalStyle', 'extra_float_digits', 'bytea_output', 'quote_all_identifiers')
+ WHERE name IN ('TimeZone', 'DateStyle', 'IntervalStyle', 'extra_float_digits', 'bytea_output', 'quote_all_identifiers',
+                'lc_monetary')
 """
 _OWN_PATH: Final = "BEGIN READ ONLY; SET LOCAL search_path TO DEFAULT"
 # Qualified, since the schemas on that path may have functions of the same name.
@@ -105,8 +105,6 @@ class Upstream:
     may_checkpoint: bool
     c_collation: bool
     """The database's default collation compares bytes."""
-    dollars: bool
-    """lc_monetary is one of registry.DOLLARS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,6 @@ async def inspect(connection: Connection) -> Upstream:
         int(str(segment)),
         checkpoint == "t",
         row[13] == "t",
-        row[14] in DOLLARS,
     )
 
 
@@ -242,6 +239,11 @@ async def flushed(connection: Connection) -> Lsn:
     return Lsn.parse(str(lsn))
 
 
+async def prepared_transactions(connection: Connection) -> set[int]:
+    """Return the transactions of all databases that are prepared now, by their 32-bit ids."""
+    return {int(str(xid)) for (xid,) in await connection.query("SELECT transaction FROM pg_prepared_xacts")}
+
+
 async def xact_status(connection: Connection, xids: Iterable[int]) -> dict[int, str | None]:
     """Return the status of each: "committed", "aborted", "in progress", or None if the server has forgotten it."""
     wanted = sorted(xids)
@@ -282,26 +284,46 @@ async def builtins(connection: Connection) -> Builtins:
 
 @dataclass(frozen=True, slots=True)
 class SessionTexts:
-    """The settings that texts depend on, as a session of this connection string has them.
+    """The settings that texts depend on, as a session has them.
 
     They come from the configuration of server, database and role, from `options`, and from libpq's environment.
     """
 
     styles: Styles
-    keywords: Set[str]
-    """Names that are quoted as identifiers: all of them with quote_all_identifiers."""
+    quote_all: bool
+    """quote_all_identifiers."""
     path: tuple[str, ...]
     """The search path after pg_catalog."""
+    dollars: bool
+    """lc_monetary is one of registry.DOLLARS."""
+
+    def keywords(self, known: Set[str]) -> Set[str]:
+        """Return the names that are quoted as identifiers.  `known`: the server's, see Builtins."""
+        return ANY_NAME if self.quote_all else known
 
 
-async def session_texts(connection: Connection, keywords: Set[str]) -> SessionTexts:
-    """Ask for the session's settings.  `keywords`: the server's, see Builtins."""
-    settings = {str(name): str(value) for name, value in await connection.query(_TEXTS)}
-    await connection.execute(_OWN_PATH)
-    path = await connection.query(_PATH)
-    await connection.execute(_OWN_ZONE)
-    zone = TimeZone() if settings["TimeZone"] in {"UTC", "Etc/UTC"} else await _time_zone(connection)
-    await connection.execute("ROLLBACK")
+class Asks(Protocol):
+    """Something that answers SQL."""
+
+    async def query(self, sql: str, params: Sequence[Parameter] = ()) -> Sequence[Sequence[object]]: ...
+    async def execute(self, sql: str) -> object: ...
+
+
+async def session_texts(session: Asks, zones: dict[str, TimeZone] | None = None) -> SessionTexts:
+    """Ask for the session's settings.  `zones`: time zones that are known, by name; one that is asked for is added."""
+    settings = {str(name): str(value) for name, value in await session.query(_TEXTS)}
+    await session.execute(_OWN_PATH)
+    try:
+        path = await session.query(_PATH)
+        name = settings["TimeZone"]
+        zone = TimeZone() if name in {"UTC", "Etc/UTC"} else (zones or {}).get(name)
+        if zone is None:
+            await session.execute(_OWN_ZONE)
+            zone = await _time_zone(session)
+            if zones is not None:
+                zones[name] = zone
+    finally:
+        await session.execute("ROLLBACK")
     style, _, order = settings["DateStyle"].partition(", ")
     return SessionTexts(
         Styles(
@@ -312,21 +334,22 @@ async def session_texts(connection: Connection, keywords: Set[str]) -> SessionTe
             int(settings["extra_float_digits"]),
             settings["bytea_output"] == "escape",
         ),
-        ANY_NAME if settings["quote_all_identifiers"] == "on" else keywords,
-        tuple(str(name) for (name,) in path),
+        settings["quote_all_identifiers"] == "on",
+        tuple(str(one) for (one,) in path),
+        settings["lc_monetary"] in DOLLARS,
     )
 
 
-async def _time_zone(connection: Connection) -> TimeZone:
+async def _time_zone(session: Asks) -> TimeZone:
     """Ask for the session's zone, moment by moment, since the server's release of the rules counts; after _OWN_ZONE."""
-    rows = await connection.query(_ZONE_CHANGES, [_ZONE_FIRST, _ZONE_END, _ZONE_STEP])
+    rows = await session.query(_ZONE_CHANGES, [_ZONE_FIRST, _ZONE_END, _ZONE_STEP])
     changes = [(int(str(s)), (int(str(offset)), str(name))) for s, offset, name in rows]
     # Each change lies in the step that ends where it was seen: bisect.
     late = [s for s, _ in changes[1:]]
     early = [s - _ZONE_STEP for s in late]
     while any(last - first > 1 for first, last in zip(early, late, strict=True)):
         middle = [(first + last) // 2 for first, last in zip(early, late, strict=True)]
-        found = await connection.query(_ZONE_MOMENTS, [middle])
+        found = await session.query(_ZONE_MOMENTS, [middle])
         for number, (offset, name) in enumerate(found):
             if (int(str(offset)), name) == changes[number + 1][1]:
                 late[number] = middle[number]

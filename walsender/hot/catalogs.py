@@ -141,16 +141,12 @@ class Row:
 
 
 class CatalogTuple:
-    """A tuple of a catalog; `xmin` 0: committed, `xmax` 0: not deleted.
+    """A tuple of a catalog; `xmin` 0: committed, `xmax` 0: not deleted."""
 
-    `keys`: its key in each of the table's indexes.
-    """
-
-    def __init__(self, row: bytes, xmin: int, xmax: int, keys: list[Any]) -> None:
+    def __init__(self, row: bytes, xmin: int, xmax: int) -> None:
         self.row = row
         self.xmin = xmin
         self.xmax = xmax
-        self.keys = keys
         self.read: Row | None = None
 
 
@@ -178,28 +174,31 @@ class CatalogTable:
         self._fixed: i64 = layout.fixed_bytes
         self._unusual: i64 = layout.unusual_place
         self._has_names = any(named for _, named in layout.key_places)
-        self._indexes: list[dict[Any, dict[int, None]]] = [{} for _ in layout.key_places]
+        # The tids of each key: of most keys there is only one, which needs no dict of its own.
+        self._indexes: list[dict[Any, Any]] = [{} for _ in layout.key_places]
 
     def insert(self, tid: int, row: bytes, xmin: int, xmax: int = 0) -> CatalogTuple:
         """Put a tuple at `tid`, over any that is there.
 
         Raises IndexError if the row is too short, ValueError if a name does not end.
         """
-        keys = self._keys(row)
+        keys = self.keys(row)
         if tid in self.tuples:
             self.remove(tid)
-        found = CatalogTuple(row, xmin, xmax, keys)
+        found = CatalogTuple(row, xmin, xmax)
         self.tuples[tid] = found
         for number, key in enumerate(keys):
             index = self._indexes[number]
             tids = index.get(key)
             if tids is None:
-                index[key] = {tid: None}
-            else:
+                index[key] = tid
+            elif isinstance(tids, dict):
                 tids[tid] = None
+            else:
+                index[key] = {tids: None, tid: None}
         return found
 
-    def _keys(self, row: bytes) -> list[Any]:
+    def keys(self, row: bytes) -> list[Any]:
         """Return the row's key in each index: an oid, or a name's bytes."""
         size: i64 = len(row)
         if size < _ROW_HEADER:
@@ -231,13 +230,15 @@ class CatalogTable:
         found = self.tuples.pop(tid, None)
         if found is None:
             return
-        for number, key in enumerate(found.keys):
+        for number, key in enumerate(self.keys(found.row)):
             index = self._indexes[number]
             tids = index.get(key)
-            if tids is not None:
+            if isinstance(tids, dict):
                 tids.pop(tid, None)
                 if not tids:
                     del index[key]
+            elif tids == tid:
+                del index[key]
 
     def change_in_place(self, tid: int, row: bytes) -> None:
         """Replace the bytes of the tuple at `tid`; its visibility stays."""
@@ -251,11 +252,8 @@ class CatalogTable:
 
     def find(self, key: Any, own: Set[int], index: int = 0) -> list[Row]:
         """Return the rows with `key` that a transaction with the ids `own` sees (empty: the committed rows)."""
-        tids = self._indexes[index].get(key)
-        if tids is None:
-            return []
         rows: list[Row] = []
-        for tid in tids:
+        for tid in self._tids(key, index):
             found = self.tuples[tid]
             if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
                 rows.append(self.read(found))
@@ -263,13 +261,17 @@ class CatalogTable:
 
     def first(self, key: Any, own: Set[int], index: int = 0) -> Row | None:
         """Return one of them, or None."""
-        tids = self._indexes[index].get(key)
-        if tids is not None:
-            for tid in tids:
-                found = self.tuples[tid]
-                if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
-                    return self.read(found)
+        for tid in self._tids(key, index):
+            found = self.tuples[tid]
+            if (found.xmin == 0 or found.xmin in own) and (found.xmax == 0 or found.xmax not in own):
+                return self.read(found)
         return None
+
+    def _tids(self, key: Any, index: int) -> Iterable[int]:
+        tids = self._indexes[index].get(key)
+        if tids is None:
+            return ()
+        return tids if isinstance(tids, dict) else (tids,)
 
     def all(self, own: Set[int]) -> Iterator[Row]:
         for found in self.tuples.values():
@@ -287,7 +289,7 @@ class CatalogTable:
         """Return the oid that the row belongs to; 0: it can be any."""
         if not self.owned:
             return 0
-        key: int = found.keys[0]
+        key: int = self.keys(found.row)[0]
         return key
 
 
@@ -297,6 +299,8 @@ class Catalogs:
     def __init__(self, files: dict[int, CatalogTable], oids: Set[int]) -> None:
         self.files = files
         self._oids = oids
+        self.changes: i64 = 0
+        """How often anything was changed."""
         self.touched: dict[int, list[tuple[CatalogTable, int, bool]]] = {}
         """The tuples that each transaction in progress has inserted (True) and deleted (False)."""
         self.generations: dict[int, int] = {}
@@ -308,6 +312,7 @@ class Catalogs:
 
     def insert(self, table: CatalogTable, tid: int, row: bytes, xid: int) -> None:
         """Insert a tuple for transaction `xid`.  Raises as CatalogTable.insert does."""
+        self.changes += 1
         self.tell(table, table.insert(tid, row, xid), xid)
         self.touch(xid, table, tid, True)
 
@@ -317,6 +322,7 @@ class Catalogs:
         if found is None:
             return False
         found.xmax = xid
+        self.changes += 1
         self.tell(table, found, xid)
         self.touch(xid, table, tid, False)
         return True
@@ -386,6 +392,7 @@ class Catalogs:
             if not table.takes(row):
                 return LEFT
             table.insert(tid, row, found.xmin, found.xmax)
+            self.changes += 1
             return DONE
         if operation != XLOG_HEAP_UPDATE and operation != XLOG_HEAP_HOT_UPDATE:
             return LEFT
@@ -471,6 +478,7 @@ class Catalogs:
             touched = self.touched.pop(xid, None)
             if touched is None:
                 continue
+            self.changes += 1
             self.redefined.pop(xid, None)
             last: CatalogTable | None = None
             last_key = 0
@@ -488,7 +496,7 @@ class Catalogs:
                     if found.xmin == xid:
                         found.xmin = 0
                         if found.xmax == 0 and table.name == "pg_class" and key in self._oids:
-                            moved.append((key, found.keys[1]))
+                            moved.append((key, table.keys(found.row)[1]))
                 elif found.xmax == xid:
                     table.remove(tid)
         return list(changed), moved
@@ -500,6 +508,7 @@ class Catalogs:
             touched = self.touched.pop(xid, None)
             if touched is None:
                 continue
+            self.changes += 1
             self.redefined.pop(xid, None)
             aborted.append(xid)
             touched.reverse()

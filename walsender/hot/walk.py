@@ -82,7 +82,7 @@ class Walk:
     `by_file`: relations by file number; `code` says what is done with their changes.  `ignored_files`: files whose
     changes are never sent, whatever a transaction does to the catalogs.
     `catalogs`: see catalogs.py; `sees_changes` is called with a transaction that has changed them, and the LSN.
-    `rows`: whether rows may be handled here at all.  `hand_over` is called with a transaction of `enough` bytes.
+    `rows`: whether rows may be handled here at all.  A transaction's part of `enough` bytes is handed over (assembly.py).
     """
 
     def __init__(
@@ -95,7 +95,6 @@ class Walk:
         catalogs: Any,
         begin: Callable[[int, int], Any],
         sees_changes: Callable[[Any, int], None],
-        hand_over: Callable[[Any], None],
         enough: int,
         rows: bool,
     ) -> None:
@@ -108,7 +107,6 @@ class Walk:
         self.tables: dict[int, Any] = catalogs.files
         self.begin = begin
         self.sees_changes = sees_changes
-        self.hand_over = hand_over
         self.enough: i64 = enough
         self.rows = rows
         self.stop: i64 = 0
@@ -324,13 +322,15 @@ class Walk:
         if kind != DELETE:
             writer.write(buffer[data:main])
         frame = writer.getvalue()
-        txn.frames.append(frame)
         size = len(frame) + FRAME_OVERHEAD
         self.held += size
-        size += txn.held
-        txn.held = size
-        if size >= self.enough:
-            self.hand_over(txn)
+        for part in txn.parts:
+            part.frames.append(frame)
+            held: i64 = part.held
+            held += size
+            part.held = held
+            if held >= self.enough:
+                part.assembly.hand_over(part)
         return True
 
     def _catalog(

@@ -24,6 +24,7 @@ from typing import Final, Literal
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.nearest import nearest
 from pubsub.protocol.wire import U16, U32, U64
+from walsender.historic.client_encoding import Convert
 from walsender.historic.relation import RelationInfo, RelationResolver
 from walsender.output.encoder import Encoder, make_encoder
 from walsender.output.plugin import RowChange, SentTransaction, Write
@@ -156,12 +157,21 @@ class PgoutputPlugin:
     path: tuple[str, ...] = ()
     """Subscribers set an empty search path (libpqwalreceiver.c: libpqrcv_connect)."""
 
-    def __init__(self, options: PgoutputOptions, publications: PublicationFilter, write: Write, encoding: str) -> None:
+    def __init__(
+        self,
+        options: PgoutputOptions,
+        publications: PublicationFilter,
+        write: Write,
+        encoding: str,
+        convert: Convert | None = None,
+    ) -> None:
+        """`encoding`: Python's name for the database's; `convert`: makes text in it text in the client's encoding."""
         self.streaming = options.streaming != "off"
         self._options = options
         self._publications = publications
         self._write = write
         self._encoding = encoding
+        self._convert = convert
         self._known = _Known()
         self._known_in_stream: dict[int, _Known] = {}
         self._in_stream = False
@@ -179,7 +189,7 @@ class PgoutputPlugin:
         definitions.append((relation.oid, self._definition(relation, published.own_columns)))
         encode = None
         plain = published.filters == (None, None, None) and target is relation and not self._options.binary
-        if plain and all(column.type is not None for column in relation.columns):
+        if plain and self._convert is None and all(column.type is not None for column in relation.columns):
             sent = set(published.columns)
             encode = make_encoder(
                 [
@@ -231,7 +241,10 @@ class PgoutputPlugin:
         return tuple(messages)
 
     def _string(self, text: str) -> bytes:
-        return text.encode(self._encoding) + b"\0"
+        return self._text(text.encode(self._encoding)) + b"\0"
+
+    def _text(self, text: bytes) -> bytes:
+        return text if self._convert is None else self._convert(text)
 
     def _send_definitions(self, txn: SentTransaction, xid: int, entry: PgoutputEntry) -> None:
         """Send the definitions that the subscriber was not sent yet (pgoutput.c: maybe_send_schema)."""
@@ -247,6 +260,12 @@ class PgoutputPlugin:
                 self._known.is_uncertain(oid)
             for message in messages:
                 self._send(txn, 0, message[:1] + U32.pack(xid) + message[1:] if self._in_stream else message)
+
+    def forget(self, *, definitions: bool) -> None:
+        for known in (self._known, *self._known_in_stream.values()):
+            known.generations.clear()
+        if definitions:
+            self._known.messages.clear()
 
     def refusal(self, relation: RelationInfo, entry: PgoutputEntry) -> PubsubError | None:
         published = entry.published
@@ -340,7 +359,7 @@ class PgoutputPlugin:
         """Write a row as a tuple (proto.c: logicalrep_write_tuple)."""
         columns = published.target.columns
         parts = [U16.pack(len(published.columns))]
-        binary = self._options.binary
+        binary, convert = self._options.binary, self._convert
         for index in published.columns:
             value = row[index]
             if value is None:
@@ -352,6 +371,8 @@ class PgoutputPlugin:
                 assert info is not None
                 as_binary = binary and info.has_binary
                 written = info.send(value) if as_binary else info.out(value)
+                if convert is not None and not as_binary:
+                    written = convert(written)
                 parts += (b"b" if as_binary else b"t", U32.pack(len(written)), written)
         return b"".join(parts)
 
@@ -388,7 +409,7 @@ class PgoutputPlugin:
         # The transaction's id, not the subtransaction's as with changes (pgoutput.c: pgoutput_message).
         stream = U32.pack(txn.xid) if self._in_stream and txn is not None else b""
         head = b"M" + stream + (b"\1" if transactional else b"\0")
-        body = U64.pack(lsn) + prefix + b"\0" + U32.pack(len(content)) + content
+        body = U64.pack(lsn) + self._text(prefix) + b"\0" + U32.pack(len(content)) + content
         self._write(lsn, txn.xid if txn is not None else 0, head + body)
 
     # Transactions
@@ -416,7 +437,7 @@ class PgoutputPlugin:
 
     def begin_prepare(self, txn: SentTransaction) -> None:
         fields = _PREPARE.pack(txn.final_lsn, txn.end_lsn, txn.time, txn.xid)
-        self._send_first(txn, txn.first_lsn, b"b" + fields + txn.gid + b"\0", txn.origin_lsn)
+        self._send_first(txn, txn.first_lsn, b"b" + fields + self._text(txn.gid) + b"\0", txn.origin_lsn)
 
     def prepare(self, txn: SentTransaction) -> None:
         self._prepared(b"P", txn)
@@ -426,11 +447,11 @@ class PgoutputPlugin:
 
     def _prepared(self, kind: bytes, txn: SentTransaction) -> None:
         fields = _PREPARED.pack(0, txn.final_lsn, txn.end_lsn, txn.time, txn.xid)
-        self._send(txn, txn.end_lsn, kind + fields + txn.gid + b"\0")
+        self._send(txn, txn.end_lsn, kind + fields + self._text(txn.gid) + b"\0")
 
     def rollback_prepared(self, txn: SentTransaction) -> None:
         fields = _ROLLBACK.pack(0, txn.prepare_end_lsn, txn.end_lsn, txn.prepare_time, txn.time, txn.xid)
-        self._send(txn, txn.end_lsn, b"r" + fields + txn.gid + b"\0")
+        self._send(txn, txn.end_lsn, b"r" + fields + self._text(txn.gid) + b"\0")
 
     # Streams
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, PubsubError, UndefinedObject
 from walsender.historic.encodings import encoded
 from walsender.historic.relation import RelationInfo, RelationResolver
-from walsender.historic.tracker import CatalogTracker
 from walsender.hot.catalogs import Row
 from walsender.output.rowfilter import Filter, RowFilterCompiler
 from walsender.types.layout import Raw
@@ -55,26 +54,28 @@ class PublishedRelation:
         return [None if index is None else row[index] for index in self.source_of]
 
 
+Warn = Callable[[PubsubError], bool]
+"""Takes a warning; returns whether it was of interest."""
+
+
 class PublicationFilter:
     """The publications of one subscriber."""
 
     def __init__(
         self,
         names: Sequence[str],
-        tracker: CatalogTracker,
         compiler: RowFilterCompiler,
         server_version: int,
         encoding: str,
-        on_warning: Callable[[PubsubError], None] = lambda _: None,
+        on_warning: Warn = lambda _: True,
         *,
         missing_is_error: bool = False,
     ) -> None:
-        """`encoding`: as the server names it.  `on_warning` is called once for each missing publication, with a server of 18 or
-        later and unless `missing_is_error`."""
+        """`encoding`: as the server names it.  `on_warning` is called for each missing publication until it returns True, with a
+        server of 18 or later and unless `missing_is_error`."""
         self._names = {name: encoded(name, encoding) for name in names}
         self._missing: set[str] = set()
         self._on_warning = on_warning
-        self._tracker = tracker
         self._compiler = compiler
         self._version = server_version
         self._missing_is_error = missing_is_error
@@ -88,7 +89,7 @@ class PublicationFilter:
         if not relation.is_publishable:
             return None
         own = resolver._own
-        find = self._tracker.find
+        find = resolver.tracker.find
         ids = {row.number("prpubid") for row in find("pg_publication_rel", relation.oid, own)}
         schema_ids = self._schema_publications(relation.namespace_oid, resolver)
         ancestors = relation.ancestors
@@ -97,7 +98,7 @@ class PublicationFilter:
         target_oid = relation.oid
         through: list[Row] = []
         for name, key in self._names.items():
-            publication = None if key is None else self._tracker.first("pg_publication", key, own, 1)
+            publication = None if key is None else resolver.tracker.first("pg_publication", key, own, 1)
             if publication is None:
                 if self._missing_is_error:
                     raise missing_publication(name)
@@ -148,19 +149,19 @@ class PublicationFilter:
 
     def _skip(self, name: str) -> None:
         """Warn once of a missing publication (pgoutput.c: LoadPublications)."""
-        if name not in self._missing:
+        if name in self._missing:
+            return
+        warning = NotInPrerequisiteState(
+            f'skipped loading publication "{name}"',
+            detail="The publication does not exist at this point in the WAL.",
+            hint="Create the publication if it does not exist.",
+        )
+        if self._on_warning(warning):
             self._missing.add(name)
-            self._on_warning(
-                NotInPrerequisiteState(
-                    f'skipped loading publication "{name}"',
-                    detail="The publication does not exist at this point in the WAL.",
-                    hint="Create the publication if it does not exist.",
-                )
-            )
 
     def _schema_publications(self, namespace: int, resolver: RelationResolver) -> set[int]:
         return {
-            row.number("pnpubid") for row in self._tracker.find("pg_publication_namespace", namespace, resolver._own)
+            row.number("pnpubid") for row in resolver.tracker.find("pg_publication_namespace", namespace, resolver._own)
         }
 
     def _topmost(self, publication: int, ancestors: tuple[int, ...], resolver: RelationResolver) -> int:
@@ -172,7 +173,8 @@ class PublicationFilter:
         for level, oid in enumerate(ancestors, 1):
             resolver.depends.add(("pg_publication_rel", oid))
             if any(
-                r.number("prpubid") == publication for r in self._tracker.find("pg_publication_rel", oid, resolver._own)
+                r.number("prpubid") == publication
+                for r in resolver.tracker.find("pg_publication_rel", oid, resolver._own)
             ):
                 found = level
                 continue
@@ -185,7 +187,7 @@ class PublicationFilter:
         """Return the row of pg_publication_rel for the relation that changes are sent as."""
         resolver.depends.add(("pg_publication_rel", target.oid))
         oid = publication.number("oid")
-        rows = self._tracker.find("pg_publication_rel", target.oid, resolver._own)
+        rows = resolver.tracker.find("pg_publication_rel", target.oid, resolver._own)
         return next((row for row in rows if row.number("prpubid") == oid), None)
 
     def _filters(
@@ -200,7 +202,9 @@ class PublicationFilter:
             qual: str | None = None
             if not publication.flag("puballtables") and publication.number("oid") not in schema_ids:
                 row = self._membership(publication, target, resolver)
-                stored = self._tracker.value_of_publication(row, "prqual", resolver._own) if row is not None else None
+                stored = (
+                    resolver.tracker.value_of_publication(row, "prqual", resolver._own) if row is not None else None
+                )
                 qual = stored if isinstance(stored, str) else None
             for number, action in enumerate(actions):
                 if publication.flag(action):
@@ -229,7 +233,9 @@ class PublicationFilter:
             listed: frozenset[int] | None = None
             if not publication.flag("puballtables"):
                 row = self._membership(publication, target, resolver)
-                stored = self._tracker.value_of_publication(row, "prattrs", resolver._own) if row is not None else None
+                stored = (
+                    resolver.tracker.value_of_publication(row, "prattrs", resolver._own) if row is not None else None
+                )
                 if isinstance(stored, tuple):
                     listed = frozenset(stored)
             lists.append(listed)

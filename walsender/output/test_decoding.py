@@ -140,6 +140,9 @@ class TestDecodingPlugin:
     def skips_origin(self, origin_id: int) -> bool:
         return origin_id != 0 and self._options.only_local
 
+    def forget(self, *, definitions: bool) -> None:
+        """Do nothing: it keeps nothing about relations."""
+
     # Transactions
 
     def prepares(self, gid: bytes) -> bool:

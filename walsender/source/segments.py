@@ -75,7 +75,7 @@ class SegmentDirectory:
             length = min(size, (history.end_of(timeline) or start + size) - start)
             for position, data in _contents(path, length):
                 if position == 0:
-                    self._is_ours(path, start, data)
+                    check_header(data, start, self._system_identifier, str(path))
                 if position + len(data) <= lsn - start:
                     continue
                 cut = max(lsn - start - position, 0)
@@ -95,32 +95,20 @@ class SegmentDirectory:
             return False
         path, _ = found
         for _, data in _contents(path, LONG_HEADER):
-            return self._is_ours(path, lsn, data)
+            return check_header(data, lsn, self._system_identifier, str(path))
         return False
+
+    def whole(self, name: str) -> Iterator[tuple[int, bytes]] | None:
+        """Return (offset, bytes) of a segment's file that is not marked as incomplete; None if there is none."""
+        for ending in ("", *_CODECS):
+            path = self._path / (name + ending)
+            if _is_file(path):
+                return _contents(path, self._geometry.segment_size + 1)
+        return None
 
     def has_after(self, lsn: int) -> bool:
         """Return whether there is any segment after the one that holds `lsn`."""
         return any(start > lsn for start in self._starts())
-
-    def _is_ours(self, path: Path, start: int, data: bytes) -> bool:
-        """Return whether a segment begins with the header of the page at `start`.
-
-        Raises WalCorrupted if another cluster wrote it.
-        """
-        if len(data) < LONG_HEADER:
-            return False
-        magic, info, _, address, _ = PAGE_HEADER.unpack_from(data)
-        if magic not in FORMATS or not info & XLP_LONG_HEADER or address != start:
-            return False
-        identifier = LONG_HEADER_REST.unpack_from(data, SHORT_HEADER)[0]
-        if identifier != self._system_identifier:
-            raise WalCorrupted(
-                "WAL file is from different database system: WAL file database system identifier is "
-                f"{identifier}, pg_control database system identifier is {self._system_identifier}",
-                start,
-                detail=f'The file is "{path}".',
-            )
-        return True
 
     def history(self, timeline: int) -> TimelineHistory:
         """Return the timeline's history from its file; the timeline alone if there is no file."""
@@ -136,6 +124,27 @@ class SegmentDirectory:
             if _SEGMENT.fullmatch(entry.name):
                 with contextlib.suppress(ValueError):
                     yield self._geometry.segment_start(entry.name[:24])[1]
+
+
+def check_header(data: bytes, start: int, system_identifier: int, name: str) -> bool:
+    """Return whether a segment's file, which begins with `data`, begins with the header of the page at `start`.
+
+    Raises WalCorrupted if another cluster wrote it.
+    """
+    if len(data) < LONG_HEADER:
+        return False
+    magic, info, _, address, _ = PAGE_HEADER.unpack_from(data)
+    if magic not in FORMATS or not info & XLP_LONG_HEADER or address != start:
+        return False
+    identifier = LONG_HEADER_REST.unpack_from(data, SHORT_HEADER)[0]
+    if identifier != system_identifier:
+        raise WalCorrupted(
+            "WAL file is from different database system: WAL file database system identifier is "
+            f"{identifier}, pg_control database system identifier is {system_identifier}",
+            start,
+            detail=f'The file is "{name}".',
+        )
+    return True
 
 
 def _contents(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:

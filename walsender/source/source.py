@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PublisherError
 from pubsub.protocol.lsn import Lsn
@@ -24,16 +25,65 @@ from pubsub.publisher.replication import SystemIdentity, identify_system, timeli
 from walsender.historic.upstream import Upstream
 from walsender.source.retry import RETRY_INTERVAL, RETRY_SECONDS, Retry
 from walsender.source.segments import SegmentDirectory
-from walsender.source.stream import WalStream
+from walsender.source.stream import RECEIVER_TIMEOUT, WalStream
 from walsender.xlog.errors import WalMissing
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader
 
 
-class WalSource:
-    """The WAL of `server`; `directory` is read first.  `slot`: a physical slot.  Call `open` before use."""
+def check_descent(history: TimelineHistory, timeline: int, position: int) -> None:
+    """Raise NotInPrerequisiteState unless WAL of `timeline` that was read up to `position` is part of this history."""
+    if timeline == history.newest:
+        return
+    end = history.end_of(timeline)
+    if end is None:
+        raise NotInPrerequisiteState(
+            f"the server's timeline {history.newest} does not come from timeline {timeline}",
+            detail=f"WAL of timeline {timeline} was read up to {Lsn(position)}.",
+            hint="Connect to the server that goes on from there, or start decoding anew.",
+        )
+    if end < position:
+        raise NotInPrerequisiteState(
+            f"the server's timeline {history.newest} left timeline {timeline} before {Lsn(position)}",
+            detail=f"It left at {Lsn(end)}; what was decoded after that did not happen there.",
+            hint="Decoding must be started anew.",
+        )
 
-    def __init__(self, conninfo: str, server: Upstream, directory: Path | None = None, slot: str | None = None) -> None:
+
+class Source(Protocol):
+    """Where a reader's WAL comes from.  `flushed`: the LSN before which nothing is needed again."""
+
+    flushed: int
+
+    async def open(self) -> None: ...
+    def feed(self, reader: WalReader) -> AsyncGenerator[bool, None]:
+        """Feed `reader`; yield False when there may be records to take, True when there is nothing more for now."""
+
+    async def close(self) -> None: ...
+
+
+class WalSource:
+    """The WAL of `server`; `directory` is read first.  `slot`: a physical slot.  Call `open` before use.
+
+    `keep` gets the WAL that the server sends, before the reader: LSN and bytes.  `switched` is called when `history` has
+    become another one, before the first bytes of the new timeline.  `check` may refuse the timeline on which the server is.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        server: Upstream,
+        directory: Path | None = None,
+        slot: str | None = None,
+        keep: Callable[[int, bytes], None] = lambda *_: None,
+        timeout: float = RECEIVER_TIMEOUT,
+        switched: Callable[[], None] = lambda: None,
+        check: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        self._check = check
+        self._keep = keep
+        self._switched = switched
+        self._timeout = timeout
         self._conninfo = conninfo
         self._server = server
         self._slot = slot
@@ -130,6 +180,7 @@ class WalSource:
                         yield True
                         stream.flushed = self.flushed
                     else:
+                        self._keep(*piece)
                         reader.feed(*piece)
                         yield False
                 return  # the timeline has ended
@@ -152,7 +203,7 @@ class WalSource:
                 await self._switch(connection, identity.timeline, reader.position)
                 reader.restart_at(reader.position)
             start = max(reader.position, reader.received)
-            stream = self._stream = WalStream(connection, self._slot)
+            stream = self._stream = WalStream(connection, self._slot, self._timeout)
             await stream.start(start, self.history.timeline_of(start))
         except BaseException:
             self._stream = None
@@ -167,6 +218,8 @@ class WalSource:
                 detail=f"Its system identifier is {identity.system_identifier}, not {self._server.system_identifier}.",
                 hint="Decoding must be started anew.",
             )
+        if self._check is not None:
+            await self._check(identity.timeline)
         return identity
 
     async def _switch(self, connection: Connection, timeline: int, position: int) -> None:
@@ -175,14 +228,13 @@ class WalSource:
         Raises NotInPrerequisiteState if that left this one before `position`.
         """
         history = await timeline_history(connection, timeline)
-        end = history.end_of(self.history.newest)
-        if end is None or end < position:
-            raise NotInPrerequisiteState(
-                f"the server's timeline {timeline} left timeline {self.history.newest} before {Lsn(position)}",
-                detail="What was decoded after that did not happen there.",
-                hint="Decoding must be started anew.",
-            )
-        self.history = history
+        check_descent(history, self.history.newest, position)
+        before, self.history = self.history, history
+        try:
+            self._switched()
+        except BaseException:
+            self.history = before
+            raise
 
     async def _connect(self) -> Connection:
         return await Connection.connect(self._conninfo, replication=True, application_name="walsender")

@@ -5,11 +5,12 @@ Follows walreceiver.c and walsender.c (StartReplication).
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from pubsub.errors import PublisherError
+from pubsub.errors import ConnectionFailure, PublisherError
 from pubsub.protocol.commands import start_physical_replication
 from pubsub.protocol.copyboth import XLOG_HEADER, Keepalive, read_server_message
 from pubsub.publisher.connection import Connection
@@ -19,6 +20,8 @@ from walsender.xlog.formats import XLOG_BLCKSZ
 
 STATUS_INTERVAL: Final = 5.0
 """Seconds between status updates."""
+RECEIVER_TIMEOUT: Final = 60.0
+"""wal_receiver_timeout's default."""
 _UNDEFINED_FILE: Final = "58P01"
 
 
@@ -26,12 +29,21 @@ class WalStream:
     """WAL of one timeline from a server.
 
     `slot`: a physical slot that keeps the WAL.  `flushed` is reported to it: an LSN up to which nothing is needed
-    again.
+    again.  `timeout`: seconds of silence after which the connection is taken for lost (wal_receiver_timeout); 0: none.
+    `positions` returns what is reported (written, flushed, applied) of another that this one stands for.
     """
 
-    def __init__(self, connection: Connection, slot: str | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        slot: str | None = None,
+        timeout: float = RECEIVER_TIMEOUT,
+        positions: Callable[[], tuple[int, int, int]] | None = None,
+    ) -> None:
         self._connection = connection
+        self._timeout = timeout
         self._slot = slot
+        self._positions = positions
         self._stream: ReplicationStream | None = None
         self._sent = 0.0
         self._next = 0  # LSN of the byte to come
@@ -64,7 +76,7 @@ class WalStream:
         assert stream is not None
         while True:
             try:
-                frames = await stream.receive()
+                frames = await self._receive(stream)
             except StreamEnded:
                 return
             except PublisherError as error:
@@ -85,23 +97,42 @@ class WalStream:
             if reply or self.flushed != self._reported or time.monotonic() - self._sent > STATUS_INTERVAL:
                 await self.send_status()
 
-    async def send_status(self) -> None:
-        """Report to the server which WAL has come and which is no longer needed.  Raises ConnectionFailure.
+    async def _receive(self, stream: ReplicationStream) -> list[bytes]:
+        """Receive; ask a server that is silent for half the timeout to reply (walreceiver.c: WalReceiverMain)."""
+        half = self._timeout / 2 or None
+        try:
+            async with asyncio.timeout(half):
+                return await stream.receive()
+        except TimeoutError:
+            await self.send_status(ask=True)
+        try:
+            async with asyncio.timeout(half):
+                return await stream.receive()
+        except TimeoutError:
+            raise ConnectionFailure(
+                "terminating walreceiver due to timeout", hint="The server sent nothing for wal_receiver_timeout."
+            ) from None
+
+    async def send_status(self, *, ask: bool = False) -> None:
+        """Report to the server which WAL has come and which is no longer needed; `ask` it to reply.
+
+        Raises ConnectionFailure.
 
         A server that is shut down waits until all that it sent is reported flushed, or written if no flush position is
-        reported (walsender.c: WalSndDone).  A slot moves to the reported flush position.  So with a slot `flushed` is
+        reported (walsender.c: WalSndDone).  Without a slot none ever is, so that no commit waits for this walsender, or is
+        taken for safe because of it (synchronous_standby_names = '*').  A slot moves to the reported flush position; it is
         reported once and then taken back.
         """
         self._sent = time.monotonic()
         self._reported = self.flushed
         if self._stream is None:
             return
-        if self._slot is None:
-            await self._stream.send_status(self._next, self._next, self._next)
+        if self._positions is not None:
+            await self._stream.send_status(*self._positions(), reply=ask)
             return
-        if self.flushed:
+        if self._slot is not None and self.flushed:
             await self._stream.send_status(self._next, self.flushed, self.flushed)
-        await self._stream.send_status(self._next, 0, 0)
+        await self._stream.send_status(self._next, 0, 0, reply=ask)
 
     async def close(self) -> None:
         if self._stream is not None:

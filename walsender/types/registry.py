@@ -171,6 +171,14 @@ SPECIAL_NAMES: Final = {
 }
 """format_type.c: names that are not pg_type's."""
 
+TEXT: Final = 25
+_TEXT_AT: Final[dict[int | str, int]] = {
+    **dict.fromkeys((19, TEXT, 114, 142, 194, 1042, 1043), 0),
+    **dict.fromkeys((3802, 4072, "ltree"), 1),
+}
+"""Where the text begins in the binary form of types, by oid, or by an extension's library."""
+_SEVERAL_TEXTS: Final[frozenset[int | str]] = frozenset({3614, 3615, "hstore"})
+"""Types with several texts in their binary form."""
 XML: Final = 142
 """Its binary form names the encoding."""
 MONEY: Final = 790
@@ -383,3 +391,23 @@ def enum_type(name: str, labels: dict[int, bytes]) -> Output:
         return label
 
     return enum_out
+
+
+def converted_send(convert: Output, what: int | str, name: str, send: Output) -> Output:
+    """Return `send` with the text in the binary form converted to the client's encoding.
+
+    `what`: the type's oid, or an extension's library.
+    """
+    at = _TEXT_AT.get(what)
+    if at is not None:
+        return lambda value: (sent := send(value))[:at] + convert(sent[at:])
+    if what not in _SEVERAL_TEXTS:
+        return send
+
+    def refuse(value: bytes) -> bytes:
+        raise UnsupportedType(
+            f"binary transfer of type {name} in another encoding than the database's is not supported",
+            hint="Subscribe with binary = false.",
+        )
+
+    return refuse

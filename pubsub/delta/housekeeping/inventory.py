@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 from pubsub.delta import deletion_vectors
 from pubsub.delta.log import AddFile
+from pubsub.delta.places import Place, files_below
 from pubsub.delta.transactions import Action, Listed
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
@@ -35,7 +34,7 @@ class LogListing:
     checkpoints: frozenset[int]
     size: int
     vacuumed: int | None
-    asides: Mapping[Path, float]
+    asides: Mapping[Place, float]
 
     @property
     def oldest(self) -> int:
@@ -50,31 +49,31 @@ class LogListing:
         return max((version for version, made in self.commits.items() if made <= time), default=None)
 
 
-def list_log(table: Path) -> LogListing:
+def list_log(table: Place) -> LogListing:
     """List the log of the table in the directory `table`.  Raises OSError."""
     log = table / "_delta_log"
     commits: dict[int, float] = {}
     checkpoints: set[int] = set()
-    asides: dict[Path, float] = {}
+    asides: dict[Place, float] = {}
     size = 0
-    for entry, stat in _files(log):
+    for name, stat in files_below(log):
         size += stat.st_size
-        if match := _COMMIT.fullmatch(entry.name):
+        if match := _COMMIT.fullmatch(name):
             commits[int(match[1])] = stat.st_mtime
-        elif match := _CHECKPOINT.fullmatch(entry.name):
+        elif match := _CHECKPOINT.fullmatch(name):
             checkpoints.add(int(match[1]))
-        elif _ASIDE.fullmatch(entry.name):
-            asides[Path(entry.path)] = stat.st_mtime
+        elif _ASIDE.fullmatch(name):
+            asides[log / name] = stat.st_mtime
     return LogListing(commits, frozenset(checkpoints), size, _vacuumed(log), asides)
 
 
-def newest_version(table: Path) -> int:
+def newest_version(table: Place) -> int:
     """Return the newest version in the log of the table in the directory `table`; -1: none.  Raises OSError."""
-    versions = (int(match[1]) for name in os.listdir(table / "_delta_log") if (match := _COMMIT.fullmatch(name)))
+    versions = (int(match[1]) for file in (table / "_delta_log").iterdir() if (match := _COMMIT.fullmatch(file.name)))
     return max(versions, default=-1)
 
 
-def _vacuumed(log: Path) -> int | None:
+def _vacuumed(log: Place) -> int | None:
     try:
         found = json.loads((log / _LAST_VACUUM).read_text("utf-8"))
     except (OSError, ValueError):
@@ -83,27 +82,13 @@ def _vacuumed(log: Path) -> int | None:
     return version if isinstance(version, int) else None
 
 
-def list_files(table: Path) -> list[Listed]:
+def list_files(table: Place) -> list[Listed]:
     """List the data files and deletion vectors in a table's directory and its partitions.  Raises OSError."""
     return [
-        Listed(os.path.relpath(entry.path, table), stat.st_size, int(stat.st_mtime * 1000))
-        for entry, stat in _files(table)
-        if entry.name.endswith(_DATA)
+        Listed(name, stat.st_size, int(stat.st_mtime * 1000))
+        for name, stat in files_below(table)
+        if name.endswith(_DATA)
     ]
-
-
-def _files(directory: Path | str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield the files of a directory and its visible subdirectories; those that vanish meanwhile are left out."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    if not entry.name.startswith((".", "_")) or "=" in entry.name:
-                        yield from _files(entry.path)
-                else:
-                    yield entry, entry.stat()
-            except FileNotFoundError:
-                continue
 
 
 def needed(files: Iterable[AddFile]) -> set[str]:

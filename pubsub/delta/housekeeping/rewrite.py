@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap64
@@ -33,6 +32,7 @@ from pubsub.delta.deletion_vectors import Positions
 from pubsub.delta.file_rows import deleted_positions, laid_out, live_rows, rows_in
 from pubsub.delta.housekeeping.row_order import RowOrder, order_of
 from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.places import Place
 from pubsub.delta.table import TargetTable
 from pubsub.delta.transactions import Action, Conflict, Operation
 
@@ -118,7 +118,7 @@ def _sources(log: TableLog, chosen: Sequence[AddFile]) -> list[_Source]:
 
 
 def _actions(
-    log: TableLog, sources: Sequence[_Source], order: RowOrder | None, added: Sequence[Action], made: list[Path]
+    log: TableLog, sources: Sequence[_Source], order: RowOrder | None, added: Sequence[Action], made: list[Place]
 ) -> list[Action]:
     """Return the commit's actions for the log's present state; add a vector's file to `made`.  Raises _Dropped."""
     now = int(time.time() * 1000)

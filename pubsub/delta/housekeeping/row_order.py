@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pubsub.delta.file_rows import live_rows
-from pubsub.delta.log import AddFile, TableLog, local_path
+from pubsub.delta.log import AddFile, TableLog, path_of
+from pubsub.delta.places import open_parquet
 from pubsub.delta.table import TargetTable
 
 _SLICE_BYTES: Final = 32 << 20
@@ -81,6 +81,7 @@ def _sort_columns(table: TargetTable) -> list[str]:
 def _slices(log: TableLog, files: Sequence[AddFile]) -> int:
     size = 0
     for file in files:
-        metadata = pq.read_metadata(local_path(file, log.table))
+        with open_parquet(path_of(file, log.table)) as parquet:
+            metadata = parquet.metadata
         size += sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     return max(-(-size // _SLICE_BYTES), 1)

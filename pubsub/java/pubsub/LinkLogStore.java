@@ -10,14 +10,15 @@ import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Paths;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
-import java.util.ArrayList;
-import java.util.Arrays;
+import java.nio.file.attribute.BasicFileAttributes;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
@@ -97,28 +98,32 @@ public class LinkLogStore extends HadoopFileSystemLogStore {
      * its name; each commit lists the log, which holds thousands of files, but only the newest commits are asked for.
      */
     public Iterator listFrom(Path path, Configuration configuration) throws IOException {
-        Path directory = path.getParent();
         FileSystem files = path.getFileSystem(configuration);
-        String[] names = Paths.get(directory.toUri().getPath()).toFile().list();
+        Path directory = files.makeQualified(path.getParent());
+        java.nio.file.Path local = Paths.get(directory.toUri().getPath());
+        String[] names = local.toFile().list();
         if (names == null) {
             throw new FileNotFoundException("No such file or directory: " + directory);
         }
-        Arrays.sort(names);
-        ArrayList found = new ArrayList();
+        TreeMap found = new TreeMap();
         for (int place = 0; place < names.length; place++) {
             String name = names[place];
             // Hadoop does not list its checksums of files.
-            if (name.compareTo(path.getName()) < 0 || name.startsWith(".") && name.endsWith(".crc")) {
-                continue;
-            }
-            try {
-                FileStatus status = files.getFileStatus(new Path(directory, name));
-                found.add(status);
-            } catch (FileNotFoundException error) {
-                continue;  // removed since, as an expired commit or a file that is being written
+            if (name.compareTo(path.getName()) >= 0 && !(name.startsWith(".") && name.endsWith(".crc"))) {
+                try {
+                    found.put(name, status(new Path(directory, name), local.resolve(name), files.getDefaultBlockSize(path)));
+                } catch (NoSuchFileException error) {
+                    // Removed since, as an expired commit or a file that is being written.
+                }
             }
         }
-        return found.iterator();
+        return found.values().iterator();
+    }
+
+    /** Delta asks for neither owner nor permissions, which Hadoop's own status of a local file looks for, too. */
+    private static FileStatus status(Path path, java.nio.file.Path local, long block) throws IOException {
+        BasicFileAttributes found = Files.readAttributes(local, BasicFileAttributes.class);
+        return new FileStatus(found.size(), found.isDirectory(), 1, block, found.lastModifiedTime().toMillis(), path);
     }
 
     /** Checkpoints do not come through this store: Delta must write them under another name, and rename them. */

@@ -5,25 +5,27 @@ from __future__ import annotations
 import random
 
 from walsender.decode.accounting import MemoryAccounting
-from walsender.decode.assembly import Txn
+from walsender.decode.transactions import Part, Txn
 
 
 def test_the_largest_is_written_to_disk() -> None:
     """Each change once searched all subtransactions, of which there can be many: that took hours."""
     r = random.Random(1)
     limit = 20_000
-    memory = MemoryAccounting(limit, needs_streamable=True, may_stream=lambda: False, stream=lambda _: None)
-    transactions = [Txn(number * 1000, number) for number in range(1, 4)]
+    memory = MemoryAccounting(
+        limit, needs_streamable=True, may_stream=lambda: False, goes_on=lambda _: True, stream=lambda _: None
+    )
+    transactions = [Part(None, Txn(number * 1000, number)) for number in range(1, 4)]
     sizes: dict[int, int] = {}
     for step in range(3000):
-        txn = r.choice(transactions)
-        xid = txn.xid + r.randrange(300)
+        part = r.choice(transactions)
+        xid = part.txn.xid + r.randrange(300)
         if step % 50 == 49:
-            memory.abort(txn, xid)
+            memory.abort(part, xid)
             sizes.pop(xid, None)
         size = r.randrange(1, 2000)
         sizes[xid] = sizes.get(xid, 0) + size
-        memory.queue(txn, xid, step + 1, size)
+        memory.queue(part, xid, step + 1, size)
         while sum(sizes.values()) >= limit:
             sizes[max(sizes, key=lambda one: sizes[one])] = 0
         assert memory._size == sum(sizes.values())
@@ -31,7 +33,9 @@ def test_the_largest_is_written_to_disk() -> None:
     for xid in [xid for xid in sizes if xid // 1000 == 1]:
         del sizes[xid]
     assert memory._size == sum(sizes.values())
-    many = MemoryAccounting(1000, needs_streamable=True, may_stream=lambda: False, stream=lambda _: None)
+    many = MemoryAccounting(
+        1000, needs_streamable=True, may_stream=lambda: False, goes_on=lambda _: True, stream=lambda _: None
+    )
     looked_at = 0
 
     class Counted(dict[int, int]):

@@ -13,7 +13,7 @@ import pytest
 from pubsub.errors import FeatureNotSupported
 from tests.unit.walsender.wal import GEOMETRY, SEGMENT, Wal, main_data, one_block, record_bytes, row
 from walsender.decode import changes
-from walsender.decode.assembly import Txn
+from walsender.decode.transactions import Part, Txn
 from walsender.hot.walk import FRAME_OVERHEAD, Skim, Walk
 from walsender.xlog.errors import WalCorrupted, WalMissing
 from walsender.xlog.formats import XLOG_BLCKSZ, XLOG_SWITCH, XLP_FIRST_IS_OVERWRITE_CONTRECORD
@@ -281,6 +281,8 @@ def test_rows_are_cut_out_on_the_way() -> None:
 
     def begin(xid: int, lsn: int) -> Txn:
         begun[xid] = Txn(xid, lsn)
+        # An assembly for each kind of output: the frames are in all of them.
+        begun[xid].parts = [Part(None, begun[xid]), Part(None, begun[xid])]
         return begun[xid]
 
     reader = WalReader(GEOMETRY, wal.start)
@@ -289,13 +291,14 @@ def test_rows_are_cut_out_on_the_way() -> None:
     assert [record[3] for record in reader.records()] == [wal.records[2][0]]
     head = changes.HEAD.pack
     lsns = [one[0] for one in wal.records]
-    assert begun[700].frames == [
-        head(changes.INSERT, 700, 7, lsns[0]) + row(b"first", 1),
-        head(changes.INSERT, 700, 7, lsns[1]) + row(b"again", 1),
-        head(changes.DELETE, 700, 7, lsns[3]) + b"\3\0\0\0old",
-    ]
-    assert begun[700].held == sum(len(frame) + FRAME_OVERHEAD for frame in begun[700].frames)
-    assert begun[701].frames == []
+    for part in begun[700].parts:
+        assert part.frames == [
+            head(changes.INSERT, 700, 7, lsns[0]) + row(b"first", 1),
+            head(changes.INSERT, 700, 7, lsns[1]) + row(b"again", 1),
+            head(changes.DELETE, 700, 7, lsns[3]) + b"\3\0\0\0old",
+        ]
+        assert part.held == sum(len(frame) + FRAME_OVERHEAD for frame in part.frames)
+    assert [part.frames for part in begun[701].parts] == [[], []]
     assert begun[701].has_base
 
 
@@ -341,4 +344,4 @@ def walk(
 ) -> Walk:
     kinds = bytes(kind >> 4 in irrelevant for kind in range(4096))
     catalogs = SimpleNamespace(files=tables or {})
-    return Walk(5, kinds, by_xid, by_file or {}, set(), catalogs, begin, lambda *_: None, lambda _: None, 1 << 20, True)
+    return Walk(5, kinds, by_xid, by_file or {}, set(), catalogs, begin, lambda *_: None, 1 << 20, True)

@@ -9,32 +9,27 @@ from walsender.decode.snapbuild import SnapshotBuilder, State
 from walsender.xlog.xact import RunningXacts
 
 
-def building(start: int = 0) -> SnapshotBuilder:
-    builder = SnapshotBuilder(start)
+def building() -> SnapshotBuilder:
+    builder = SnapshotBuilder()
     builder.enter(State.BUILDING)
     return builder
 
 
 def test_consistent_at_once_if_no_transaction_runs() -> None:
     builder = building()
-    assert builder.needs_skip(100)
     builder.running(100, RunningXacts((), 10, 10))
     assert builder.consistent
     assert builder.consistent_point == 100
-    assert builder.needs_skip(100)
-    assert not builder.needs_skip(101)
 
 
 def test_consistent_once_every_listed_transaction_has_ended() -> None:
-    builder = building(start=500)
+    builder = building()
     builder.running(100, RunningXacts((7, 8, 9), 10, 7))
     builder.ended(200, (7, 8))
     assert builder.state is State.FULL
     builder.ended(250, (11,))
     builder.ended(300, (9,))
     assert builder.consistent_point == 300
-    assert builder.needs_skip(499)
-    assert not builder.needs_skip(500)
 
 
 def test_a_crash_ends_listed_transactions() -> None:
@@ -57,19 +52,6 @@ def test_prepared_transactions_outlive_a_shutdown() -> None:
     assert builder.is_waited_for(8)
     builder.ended(300, [8])
     assert builder.consistent_point == 300
-
-
-def test_transactions_that_were_asked_for_and_are_missed() -> None:
-    builder = building(start=150)
-    builder.running(100, RunningXacts((7,), 10, 7))
-    assert not builder.misses(140)
-    assert builder.misses(150)
-    builder.ended(200, [7])
-    assert builder.misses(160)
-    assert not builder.misses(201)
-    builder = building()
-    builder.running(100, RunningXacts((7,), 10, 7))
-    assert not builder.misses(150)
 
 
 def test_states_change_only_forward() -> None:

@@ -1,0 +1,113 @@
+"""Carry out the requests of `pubsub verify` for an LSN at which publisher and tables can both be read.
+
+hold point    the apply worker finds one (apply.snapshot_point); the answer has its LSN and the exported snapshot's name,
+              which can be imported until
+free point    or _LONGEST seconds later, whichever comes first
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from apply.worker import ApplyWorker
+from catalog.records import Request
+from catalog.store import Catalog
+from launcher.failures import typed
+from launcher.runner import Runner
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.protocol.lsn import Lsn
+
+#: How long a command may take to import a snapshot, in seconds.
+_LONGEST: Final = 60.0
+#: How often a request is looked for that its command may have withdrawn, in seconds.
+_LOOK: Final = 2.0
+
+log = structlog.get_logger()
+
+
+class PointRequests:
+    """The requests "hold point", whose payload may have the least LSN `at`, and "free point", whose has the request's `id`."""
+
+    def __init__(self, catalog: Catalog, runners: Mapping[int, Runner]) -> None:
+        self._catalog = catalog
+        self._runners = runners
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._free: dict[int, asyncio.Event] = {}
+
+    async def takes(self, request: Request) -> bool:
+        """Return whether the request is one of these; begin to carry it out, unless that has begun."""
+        if request.kind == "free point":
+            if (event := self._free.get(int(request.payload["id"]))) is not None:
+                event.set()
+            await self._catalog.answer(request.id)
+            return True
+        if request.kind != "hold point":
+            return False
+        if request.id not in self._tasks:
+            task = self._tasks[request.id] = asyncio.create_task(self._hold(request), name=request.kind)
+            task.add_done_callback(lambda _: self._tasks.pop(request.id))
+        return True
+
+    async def close(self) -> None:
+        """Let go of every point."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hold(self, request: Request) -> None:
+        """Carry out a request, unless its command gives up or is killed meanwhile: then the request is gone."""
+        answered = asyncio.Event()
+        work = asyncio.create_task(self._answer(request, answered), name="hold point")
+        try:
+            while not work.done() and not answered.is_set():
+                await asyncio.wait({work}, timeout=_LOOK)
+                if not answered.is_set() and await self._is_withdrawn(request):
+                    return
+            await work
+        except PubsubError as error:
+            log.warning("a request could not be answered", request=request.kind, reason=error.message)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _is_withdrawn(self, request: Request) -> bool:
+        return request.id not in {pending.id for pending in await self._catalog.pending_requests()}
+
+    async def _answer(self, request: Request, answered: asyncio.Event) -> None:
+        """Hold a point until it is freed; answer with it, or with the reason why there is none."""
+        free = self._free[request.id] = asyncio.Event()
+        try:
+            async with self._worker(request).snapshot_point(at=_lsn(request.payload.get("at"))) as point:
+                result = {"id": request.id, "lsn": str(point.lsn), "snapshot": point.snapshot}
+                waits = await self._catalog.answer(request.id, result=result)
+                answered.set()
+                if waits:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LONGEST):
+                            await free.wait()
+        except Exception as error:
+            if not answered.is_set():
+                answered.set()
+                await self._catalog.answer(request.id, typed(error))
+        finally:
+            self._free.pop(request.id, None)
+
+    def _worker(self, request: Request) -> ApplyWorker:
+        runner = self._runners.get(request.subid or 0)
+        if runner is None or runner.apply is None:
+            raise NotInPrerequisiteState(
+                "the subscription has no apply worker that runs",
+                detail="It is disabled, or its worker has failed and starts again soon.",
+                hint="pubsub status says why.",
+            )
+        return runner.apply
+
+
+def _lsn(text: object) -> Lsn | None:
+    return None if text is None else Lsn.parse(str(text))

@@ -1,0 +1,295 @@
+"""Carry out the requests of `pubsub verify --repair`: copy the rows that differ anew, while apply goes on before and after.
+
+    point     the apply worker stands at an LSN, P: the tables hold everything up to P and nothing else, and there is a
+              snapshot of the publisher at P (apply.snapshot_point)
+    read      the publisher's rows under the keys that differ, in that snapshot
+    commit    in one commit the keys' rows leave, and these rows come; its position is P
+
+After the commit these keys hold what the publisher has at P, as all others do, and the worker goes on with what ends after P.  The
+commit is made to the version that the worker last committed or read, and its transaction version is P: if the daemon is
+killed before it, nothing was done; if after it, the next worker finds the table at P and leaves out what ends up to there,
+which the table has.  Nothing else can tell a repair from a batch.
+
+A table without a key has no rows under a key.  There both sides count the rows with the hashes that differ, at P, and as many
+copies as are missing or too many come or go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from apply.snapshot_point import SnapshotPoint
+from apply.staging.destination import Destination
+from apply.worker import ApplyWorker
+from apply.worker_statistics import Figures
+from catalog.records import Request, Subscription, SubscriptionRel
+from catalog.store import Catalog
+from launcher.failures import typed
+from launcher.runner import Runner
+from pubsub import faults
+from pubsub.delta import table as delta
+from pubsub.delta.changeset import COUNT_COLUMN, Folded
+from pubsub.delta.engine import Engine
+from pubsub.digest.source import SESSION, SourceTable
+from pubsub.digest.sums import Hashed, surplus
+from pubsub.digest.target import DeltaVersion
+from pubsub.errors import NotInPrerequisiteState, PubsubError, StartAgain
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import copy_out, snapshots
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.copy_out import Cut
+from pubsub.sql.identifiers import quote_literal
+from tablesync.publisher_table import Described, PublisherTable
+from tablesync.row_forms import published, row_form, source_table
+from tablesync.window import rows_under, with_columns
+
+if TYPE_CHECKING:
+    from psycopg import Connection as PsycopgConnection
+
+_NAME: Final = "pubsub repair"
+#: How often a repair is begun when the apply worker starts again meanwhile, and for how long one that does not run is waited
+#: for and looked for, in seconds.
+_ATTEMPTS: Final = 5
+_PATIENCE: Final = 60.0
+_LOOK: Final = 0.2
+
+log = structlog.get_logger()
+
+
+class RepairRequests:
+    """The request "repair"; `tables` of its payload has, for each table, `relid` and the `file` of the keys that differ.
+
+    A table without a key has `seed` and `null` of the hashes in the file instead.
+    """
+
+    def __init__(self, catalog: Catalog, engine: Engine, runners: Mapping[int, Runner]) -> None:
+        self._catalog = catalog
+        self._engine = engine
+        self._runners = runners
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def takes(self, request: Request) -> bool:
+        """Return whether the request is one of these; begin to carry it out, unless that has begun."""
+        if request.kind != "repair":
+            return False
+        if request.id not in self._tasks:
+            task = self._tasks[request.id] = asyncio.create_task(self._carry_out(request), name="repair")
+            task.add_done_callback(lambda _: self._tasks.pop(request.id))
+        return True
+
+    async def close(self) -> None:
+        """End what has begun; a commit under way is made."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, request: Request) -> None:
+        try:
+            result: dict[str, Any] | None = None
+            error: PubsubError | None = None
+            try:
+                result = await self._repair(request.subid or 0, request.payload["tables"])
+            except Exception as failure:
+                error = typed(failure)
+            await self._catalog.answer(request.id, error, result)
+        except PubsubError as failure:
+            log.warning("a request could not be answered", request=request.kind, reason=failure.message)
+
+    async def _repair(self, subid: int, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Repair the tables; anew for those that are left if the apply worker starts again, as it does when others have written."""
+        found: dict[str, Any] = {}
+        worker: ApplyWorker | None = None
+        for attempt in range(1, _ATTEMPTS + 1):
+            worker, subscription = await self._running(subid, other_than=worker)
+            try:
+                lsn = await self._repair_at_point(worker, subscription, tables, found)
+                return {"lsn": str(lsn), "tables": found}
+            except StartAgain as again:
+                if attempt == _ATTEMPTS:
+                    raise
+                log.info("a repair begins again", reason=again.message)
+        raise AssertionError
+
+    async def _running(self, subid: int, *, other_than: ApplyWorker | None) -> tuple[ApplyWorker, Subscription]:
+        """Return the subscription's apply worker once it streams.  Raises NotInPrerequisiteState if none does in time."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            runner = self._runners.get(subid)
+            worker = runner.apply if runner is not None else None
+            if runner is not None and worker is not None and worker is not other_than and worker.streaming:
+                return worker, runner.subscription
+            if runner is None or time.monotonic() > deadline:
+                raise NotInPrerequisiteState("the subscription has no apply worker that runs")
+            await asyncio.sleep(_LOOK)
+
+    async def _repair_at_point(
+        self,
+        worker: ApplyWorker,
+        subscription: Subscription,
+        tables: Sequence[Mapping[str, Any]],
+        found: dict[str, Any],
+    ) -> Lsn:
+        """Repair the tables that are not in `found` yet, and put them there; return the point's LSN."""
+        async with worker.snapshot_point(halts=True) as point:
+            async with await Connection.connect(subscription.conninfo, application_name=_NAME) as connection:
+                await connection.execute(snapshots.BEGIN)
+                await connection.execute(_imported(point))
+                for one in tables:
+                    relation = await self._catalog.relation(subscription.oid, int(one["relid"]))
+                    if relation is None or str(relation.relid) in found:
+                        continue
+                    repair = _Repair(subscription, relation, worker, self._engine, point)
+                    found[str(relation.relid)] = await repair.run(connection, one)
+            return point.lsn
+
+
+class _Repair:
+    """The repair of one table at a point."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        relation: SubscriptionRel,
+        worker: ApplyWorker,
+        engine: Engine,
+        point: SnapshotPoint,
+    ) -> None:
+        self._subscription = subscription
+        self._relation = relation
+        self._worker = worker
+        self._engine = engine
+        self._point = point
+
+    async def run(self, connection: Connection, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Repair the table; return how many rows came and how many keys, or copies, went, or a reason why nothing was done."""
+        relation = self._relation
+        try:
+            destination = await self._worker.destination(relation.relid)
+            if destination is None:
+                raise NotInPrerequisiteState("the table is not ready any more")
+            table = PublisherTable(self._subscription, relation, _NAME, Figures())
+            described = await table.describe(connection, self._point.snapshot, self._point.lsn)
+            _require_same_columns(described, destination)
+            keys = await asyncio.to_thread(_read, Path(wanted["file"]))
+            if destination.table.key:
+                folded = await self._under_keys(described, destination, keys)
+            else:
+                drawn = int(wanted["seed"]), str(wanted["null"])
+                folded = await self._copies(connection, destination, keys.column("h").to_pylist(), drawn)
+        except PubsubError as error:
+            return {"inserted": 0, "removed": 0, "reason": error.message}
+        if not (folded.images.num_rows or folded.deleted_keys.num_rows or folded.removed.num_rows):
+            return {"inserted": 0, "removed": 0, "reason": None}
+        await faults.reached(f"repair {relation.qualified_name}")
+        await self._worker.replace_rows(destination, folded, self._point.lsn)
+        await faults.reached(f"repaired {relation.qualified_name}")
+        inserted, removed = folded.images.num_rows, folded.deleted_keys.num_rows + folded.removed.num_rows
+        log.info(
+            "rows were copied anew",
+            subscription=self._subscription.name,
+            relation=relation.qualified_name,
+            lsn=str(self._point.lsn),
+            rows=inserted,
+        )
+        return {"inserted": inserted, "removed": removed, "reason": None}
+
+    async def _under_keys(self, described: Described, destination: Destination, keys: pa.Table) -> Folded:
+        """Return the change that gives these keys the publisher's rows."""
+        types = {column.name: column.type_name for column in described.definition.columns}
+        table, cut = destination.table, Cut()
+
+        def read() -> pa.Table:
+            with copy_out.session(described.source.conninfo, _NAME) as session, cut.watching(session):
+                _import(session, self._point)
+                return rows_under(session, described.source, table, keys, types)
+
+        rows = await self._engine.run_until_stopped(cut, read)
+        names = list(table.key)
+        schema = pa.schema([pa.field(name, table.schema.field(name).type) for name in names])
+        # PostgreSQL takes some different texts for one key: the row that it has found may have another one.
+        leaving = pa.concat_tables([keys.select(names).cast(schema), rows.select(names).cast(schema)])
+        return _change(rows, deleted_keys=leaving.group_by(names).aggregate([]).select(names))
+
+    async def _copies(
+        self, connection: Connection, destination: Destination, hashes: Sequence[int], drawn: tuple[int, str]
+    ) -> Folded:
+        """Return the change that gives the rows with these hashes as many copies as the publisher has."""
+        found = await published(connection, self._subscription.publications)
+        relation, table, cut = self._relation, destination.table, Cut()
+
+        def read() -> Folded:
+            target = DeltaVersion(relation.path, int(delta.opened(relation.path).version()), relation.qualified_name)
+            with copy_out.session(self._subscription.conninfo, _NAME) as session, cut.watching(session):
+                session.execute(SESSION.encode())
+                _import(session, self._point)
+                source = source_table(session, relation, found, row_form(relation, found, target, drawn))
+                theirs = Hashed.joined([source.rows_like(session, one, hashes) for one in source.stretches()])
+                ours = target.rows_like(source.form, hashes)
+                places = surplus(theirs, ours)
+                images = _rows_at(session, source, theirs.at.take(pa.array(places[0])).to_pylist(), destination)
+            found_here = target.rows_of(source.form, ours.take(places[1]), table.schema.names)
+            return _change(images, removed=_counted(list(found_here), table.schema))
+
+        return await self._engine.run_until_stopped(cut, read)
+
+
+def _change(images: pa.Table, *, deleted_keys: pa.Table | None = None, removed: pa.Table | None = None) -> Folded:
+    nothing = pa.table({})
+    return Folded(
+        images=images,
+        masked=images.slice(0, 0),
+        deleted_keys=nothing if deleted_keys is None else deleted_keys,
+        removed=nothing if removed is None else removed,
+        insert_only=False,
+        truncated=False,
+        inserts=images.num_rows,
+        updates=0,
+        deletes=0,
+    )
+
+
+def _counted(found: Sequence[tuple[Hashed, pa.RecordBatch]], schema: pa.Schema) -> pa.Table:
+    """Return distinct rows with the number of each (changeset.Folded.removed); rows are the same if their hashes are."""
+    rows = pa.Table.from_batches([batch.select(schema.names).cast(schema) for _, batch in found], schema)
+    hashes = np.concatenate([np.empty(0, np.uint64), *(hashed.rows for hashed, _ in found)])
+    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    return rows.take(pa.array(first)).append_column(COUNT_COLUMN, pa.array(counts))
+
+
+def _rows_at(
+    session: PsycopgConnection, source: SourceTable, places: Sequence[str], destination: Destination
+) -> pa.Table:
+    schema = pa.schema([destination.table.schema.field(name) for name in source.form.columns])
+    return with_columns(pa.Table.from_batches(source.copy_at(session, places, schema), schema), destination.table)
+
+
+def _require_same_columns(described: Described, destination: Destination) -> None:
+    """Raise unless the Delta table has the publisher's columns: an ALTER TABLE that was not followed yet is followed first."""
+    for name in described.target.schema.names:
+        if name not in destination.table.schema.names:
+            raise NotInPrerequisiteState(f'column "{name}" was added at the publisher, and not here yet')
+    if described.target.key != destination.table.key:
+        raise NotInPrerequisiteState("the table's key was altered at the publisher, and not here yet")
+
+
+def _imported(point: SnapshotPoint) -> str:
+    return f"SET TRANSACTION SNAPSHOT {quote_literal(point.snapshot)}"
+
+
+def _import(session: PsycopgConnection, point: SnapshotPoint) -> None:
+    session.execute(snapshots.BEGIN)
+    session.execute(_imported(point).encode())
+
+
+def _read(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()

@@ -1,0 +1,111 @@
+"""Verifies each subscription by itself, as often as the settings say, one after the other (pubsub.verify).
+
+A subscription is due `interval` after its last verification began, within the window.  How one is verified comes from above,
+since it uses the commands' side: the daemon runs `pubsub verify` in a process of its own, which takes the work from its
+interpreter, and a pubsub.Node verifies in its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from catalog.records import State, Subscription
+from catalog.states import RelState
+from catalog.store import Catalog
+from launcher.failures import typed
+from pubsub.errors import PubsubError
+from pubsub.settings import VerifySettings
+
+Verify = Callable[[str, bool], Awaitable[Mapping[str, Any]]]
+"""Verifies the subscription of that name, by a sample or not; returns the document of `pubsub verify --json`."""
+
+#: How often the time of the next verification is looked at, in seconds.
+_LOOK: Final = 10.0
+#: How long a subscription is left alone whose verification could not be done, in seconds, if the interval is longer.
+_AFTER_FAILURE: Final = 600.0
+#: How many tables are named in the log.
+_NAMED: Final = 5
+
+log = structlog.get_logger()
+
+
+class Verifier:
+    """One node's verifications; `run` lasts until it is cancelled."""
+
+    def __init__(self, settings: VerifySettings, catalog: Catalog, verify: Verify | None) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._verify = verify
+        self._tried: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Verify what is due.  A failure is logged."""
+        if self._verify is None or not self._settings.interval:
+            return
+        while True:
+            await asyncio.sleep(min(_LOOK, self._settings.interval))
+            if self._settings.window.wait(datetime.now().astimezone()):
+                continue
+            try:
+                due = self._due(await self._catalog.state())
+            except PubsubError as error:
+                log.warning("verifications could not be looked for", reason=error.message)
+                continue
+            for subscription in due:
+                await self._run(subscription, self._verify)
+
+    def _due(self, state: State) -> list[Subscription]:
+        """Return the subscriptions to verify now, those that were verified longest ago first."""
+        began: dict[int, datetime] = {}
+        for one in state.verifications:
+            began[one.subid] = max(one.started, began.get(one.subid, one.started))
+        ready = {one.subid for one in state.relations if one.state is RelState.READY and not one.stopped}
+        now, again = datetime.now(UTC), time.monotonic() - min(_AFTER_FAILURE, self._settings.interval)
+        first = datetime.min.replace(tzinfo=UTC)
+        due = [
+            one
+            for one in state.subscriptions
+            if one.enabled
+            and one.oid in ready
+            and (now - began.get(one.oid, first)).total_seconds() >= self._settings.interval
+            and self._tried.get(one.oid, again) <= again
+        ]
+        return sorted(due, key=lambda one: began.get(one.oid, first))
+
+    async def _run(self, subscription: Subscription, verify: Verify) -> None:
+        self._tried[subscription.oid] = time.monotonic()
+        try:
+            report = await verify(subscription.name, self._settings.sample)
+        except Exception as error:
+            known = typed(error)
+            log.warning(
+                "subscription could not be verified",
+                subscription=subscription.name,
+                reason=known.message,
+                hint=known.hint,
+            )
+            return
+        tell(report)
+
+
+def tell(report: Mapping[str, Any]) -> None:
+    """Log what a verification has found."""
+    tables = report["tables"]
+    fields = {"subscription": report["subscription"], "lsn": report["lsn"], "tables": len(tables)}
+    wrong = [name for name, table in tables.items() if table["outcome"] in {"different", "failed"}]
+    if not wrong:
+        log.info("tables are equal", seconds=report["seconds"], **fields)
+        return
+    more = len(wrong) - _NAMED
+    log.error(
+        "tables differ from the publisher's",
+        relation=", ".join(wrong[:_NAMED]) + (f" and {more} more" if more > 0 else ""),
+        hint=f"pubsub verify {report['subscription']} names the rows; --repair copies them anew.",
+        **fields,
+    )

@@ -1,0 +1,68 @@
+"""Tell whether tables can be written in a warehouse, before anything is made that would wait for it.  Blocks."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from pubsub.delta.places import StorePath
+from pubsub.errors import PubsubError
+from pubsub.object_stores import is_s3, is_store
+
+# What the text of an error has, the SQLSTATE, and the hint.
+_OF_S3: Final = (
+    ("NO_SUCH_BUCKET", "3F000", 'Create the bucket, or correct the setting "warehouse".'),
+    ("ACCESS_DENIED", "42501", "The key's owner must be allowed to list, read, write and delete objects there."),
+    ("INVALID_ACCESS_KEY", "28000", "The access key is unknown to the store."),
+    ("SIGNATURE", "28P01", "The secret key does not fit the access key."),
+    ("CREDENTIALS", "28000", "No credentials were found."),
+    ("NETWORK_CONNECTION", "08001", "The store cannot be reached."),
+)
+_SETTINGS_OF_S3: Final = (
+    'Credentials are given in [spark.conf], as "spark.hadoop.fs.s3a.access.key", "….secret.key" and "….endpoint", or in '
+    "the environment (AWS_ACCESS_KEY_ID …)."
+)
+_UNREACHED: Final = "The name node cannot be reached."
+_OF_HDFS: Final = (
+    ("ACCESSCONTROL", "42501", "The user must be allowed to make directories and files there."),
+    ("SAFE MODE", "57P03", "The name node takes no files yet."),
+    ("COULD ONLY BE WRITTEN TO", "08001", "The name node has no data node for a file."),
+    ("QUOTA", "53400", "The directory has as many files or bytes as it may have."),
+    ("SASL", "28000", "The name node asks for Kerberos: give the daemon a ticket (kinit)."),
+    ("GSSAPI", "28000", "The name node asks for Kerberos: give the daemon a ticket (kinit)."),
+    ("CONNECTION", "08001", _UNREACHED),
+    ("LOOKUP ADDRESS", "08001", _UNREACHED),
+    ("NO ANSWER", "08001", _UNREACHED),
+    ("NO NAMENODE HOSTS", "08001", "The name has no port, and no settings say that it is a name service."),
+    ("NO FS.DEFAULTFS", "08001", 'Name the name node, or set "fs.defaultFS".'),
+)
+_SETTINGS_OF_HDFS: Final = (
+    'Settings come from HADOOP_CONF_DIR\'s files and [spark.conf] ("spark.hadoop.dfs…"), the user from Kerberos or '
+    "HADOOP_USER_NAME."
+)
+
+
+def require_writable(warehouse: str) -> None:
+    """Put an object under `warehouse`, read it, list it and delete it, if that is a store.  Raises PubsubError."""
+    if not is_store(warehouse):
+        return
+    root = StorePath(warehouse)
+    probe = root / f"_pubsub_{uuid.uuid4()}"
+    try:
+        probe.write_bytes(b"probe")
+        try:
+            listed = any(path.name == probe.name for path in root.iterdir())
+            if not listed or probe.read_bytes() != b"probe":
+                raise PubsubError(f'the warehouse "{warehouse}" does not show what was written to it', sqlstate="58030")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        text = error.strerror or str(error)
+        reasons, settings = (_OF_S3, _SETTINGS_OF_S3) if is_s3(warehouse) else (_OF_HDFS, _SETTINGS_OF_HDFS)
+        _, state, hint = next((one for one in reasons if one[0] in text.upper()), ("", "58030", ""))
+        raise PubsubError(
+            f'cannot write to the warehouse "{warehouse}"',
+            sqlstate=state,
+            detail=text,
+            hint=f"{hint} {settings}".strip(),
+        ) from error

@@ -1,0 +1,1 @@
+"""What the daemon tells monitors by HTTP: metrics, health and readiness."""

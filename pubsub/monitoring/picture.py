@@ -1,0 +1,112 @@
+"""A picture of the node at one moment, of which metrics and readiness are made.
+
+Nothing is counted for it: the catalog has what `status` and the views show, the workers have their figures, and the slots
+are those that SQL shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from apply.worker_statistics import Changes, Distribution, Figures
+from catalog.records import State
+from pubsub.status import NodeStatus, from_state
+
+if TYPE_CHECKING:
+    from pubsub.node import Node
+    from pubsub.server.backend import NodeBackend
+    from pubsub.server.doors import Doors
+
+#: A picture is shown for so many seconds, however many ask: the catalog has new figures once a second.
+_FRESH: Final = 1.0
+#: The catalog may take so many seconds to answer.
+_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An apply worker's figures that the catalog does not have; they begin anew with each worker."""
+
+    lag: Distribution
+    commit_seconds: Distribution
+    batch_rows: Distribution
+    queued_bytes: int
+    queue_limit: int
+    changes: Mapping[int, Changes]
+
+    @classmethod
+    def of(cls, figures: Figures) -> Live:
+        """Copy them, so that they stand still."""
+        return cls(
+            figures.lag.distribution(),
+            figures.commit_seconds.distribution(),
+            figures.batch_rows.distribution(),
+            figures.queued_bytes,
+            figures.queue_limit,
+            {relid: replace(one) for relid, one in figures.changes.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The node at one moment.
+
+    `live`: by subscription's oid, where an apply worker runs.  `slots` and `streams` are rows of pg_replication_slots and
+    pg_stat_replication, each with the server that has them: "walsender" or "node".  `upstream_position`: up to where the
+    walsender has the upstream server's WAL; None without one.
+    """
+
+    state: State
+    status: NodeStatus
+    live: Mapping[int, Live]
+    slots: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    streams: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    upstream_position: int | None = None
+    jvm_pid: int | None = None
+
+
+class Pictures:
+    """Takes pictures of a daemon's node: one at a time, and at most one a second."""
+
+    def __init__(self, node: Node, doors: Doors | None = None, backend: NodeBackend | None = None) -> None:
+        self._node = node
+        self._doors = doors
+        self._backend = backend
+        self._lock = asyncio.Lock()
+        self._last: tuple[float, Picture] | None = None
+
+    async def take(self) -> Picture:
+        """Return the node's picture, a second old at most.  Raises PubsubError, and TimeoutError."""
+        async with self._lock:
+            if self._last is None or time.monotonic() - self._last[0] > _FRESH:
+                async with asyncio.timeout(_PATIENCE):
+                    taken = await self._take()
+                self._last = time.monotonic(), taken
+            return self._last[1]
+
+    async def _take(self) -> Picture:
+        state = await self._node.state()
+        service = self._node.service
+        live = {} if service is None else {oid: Live.of(one) for oid, one in service.launcher.figures().items()}
+        slots: list[tuple[str, Mapping[str, Any]]] = []
+        streams: list[tuple[str, Mapping[str, Any]]] = []
+        position = None
+        publisher = self._doors.publisher if self._doors is not None else None
+        if publisher is not None:
+            from walsender.server.slot_statements import slot_row
+
+            position = publisher.feed.received
+            slots += [("walsender", slot_row(publisher, one)) for one in publisher.slots]
+            streams += [("walsender", one.stream.row()) for one in publisher.sessions if one.stream is not None]
+        if self._backend is not None:
+            from pubsub.server.publishing.publisher import slot_row as node_slot_row
+
+            slots += [("node", node_slot_row(one)) for one in self._backend.publisher.slots]
+            streams += [("node", one.row()) for one in self._backend.publisher.streams]
+        jvm = service.engine.jvm_pid if service is not None else None
+        return Picture(state, from_state(state, os.getpid()), live, slots, streams, position, jvm)

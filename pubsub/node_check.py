@@ -1,0 +1,222 @@
+"""`pubsub check`, the node's own side: what the daemon needs of this machine, tried as the daemon would use it.
+
+Nothing stays behind: what is written to try a directory is removed, and no catalog is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from pubsub import jars, object_stores
+from pubsub.errors import NoCatalog, PubsubError
+from pubsub.publisher import definitions, publication
+from pubsub.publisher.check import Finding
+from pubsub.publisher.connection import Connection
+from pubsub.settings import Settings
+
+#: Below this much free space a warning is due, and below the second an error, in bytes.
+LITTLE_SPACE: Final = 10 << 30
+NO_SPACE: Final = 1 << 30
+#: A difference of clocks that is worth knowing, in seconds: lag is told in seconds.
+CLOCKS_DIFFER: Final = 1.0
+#: Descriptors: connections, files of a batch, and those that a Python process and its libraries hold anyway.
+FEW_FILES: Final = 1024
+
+
+async def check_node(settings: Settings, published_bytes: int | None = None) -> list[Finding]:
+    """Return all findings.  `published_bytes`: what the tables that will be copied take on the publisher."""
+    findings = [*await asyncio.to_thread(_programs, settings)]
+    findings += await asyncio.to_thread(_warehouse, settings, published_bytes)
+    if settings.warehouse is not None:
+        findings += await asyncio.to_thread(_space, settings.home, "the node's directory", None)
+    return [*findings, await _catalog(settings), _open_files()]
+
+
+async def published_bytes(conninfo: str, publications: list[str]) -> int:
+    """Return what the tables of the publications (by default of all) take on the publisher.  Raises PubsubError."""
+    async with await Connection.connect(conninfo, application_name="pubsub check") as connection:
+        names = publications or [one.name for one in await publication.publications(connection)]
+        tables = await publication.published_tables(connection, names)
+        known = await definitions.table_definitions(connection, [table.oid for table in tables])
+        return sum(definition.bytes for definition in known.values())
+
+
+async def check_clock(conninfo: str) -> Finding:
+    """Compare this machine's clock with the publisher's.  Raises PubsubError."""
+    async with await Connection.connect(conninfo, application_name="pubsub check") as connection:
+        before = time.time()
+        (row,) = await connection.query("SELECT extract(epoch FROM clock_timestamp())")
+        after = time.time()
+    return clocks(before, after, float(row[0] or 0))
+
+
+def clocks(before: float, after: float, theirs: float) -> Finding:
+    """Judge a clock that showed `theirs` between `before` and `after` of ours, in seconds."""
+    ahead = before - theirs if theirs < before else min(after - theirs, 0.0)
+    if abs(ahead) < CLOCKS_DIFFER:
+        return Finding("ok", "this machine's clock and the publisher's agree within a second")
+    return Finding(
+        "warning",
+        f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the publisher's",
+        detail="Lag in seconds, in status and metrics, is wrong by that much.  No decision depends on it.",
+        hint="Let both follow a time server (NTP).",
+    )
+
+
+def _programs(settings: Settings) -> list[Finding]:
+    findings = []
+    try:
+        findings.append(Finding("ok", f"Java {jars.require_java()}"))
+    except PubsubError as error:
+        findings.append(_failed(error))
+    try:
+        jars.class_path()
+        if object_stores.is_s3(settings.warehouse_uri):
+            jars.s3()
+        spark = f"Spark {version('pyspark')}, and the jars of Delta {version('delta-spark')}"
+        findings.append(Finding("ok", f"{spark} in {jars.directory()}"))
+    except PubsubError as error:
+        findings.append(_failed(error))
+    return findings
+
+
+def _warehouse(settings: Settings, wanted: int | None) -> list[Finding]:
+    where = settings.warehouse_uri
+    if object_stores.is_store(where):
+        from pubsub.delta.warehouse_check import require_writable
+
+        object_stores.configure(settings.spark.conf)
+        try:
+            require_writable(where)
+        except PubsubError as error:
+            return [_failed(error)]
+        return [Finding("ok", f'warehouse "{where}" can be written')]
+    directory = Path(where.removeprefix("file://"))
+    try:
+        try_directory(directory)
+    except OSError as error:
+        return [
+            Finding(
+                "error",
+                f'warehouse "{directory}" cannot be used: {error.strerror}',
+                detail=_step(error),
+                hint='Name a directory in the setting "warehouse" that this user may write, on a disk with hard links.',
+            )
+        ]
+    return [
+        Finding("ok", f'warehouse "{directory}" can be written durably'),
+        *_space(directory, "the warehouse", wanted),
+    ]
+
+
+def try_directory(directory: Path) -> None:
+    """Do there what a commit does: write, fsync, link without replacing, rename, fsync of the names.
+
+    If the directory does not exist yet, it is tried in the nearest one that does.  Raises OSError, with a note that names
+    the step.
+    """
+    step = "making a directory"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".pubsub-check-", dir=_existing(directory)) as made:
+            first, second = Path(made) / "first", Path(made) / "second"
+            step = "writing a file"
+            with first.open("xb") as file:
+                file.write(b"probe")
+                file.flush()
+                step = "fsync of a file"
+                os.fsync(file.fileno())
+            # How Delta's log for local directories makes a version that must not exist yet (LinkLogStore.java).
+            step = "making a hard link"
+            os.link(first, second)
+            step = "refusing to link over a file"
+            try:
+                os.link(first, second)
+            except FileExistsError:
+                pass
+            else:
+                raise OSError(errno.ENOTSUP, "a file was replaced that was there")
+            step = "renaming a file"
+            first.replace(second)
+            step = "fsync of a directory"
+            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        error.add_note(step)
+        raise
+
+
+def _space(directory: Path, what: str, wanted: int | None) -> list[Finding]:
+    free = shutil.disk_usage(_existing(directory)).free
+    left = f"{free / (1 << 30):,.1f} GB are free for {what}"
+    if free < NO_SPACE:
+        return [Finding("error", f"only {left}", hint="Make room, or put it on another disk.")]
+    if wanted is not None and wanted > free:
+        detail = f"The published tables take {wanted / (1 << 30):,.1f} GB on the publisher."
+        return [Finding("warning", f"only {left}", detail, "Delta tables are smaller as a rule, but not always.")]
+    if free < LITTLE_SPACE:
+        hint = "Files that were replaced stay for housekeeping.deleted_file_retention: leave room for them."
+        return [Finding("warning", f"only {left}", hint=hint)]
+    return [Finding("ok", left)]
+
+
+async def _catalog(settings: Settings) -> Finding:
+    from catalog.store import Catalog
+
+    location = settings.catalog_location
+    shown = f'"{location}"' if isinstance(location, Path) else "at [catalog] url"
+    try:
+        async with await Catalog.open(location, settings.catalog_timeout, make=False) as catalog:
+            return Finding("ok", f"catalog {shown} of node {(await catalog.node()).node_id}")
+    except NoCatalog:
+        pass
+    except PubsubError as error:
+        return _failed(error)
+    if isinstance(location, Path):
+        try:
+            await asyncio.to_thread(try_directory, location.parent)
+        except OSError as error:
+            hint = "Give the node a directory that this user may write, with --home or $PUBSUB_HOME."
+            return Finding(
+                "error", f'no catalog can be made in "{location.parent}": {error.strerror}', _step(error), hint
+            )
+    return Finding("ok", f"catalog {shown} will be made")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
+        hint = f"ulimit -n {FEW_FILES}, or LimitNOFILE= in the service's unit."
+        return Finding("warning", f"a process may open {soft} files only (at most {hard})", hint=hint)
+    return Finding(
+        "ok", "files that a process may open: " + ("any number" if soft == resource.RLIM_INFINITY else str(soft))
+    )
+
+
+def _existing(directory: Path) -> Path:
+    """Return the directory, or else the nearest one above it that exists."""
+    for one in (directory, *directory.parents):
+        with suppress(OSError):
+            if one.stat():
+                return one
+    return Path("/")
+
+
+def _step(error: OSError) -> str:
+    return f"It failed at {error.__notes__[-1]}."
+
+
+def _failed(error: PubsubError) -> Finding:
+    return Finding("error", error.message, error.detail, error.hint)

@@ -1,0 +1,180 @@
+"""Sessions that read many rows of a publisher by COPY … TO STDOUT: psycopg's blocking connections, for threads and tasks."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from pubsub.errors import ConnectionFailure
+from pubsub.publisher.connection import session_settings_sql
+from pubsub.publisher.conninfo import parse_conninfo, split_report
+from pubsub.sql.identifiers import quote_qualified
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from psycopg import Connection
+    from psycopg.pq.abc import PGconn, PGresult
+
+# Bytes of CSV parsed by Arrow at once.
+_CHUNK_BYTES: Final = 4 << 20
+_LOOK_AGAIN: Final = 1000  # milliseconds
+
+
+def part_of_table(
+    schema: str,
+    name: str,
+    blocks: tuple[int, int | None] | None,
+    *conditions: str | None,
+    only: bool,
+    sample: float | None = None,
+) -> str:
+    """Return what follows FROM for the rows in a range of blocks (first; behind the last, None: open) that meet all conditions.
+
+    `only`: without the table's children; `sample`: per cent of the blocks.
+    """
+    found = []
+    if blocks is not None:
+        first, end = blocks
+        if first > 0:
+            found.append(f"ctid >= '({first},0)'::pg_catalog.tid")
+        if end is not None:
+            found.append(f"ctid < '({end},0)'::pg_catalog.tid")
+    found += [one for one in conditions if one is not None]
+    where = f" WHERE {' AND '.join(found)}" if found else ""
+    sampled = f" TABLESAMPLE SYSTEM ({sample:.6f})" if sample is not None else ""
+    return f"{'ONLY ' if only else ''}{quote_qualified(schema, name)}{sampled}{where}"
+
+
+class Cut:
+    """Breaks the watched connections when called from another thread, whatever they are waiting for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._cut = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._cut = True
+            for watched in self._sockets:
+                _break(watched)
+
+    @contextmanager
+    def watching_all(self, connections: Iterable[Connection]) -> Iterator[None]:
+        """Watch all of the connections while the body runs."""
+        with ExitStack() as stack:
+            for connection in connections:
+                stack.enter_context(self.watching(connection))
+            yield
+
+    @contextmanager
+    def watching(self, connection: Connection) -> Iterator[None]:
+        """Watch the connection while the body runs."""
+        watched = socket.socket(fileno=os.dup(connection.fileno()))
+        with self._lock:
+            self._sockets.append(watched)
+            if self._cut:
+                _break(watched)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sockets.remove(watched)
+                watched.close()
+
+
+def _break(watched: socket.socket) -> None:
+    with suppress(OSError):  # the other side has closed it
+        watched.shutdown(socket.SHUT_RDWR)
+
+
+def session(conninfo: str, application_name: str) -> Connection:
+    """Open a connection, with the usual session parameters.  Raises ConnectionFailure."""
+    import psycopg
+
+    parse_conninfo(conninfo)  # psycopg's own errors would quote the conninfo
+    try:
+        connection = psycopg.connect(
+            conninfo, autocommit=True, application_name=application_name, client_encoding="UTF8"
+        )
+    except psycopg.Error as error:
+        message, detail, hint = split_report(str(error).removeprefix("connection failed: "))
+        # Not chained: the frames of psycopg's error contain the connection string.
+        raise ConnectionFailure(f"could not connect to the publisher: {message}", detail=detail, hint=hint) from None
+    try:
+        connection.execute(session_settings_sql(connection.info.server_version).encode())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def batches(
+    connection: Connection,
+    statement: str,
+    schema: pa.Schema,
+    parse: Callable[[list[bytes], pa.Schema], pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time.  Raises psycopg.Error, and as `parse` does.
+
+    libpq returns one row per call, so the loop does little else.  Whatever waits for the server waits in poll: psycopg's own calls
+    that block (get_copy_data(0), get_result) would stop every thread of this process until the server sends.
+    """
+    from psycopg import pq
+    from psycopg.errors import error_from_result
+
+    pgconn = connection.pgconn
+    result = pgconn.exec_(statement.encode())
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise error_from_result(result)
+    next_row = pgconn.get_copy_data
+    held: list[bytes] = []
+    size = 0
+    looked = False
+    while True:
+        length, row = next_row(1)
+        if length == 0:
+            _receive(pgconn, wait=looked)
+            looked = True
+            continue
+        if length < 0:
+            break
+        looked = False
+        # Copied to free libpq's buffer at once: keeping a million of those costs six times the whole loop.
+        held.append(bytes(row))
+        size += length
+        if size >= _CHUNK_BYTES:
+            yield parse(held, schema)
+            held.clear()
+            size = 0
+    ended = _result(pgconn)
+    assert ended is not None
+    if ended.status != pq.ExecStatus.COMMAND_OK:
+        raise error_from_result(ended)
+    while _result(pgconn) is not None:
+        pass
+    if held:
+        yield parse(held, schema)
+
+
+def _receive(pgconn: PGconn, *, wait: bool) -> None:
+    """Take what the server has sent, or wait for more, at most a moment, while other threads run.  Raises psycopg.OperationalError."""
+    if wait:
+        waiting = select.poll()
+        waiting.register(pgconn.socket, select.POLLIN)
+        # TLS may hold bytes that the socket does not show, so it is looked at again and again.
+        waiting.poll(_LOOK_AGAIN)
+    pgconn.consume_input()
+
+
+def _result(pgconn: PGconn) -> PGresult | None:
+    looked = False
+    while pgconn.is_busy():
+        _receive(pgconn, wait=looked)
+        looked = True
+    return pgconn.get_result()

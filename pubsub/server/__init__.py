@@ -1,0 +1,1 @@
+"""A node's own server: what clients find behind its socket and its port."""

@@ -1,0 +1,135 @@
+"""How the rows of a subscription's tables are hashed on both sides, for comparisons and repairs (pubsub.digest)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from apply.schema_changes.table_definition import row_key
+from catalog.records import SubscriptionRel
+from pubsub.digest.forms import Form, RowForm, form_of
+from pubsub.digest.source import SourceTable, largest_file
+from pubsub.digest.target import DeltaVersion
+from pubsub.errors import PubsubError
+from pubsub.protocol.ids import Oid
+from pubsub.publisher import definitions, publication
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.publisher.publication import Operations, PublishedTable
+
+if TYPE_CHECKING:
+    from psycopg import Connection as PsycopgConnection
+
+
+class CannotCompare(PubsubError):
+    """A table, as it is at the publisher and here, cannot be compared.  `differs`: since it differs for that very reason."""
+
+    default_sqlstate = "55000"
+
+    def __init__(self, message: str, hint: str | None = None, *, differs: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.differs = differs
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The subscription's tables as the publisher has them under the snapshot, by oid; `encoding`: of its database."""
+
+    tables: Mapping[Oid, PublishedTable]
+    definitions: Mapping[Oid, TableDefinition]
+    operations: Mapping[Oid, Operations]
+    encoding: str
+
+
+async def published(connection: Connection, publications: Sequence[str]) -> Published:
+    """Return what the publications publish, as the connection's transaction sees it."""
+    tables = {table.oid: table for table in await publication.published_tables(connection, publications)}
+    encoding = connection.pgconn.parameter_status(b"server_encoding") or b"UTF8"
+    return Published(
+        tables,
+        await definitions.table_definitions(connection, tables),
+        await publication.operations(connection, publications),
+        encoding.decode(),
+    )
+
+
+def row_form(
+    relation: SubscriptionRel, found: Published, target: DeltaVersion, drawn: tuple[int, str] | None = None
+) -> RowForm:
+    """Return how the rows of a table are hashed; `drawn`: an earlier form's seed and text for NULL.  Raises CannotCompare."""
+    oid = Oid(relation.relid)
+    table, definition = found.tables.get(oid), found.definitions.get(oid)
+    if table is None or definition is None:
+        raise CannotCompare(
+            "the publications do not publish the table any more",
+            f'ALTER SUBSCRIPTION … REFRESH PUBLICATION takes "{relation.qualified_name}" out of the subscription.',
+        )
+    columns = published_columns(table, definition)
+    absent = [column.name for column in columns if column.name not in target.schema.names]
+    if absent:
+        raise CannotCompare(
+            f"the Delta table lacks the columns {', '.join(absent)}",
+            "The table's next row at the publisher adds them; so does ALTER SUBSCRIPTION … REFRESH PUBLICATION.",
+            differs=True,
+        )
+    forms = [_form(column, target.schema.field(column.name).type, found.encoding) for column in columns]
+    if not forms:
+        raise CannotCompare("no column of the table is published")
+    form = RowForm.of(forms, row_key(definition, {column.name for column in columns}))
+    return form if drawn is None else replace(form, seed=drawn[0], null=drawn[1])
+
+
+def source_table(
+    connection: PsycopgConnection, relation: SubscriptionRel, found: Published, form: RowForm
+) -> SourceTable:
+    """Return the publisher's table as the digest reads it; `connection`: within the transaction that `found` is of.  Blocks."""
+    table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
+    return SourceTable(
+        relation.relid,
+        definition.schema,
+        definition.name,
+        definition.kind == "r",
+        table.row_filter,
+        form,
+        largest_file(connection, relation.relid),
+        definition.bytes,
+        {column.name: column.type_name for column in definition.columns if column.name in form.key_columns},
+    )
+
+
+def published_columns(table: PublishedTable, definition: TableDefinition) -> list[ColumnDefinition]:
+    """Return the columns that are published, in order."""
+    return [
+        column
+        for column in definition.columns
+        if (column.name in table.attnames if table.attnames is not None else not column.generated)
+    ]
+
+
+#: Per kind of Arrow type: base types at the publisher that have it (type_contract.RULES).
+_INTEGERS, _FLOATS = frozenset((20, 21, 23, 26)), frozenset((700, 701))
+
+
+def _form(column: ColumnDefinition, kind: pa.DataType, encoding: str) -> Form:
+    """Return a column's form.  Raises CannotCompare if its type was changed at the publisher, and not yet here."""
+    kinds, oid = pa.types, int(column.base_type_oid)
+    natural = {
+        kinds.is_boolean: oid == 16,
+        kinds.is_integer: oid in _INTEGERS,
+        kinds.is_float32: oid == 700,
+        kinds.is_float64: oid in _FLOATS,
+        kinds.is_decimal: oid == 1700,
+        kinds.is_date: oid == 1082,
+        kinds.is_timestamp: oid == (1114 if getattr(kind, "tz", None) is None else 1184),
+        kinds.is_binary: oid == 17,
+    }
+    if not next((fits for is_kind, fits in natural.items() if is_kind(kind)), True):
+        raise CannotCompare(
+            f'column "{column.name}" has type {column.type_name} at the publisher, which the Delta table does not have yet',
+            "The table's next row at the publisher alters it; so does ALTER SUBSCRIPTION … REFRESH PUBLICATION.",
+            differs=True,
+        )
+    return form_of(column, kind, encoding)

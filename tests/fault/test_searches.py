@@ -1,0 +1,36 @@
+"""A short run of each search that has a command of its own: `make simulate`, `make power`.  A failure prints its seed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.power import trace
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _search(*arguments: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.full
+def test_a_thousand_lives_under_a_virtual_clock() -> None:
+    _search("tests.simulation", "--seeds", "1000", "--jobs", "2")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not trace.available(), reason="strace is not installed")
+def test_what_power_losses_leave() -> None:
+    _search("tests.power", "--states", "300")

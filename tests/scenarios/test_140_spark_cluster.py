@@ -1,0 +1,120 @@
+"""A standalone Spark cluster: its executors copy large tables and write large batches, with nothing installed on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pubsub import object_stores
+from pubsub.testing.fixtures import Database
+from pubsub.testing.s3_server import S3Server, can_build, program
+from pubsub.testing.spark_cluster import SparkCluster
+from tests.fault.daemon import SETTINGS, Daemon, Subscribed
+from tests.support.replica import wait_until
+from tests.support.unnamed_files import unnamed_files
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def daemon(cluster: SparkCluster, tmp_path: Path) -> Iterator[Daemon]:
+    found = Daemon(tmp_path)
+    configure(tmp_path, cluster)
+    found.start()
+    yield found
+    found.kill()
+
+
+def configure(home: Path, cluster: SparkCluster, warehouse: str = "", conf: Mapping[str, str] | None = None) -> None:
+    """Write a node's settings: those of its tests, the cluster, a warehouse and further configuration of Spark."""
+    given = {
+        # The interpreter without this environment's packages: they must come with the job.
+        "spark.pyspark.python": sys._base_executable,
+        "spark.executor.memory": "600m",
+        **(conf or {}),
+    }
+    lines = "".join(f'"{name}" = "{value}"\n' for name, value in given.items())
+    table = f'[spark]\nmaster = "{cluster.url}"\nstatement_rows = 500\n[spark.conf]\n{lines}'
+    where = f'warehouse = "{warehouse}"\n' if warehouse else ""
+    (home / "pubsub.toml").write_text(where + SETTINGS.replace("[spark.conf]", table))
+
+
+@pytest.fixture
+def subscribed(daemon: Daemon, database: Database) -> Iterator[Subscribed]:
+    made = Subscribed(daemon, database)
+    yield made
+    daemon.ensure()
+    made.drop()
+
+
+def test_executors_copy_and_write_with_nothing_installed(
+    cluster: SparkCluster, daemon: Daemon, subscribed: Subscribed, database: Database
+) -> None:
+    subscribed.grow()
+    subscribed.subscribe()
+    subscribed.assert_equal()
+    assert list(cluster.directory.glob("worker*/app-*/*/pubsub_packages/pyarrow")), "packages came with the job"
+    history = (daemon.home / "warehouse").rglob("_delta_log/*.json")
+    assert not any("password" in path.read_text() for path in history)
+    subscribed.write(3)
+    subscribed.assert_equal()
+    # More rows than statement_rows: Spark reads what was staged, in the warehouse.
+    database.execute("UPDATE a SET n = n + 7; DELETE FROM a WHERE id BETWEEN 300001 AND 300700")
+    subscribed.assert_equal()
+    (path,) = (daemon.home / "warehouse").rglob("a/_delta_log")
+    assert any("replaceOnCond" in one.read_text() for one in path.glob("*.json"))
+    assert list((daemon.home / "warehouse" / "_pubsub_stage").glob("*/*")) == []
+    daemon.execute(f"ALTER SUBSCRIPTION {subscribed.name} RESYNC TABLE a")
+    subscribed.assert_equal()
+
+
+def test_an_executor_that_is_killed_costs_its_chunks(
+    cluster: SparkCluster, daemon: Daemon, subscribed: Subscribed, database: Database
+) -> None:
+    database.execute("INSERT INTO a SELECT g, 0, repeat(md5(g::text), 30) FROM generate_series(400001, 560000) g")
+    subscribed.subscribe()
+    (path,) = wait_until(lambda: list((daemon.home / "warehouse").rglob("a/part-00000-*")), "the first chunk")[:1]
+    executors = cluster.executors()
+    executors[0].kill()
+    subscribed.assert_equal()
+    # Housekeeping may be about to commit a file.
+    wait_until(lambda: not unnamed_files(path.parent), "what the executor left is gone")
+    assert not daemon.said("worker failed"), daemon.tail()
+    assert not daemon.said("starts over"), daemon.tail()
+
+
+@pytest.mark.skipif(program() is None and not can_build(), reason="needs Go, or versitygw")
+def test_executors_reach_tables_on_s3(cluster: SparkCluster, tmp_path: Path, database: Database) -> None:
+    """With the jars, the keys and the endpoint that the driver has, and no others."""
+    with S3Server(tmp_path / "s3") as store:
+        store.bucket("lake")
+        home = tmp_path / "node"
+        home.mkdir()
+        daemon = Daemon(home)
+        configure(home, cluster, "s3a://lake/tables", store.conf())
+        daemon.start()
+        try:
+            subscribed = Subscribed(daemon, database)
+            subscribed.grow()
+            subscribed.subscribe()
+            subscribed.assert_equal()
+            assert list(cluster.directory.glob("worker*/app-*/*/hadoop-aws-*.jar")), "the jars came with the job"
+            subscribed.write(3)
+            database.execute("UPDATE a SET n = n + 7; DELETE FROM a WHERE id BETWEEN 300001 AND 300700")
+            subscribed.assert_equal()
+            log = "".join(one.read_text() for one in (tmp_path / "s3").rglob("a/_delta_log/*.json"))
+            assert "replaceOnCond" in log, "a statement has written the large batch"
+            assert store.secret_key not in (home / "daemon.log").read_text()
+            subscribed.drop()
+        finally:
+            daemon.kill()
+            object_stores.configure({})

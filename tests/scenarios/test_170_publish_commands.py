@@ -1,0 +1,347 @@
+"""`pubsub publish` as a client sees it: commands, SQL over slots, roles and connections, compared with PostgreSQL's own walsender."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import pq
+
+from pubsub.protocol.lsn import Lsn
+from pubsub.testing.fixtures import Database
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.publish import Publish
+from tests.support.replica import wait_until
+
+
+@pytest.fixture
+def ours(served: Publish, database: Database) -> Iterator[str]:
+    """The connection string of the test's database through our server; it must leave no slot."""
+    yield served.conninfo(dbname=database.name)
+    left = served.query("SELECT slot_name FROM pg_replication_slots", dbname=database.name)
+    assert left == []
+    assert database.query("SELECT slot_name FROM pg_replication_slots") == [], "none is ever on the server behind it"
+
+
+class Walsender:
+    """A logical replication connection, of which each answer is put into plain values."""
+
+    def __init__(self, conninfo: str) -> None:
+        self.pgconn = pq.PGconn.connect(f"{conninfo} replication=database".encode())
+        assert self.pgconn.status == pq.ConnStatus.OK, self.pgconn.error_message
+
+    def __enter__(self) -> Walsender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pgconn.finish()
+
+    def run(self, command: str) -> Any:
+        """Return (columns with types, rows, tag), or (SQLSTATE, message, detail, hint)."""
+        result = self.pgconn.exec_(command.encode())
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            fields = (
+                pq.DiagnosticField.SQLSTATE,
+                pq.DiagnosticField.MESSAGE_PRIMARY,
+                pq.DiagnosticField.MESSAGE_DETAIL,
+                pq.DiagnosticField.MESSAGE_HINT,
+            )
+            return tuple((result.error_field(field) or b"").decode() for field in fields)
+        columns = [((result.fname(n) or b"").decode(), result.ftype(n)) for n in range(result.nfields)]
+        rows = [
+            tuple(None if (v := result.get_value(r, n)) is None else v.decode() for n in range(result.nfields))
+            for r in range(result.ntuples)
+        ]
+        return columns, rows, (result.command_status or b"").decode()
+
+
+_CHANGING = re.compile(r"\b[0-9A-F]+/[0-9A-F]+\b|\b[0-9A-F]{8}-[0-9A-F]{8}-\d+\b|PID \d+")
+
+
+def plain(answer: object) -> str:
+    """Return an answer without positions, snapshots' names and process ids."""
+    return _CHANGING.sub("*", str(answer))
+
+
+def both(ours: str, theirs: str, commands: Sequence[str]) -> None:
+    with Walsender(ours) as mine, Walsender(theirs) as other:
+        for command in commands:
+            expected = plain(other.run(command))
+            assert plain(mine.run(command)) == expected, command
+            assert mine.pgconn.transaction_status == other.pgconn.transaction_status, command
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["IDENTIFY_SYSTEM", "SHOW wal_sender_timeout", "SHOW nope", "SELECT 1 AS one", "TIMELINE_HISTORY 99"],
+        ["READ_REPLICATION_SLOT nope"],
+        [
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "ALTER_REPLICATION_SLOT a (FAILOVER)",
+            "ALTER_REPLICATION_SLOT nope (FAILOVER)",
+            "READ_REPLICATION_SLOT a",
+            "DROP_REPLICATION_SLOT a",
+            "DROP_REPLICATION_SLOT a",
+            "DROP_REPLICATION_SLOT a WAIT",
+        ],
+        ["CREATE_REPLICATION_SLOT a LOGICAL pgoutput", "SELECT 1", "DROP_REPLICATION_SLOT a"],
+        ["CREATE_REPLICATION_SLOT a LOGICAL test_decoding NOEXPORT_SNAPSHOT", "DROP_REPLICATION_SLOT a WAIT"],
+        ["CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", "DROP_REPLICATION_SLOT a"],
+        [
+            "CREATE_REPLICATION_SLOT \"A\" LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "CREATE_REPLICATION_SLOT \"\" LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            f"CREATE_REPLICATION_SLOT {'x' * 70} LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            f"DROP_REPLICATION_SLOT {'x' * 63}",
+            "CREATE_REPLICATION_SLOT a LOGICAL nope (SNAPSHOT 'nothing')",
+            "CREATE_REPLICATION_SLOT a TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing', FAILOVER)",
+        ],
+        ["CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')"],
+        ["BEGIN", "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'export')", "SELECT 1", "ROLLBACK"],
+        ["BEGIN", "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')", "ROLLBACK"],
+        [
+            "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
+            "SELECT 1",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')",
+            "ROLLBACK",
+        ],
+        [
+            "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'use')",
+            "SELECT current_setting('transaction_isolation'), count(*) FROM pg_class WHERE relname = 'nope'",
+            "COMMIT",
+            "DROP_REPLICATION_SLOT a",
+        ],
+        ["BEGIN", "SELECT 1/0", "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')", "ROLLBACK"],
+        ["START_REPLICATION SLOT nope LOGICAL 0/0 (proto_version '4', publication_names 'p')"],
+        [
+            "CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'nothing')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (publication_names 'p')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '9', publication_names 'p')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '1', nope 'p')",
+            "START_REPLICATION SLOT a LOGICAL 0/0 (proto_version '1', publication_names 'p', streaming 'on')",
+            "DROP_REPLICATION_SLOT a",
+        ],
+    ],
+    ids=lambda commands: commands[0][:60],
+)
+def test_commands_are_answered_as_postgresql_answers_them(
+    served: Publish, ours: str, database: Database, commands: list[str]
+) -> None:
+    both(ours, database.conninfo, commands)
+
+
+def test_a_slot_in_use_and_one_of_another_database(served: Publish, ours: str, database: Database) -> None:
+    with Walsender(ours) as one, Walsender(ours) as two:
+        one.run("CREATE_REPLICATION_SLOT used LOGICAL pgoutput (SNAPSHOT 'nothing')")
+        database.execute("CREATE PUBLICATION p")
+        start = "START_REPLICATION SLOT used LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+        assert one.pgconn.exec_(start.encode()).status == pq.ExecStatus.COPY_BOTH
+        for command in (start, "DROP_REPLICATION_SLOT used", "ALTER_REPLICATION_SLOT used (FAILOVER)"):
+            code, text, *_ = two.run(command)
+            assert code == "55006"
+            assert re.fullmatch(r'replication slot "used" is active for PID \d+', text)
+        ((active, pid),) = served.query(
+            "SELECT active, active_pid FROM pg_replication_slots WHERE slot_name = 'used'", dbname=database.name
+        )
+        assert active
+        ((state, name),) = served.query("SELECT pid, state FROM pg_stat_replication", dbname=database.name)
+        assert (state, name) == (pid, "streaming") or name == "catchup"
+        with Walsender(served.conninfo(dbname="postgres")) as elsewhere:
+            one.pgconn.finish()
+            wait_until(lambda: elsewhere.run(start)[0] != "55006", "the slot is free")
+            assert elsewhere.run(start)[:2] == ("55000", 'replication slot "used" was not created in this database')
+        assert two.run("DROP_REPLICATION_SLOT used WAIT")[2] == "DROP_REPLICATION_SLOT"
+
+
+def test_slots_survive_kill_9_and_temporary_ones_their_session(served: Publish, ours: str, database: Database) -> None:
+    columns = "slot_name, plugin, temporary, active, two_phase, failover, confirmed_flush_lsn"
+    listed = f"SELECT {columns} FROM pg_replication_slots ORDER BY 1"
+    with Walsender(ours) as walsender:
+        walsender.run("CREATE_REPLICATION_SLOT kept LOGICAL pgoutput (SNAPSHOT 'nothing', TWO_PHASE, FAILOVER)")
+        walsender.run("CREATE_REPLICATION_SLOT gone TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')")
+        before = served.query(listed, dbname=database.name)
+        assert [row[:6] for row in before] == [
+            ("gone", "pgoutput", True, True, False, False),
+            ("kept", "pgoutput", False, False, True, True),
+        ]
+        served.kill()
+    served.start()
+    assert served.query(listed, dbname=database.name) == [before[1]]
+    served.execute("SELECT pg_drop_replication_slot('kept')", dbname=database.name)
+
+
+def test_sql_over_slots(served: Publish, ours: str, database: Database) -> None:
+    """Wherever the names stand; strings and comments that hold them are left alone."""
+    with psycopg.connect(ours, autocommit=True) as connection:
+        run = connection.execute
+        ((name, lsn),) = run("SELECT * FROM pg_create_logical_replication_slot('a', 'pgoutput')").fetchall()
+        assert name == "a"
+        assert run(
+            "SELECT slot_name FROM pg_create_logical_replication_slot('b', 'test_decoding', true)"
+        ).fetchall() == [("b",)]
+        assert run("SELECT slot_name FROM pg_catalog.pg_replication_slots s ORDER BY s.slot_name").fetchall() == [
+            ("a",),
+            ("b",),
+        ]
+        assert run("SELECT count(*) FROM pg_replication_slots, pg_replication_slots AS t").fetchall() == [(4,)]
+        assert run("WITH s AS (SELECT * FROM pg_replication_slots) SELECT plugin FROM s ORDER BY 1").fetchall() == [
+            ("pgoutput",),
+            ("test_decoding",),
+        ]
+        assert len(run("TABLE pg_replication_slots").fetchall()) == 2
+        assert run(
+            "SELECT 'pg_replication_slots' AS pg_replication_slots /* FROM pg_replication_slots */"
+        ).fetchall() == [("pg_replication_slots",)]
+        assert run("SELECT slot_name FROM pg_get_replication_slots() ORDER BY 1").fetchall() == [("a",), ("b",)]
+        assert run("SELECT relname FROM pg_class WHERE oid = 'pg_replication_slots'::regclass").fetchall() == [
+            ("pg_replication_slots",)
+        ]
+        assert run("SELECT slot_name FROM pg_stat_replication_slots ORDER BY 1").fetchall() == [("a",), ("b",)]
+        database.execute("CREATE TABLE t (id int); INSERT INTO t VALUES (1)")
+        (current,) = run("SELECT pg_current_wal_lsn()").fetchone() or ()
+        ((_, moved),) = run(f"SELECT * FROM pg_replication_slot_advance('a', '{current}')").fetchall()
+        assert run("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'a'").fetchall() == [
+            (moved,)
+        ]
+        assert Lsn.parse(lsn) < Lsn.parse(moved)
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="minimum is"):
+            run(f"SELECT pg_replication_slot_advance('a', '{lsn}')")
+        assert run("SELECT slot_name FROM pg_copy_logical_replication_slot('a', 'c')").fetchall() == [("c",)]
+        with pytest.raises(psycopg.errors.DuplicateObject):
+            run("SELECT pg_create_logical_replication_slot('c', 'pgoutput')")
+        dropped = run(
+            "SELECT slot_name, pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name <> 'b' ORDER BY 1"
+        )
+        assert dropped.fetchall() == [("a", ""), ("c", "")]
+        with pytest.raises(psycopg.errors.UndefinedObject, match='replication slot "a" does not exist'):
+            run("SELECT pg_drop_replication_slot('a')")
+        assert run("SELECT 1 + 1").fetchall() == [(2,)]
+
+
+def test_everything_else_is_the_server_s(served: Publish, ours: str, database: Database) -> None:
+    """COPY both ways, prepared statements, pipelines, notifications, errors, cancelling."""
+    with psycopg.connect(ours) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        with cursor.copy("COPY t FROM STDIN") as copy:
+            for number in range(5000):
+                copy.write_row((number, "x" * 100))
+        with cursor.copy("COPY t TO STDOUT") as copy:
+            assert sum(1 for _ in copy.rows()) == 5000
+        for number in range(10):
+            cursor.execute("SELECT v FROM t WHERE id = %s", [number], prepare=True)
+            assert cursor.fetchall() == [("x" * 100,)]
+        with connection.pipeline():
+            cursors = [connection.execute("SELECT count(*) FROM t WHERE id < %s", [n]) for n in range(50)]
+            assert [one.fetchone() for one in cursors] == [(n,) for n in range(50)]
+        connection.commit()
+        connection.autocommit = True
+        connection.execute("LISTEN c")
+        database.execute("NOTIFY c, 'hello'")
+        assert [one.payload for one in connection.notifies(timeout=30, stop_after=1)] == ["hello"]
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            connection.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute("SET statement_timeout = 100; SELECT pg_sleep(100)")
+    with psycopg.connect(ours, autocommit=True) as connection:
+        connection.execute("SET application_name = 'cancelled'")
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or ()
+        assert pid == connection.info.backend_pid
+        cancelled = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND query LIKE 'SELECT pg_sleep%%' AND state = 'active'"
+        connection.pgconn.send_query(b"SELECT pg_sleep(100)")
+        with database.server.connect(database.name) as watcher:
+            wait_until(lambda: watcher.execute(cancelled, [pid]).fetchone() == (1,), "it sleeps")
+        connection.pgconn.get_cancel().cancel()
+        result = connection.pgconn.get_result()
+        assert result is not None
+        assert result.error_field(pq.DiagnosticField.SQLSTATE) == b"57014"
+        assert connection.pgconn.get_result() is None
+
+
+def test_roles_and_databases(served: Publish, ours: str, database: Database) -> None:
+    database.execute("DROP ROLE IF EXISTS plain_role; CREATE ROLE plain_role LOGIN")
+    try:
+        assert served.query("SELECT current_user", dbname=database.name, user="plain_role") == [("plain_role",)]
+        with (
+            served.connect(dbname=database.name, user="plain_role") as plain_one,
+            pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied to use replication slots"),
+        ):
+            plain_one.execute("SELECT pg_create_logical_replication_slot('a', 'pgoutput')")
+        refused = pq.PGconn.connect(f"{ours} user=plain_role replication=database".encode())
+        assert b"permission denied to start WAL sender" in refused.error_message
+        refused.finish()
+    finally:
+        database.execute("DROP ROLE plain_role")
+    with pytest.raises(psycopg.OperationalError, match='database "nope" does not exist'):
+        served.connect(dbname="nope")
+    with pytest.raises(psycopg.OperationalError, match='role "nope" does not exist'):
+        served.connect(user="nope")
+    with Walsender(ours) as walsender:
+        pgconn = walsender.pgconn
+        result = pgconn.exec_params(b"SELECT $1::int", [b"1"])
+        assert result.error_field(pq.DiagnosticField.SQLSTATE) == b"08P01"
+
+
+def test_an_exported_snapshot_shows_what_was_committed_before_the_slot(
+    served: Publish, ours: str, database: Database
+) -> None:
+    database.execute("CREATE TABLE t (id int); INSERT INTO t VALUES (1)")
+    with Walsender(ours) as walsender, psycopg.connect(ours) as reader:
+        _, ((_, _, name, _),), _ = walsender.run("CREATE_REPLICATION_SLOT a LOGICAL pgoutput (SNAPSHOT 'export')")
+        database.execute("INSERT INTO t VALUES (2)")
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
+        assert reader.execute("SELECT * FROM t").fetchall() == [(1,)]
+        reader.rollback()
+        assert walsender.run("SELECT count(*) FROM t")[1] == [("2",)], "it ends with the next command"
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(psycopg.Error):
+            reader.execute(f"SET TRANSACTION SNAPSHOT '{name}'")
+        walsender.run("DROP_REPLICATION_SLOT a")
+
+
+def test_tls_with_a_certificate_of_ours(publisher: EmbeddedPostgres, tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    publish = Publish(tmp_path / "node", publisher.conninfo(), "--cert", str(certificate), "--key", str(key))
+    try:
+        for mode, used in {"disable": False, "require": True, "verify-full": True}.items():
+            root = {"sslrootcert": certificate} if mode == "verify-full" else {}
+            with publish.connect(sslmode=mode, **root) as connection:
+                assert (connection.pgconn.ssl_in_use, connection.execute("SELECT 1").fetchone()) == (used, (1,))
+    finally:
+        assert publish.terminate() == 0, publish.tail()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"\0\0\0\1", b"invalid length of startup packet"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"invalid length of startup packet"),
+        (b"\0\0\0\x0c\0\3\0\0abcd", b"invalid startup packet layout"),
+        (b"\0\0\0\x09\0\2\0\0\0", b"unsupported frontend protocol 2.0"),
+        (b"\0\0\0\x10\x04\xd2\x16\x2e" + bytes(8), b""),  # a cancel request with a wrong key
+    ],
+)
+def test_what_is_not_the_protocol_ends_the_connection(served: Publish, sent: bytes, answer: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(1000), b""))
+    assert answer in received
+    assert bool(received) == bool(answer)

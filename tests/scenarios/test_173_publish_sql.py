@@ -1,0 +1,262 @@
+"""SQL over slots through `pubsub publish`: changes as rows, prepared statements, drivers; compared with PostgreSQL's own slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from pubsub.testing.fixtures import Database
+from tests.support.publish import Publish
+from tests.support.replica import wait_until
+
+
+@pytest.fixture
+def ours(served: Publish, database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(served.conninfo(dbname=database.name), autocommit=True) as connection:
+        yield connection
+        for (name,) in connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
+            connection.execute(f"SELECT pg_drop_replication_slot('{name}')")
+    assert database.query("SELECT slot_name FROM pg_replication_slots") == []
+
+
+@pytest.fixture
+def theirs(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to PostgreSQL itself, whose own slots are dropped afterwards."""
+    with psycopg.connect(database.conninfo, autocommit=True) as connection:
+        yield connection
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+
+
+SCRIPT = [
+    "CREATE TABLE t (id int PRIMARY KEY, v text)",
+    "INSERT INTO t VALUES (1, 'one'), (2, NULL)",
+    "BEGIN; UPDATE t SET v = 'two' WHERE id = 2; DELETE FROM t WHERE id = 1; COMMIT",
+    "INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(10, 14) n",
+    "TRUNCATE t",
+]
+
+
+def test_changes_are_postgresql_s_rows(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    """get and peek, their options and limits, in the places where such a function can stand."""
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('changes', 'test_decoding')")
+    database.execute("CREATE TABLE warm (id int)")  # so that both slots stand behind the same WAL
+    for connection in (theirs, ours):
+        connection.execute("SELECT count(*) FROM pg_logical_slot_get_changes('changes', NULL, NULL)")
+    for statement in SCRIPT:
+        database.execute(statement)
+    (middle,) = theirs.execute("SELECT max(lsn) FROM pg_logical_slot_peek_changes('changes', NULL, 4)").fetchone() or ()
+    for query in (
+        "SELECT * FROM pg_logical_slot_peek_changes('changes', NULL, NULL)",
+        "SELECT data FROM pg_logical_slot_peek_changes('changes', NULL, NULL, 'include-xids', '0', 'skip-empty-xacts', 'on')",
+        "SELECT data FROM pg_logical_slot_peek_changes('changes', NULL, NULL, VARIADIC ARRAY['include-xids', 'off']) WITH_ALIAS",
+        "SELECT count(*), min(c.lsn) FROM pg_logical_slot_peek_changes('changes', NULL, 1) AS c",
+        "SELECT c.d FROM pg_logical_slot_peek_changes('changes', NULL, 4) c (l, x, d)",
+        f"SELECT data FROM pg_logical_slot_peek_changes('changes', '{middle}', NULL)",
+        "SELECT (pg_logical_slot_peek_changes('changes', NULL, 4)).data",
+        "SELECT 1 AS one, (pg_logical_slot_peek_changes('changes', NULL, 4)).*",
+        "SELECT * FROM pg_logical_slot_peek_binary_changes('changes', NULL, 3)",
+        "SELECT pg_logical_slot_peek_changes('changes', NULL, 2)::text",
+        "SELECT data FROM pg_logical_slot_get_changes('changes', NULL, 1)",
+        "SELECT data FROM pg_logical_slot_get_changes('changes', NULL, 1)",
+        "WITH c AS (SELECT * FROM pg_logical_slot_get_changes('changes', NULL, NULL)) SELECT data, xid FROM c ORDER BY lsn, data",
+        "SELECT count(*) FROM pg_logical_slot_get_changes('changes', NULL, NULL)",
+    ):
+        query = query.replace("WITH_ALIAS", "")
+        expected = theirs.execute(query).fetchall()
+        assert ours.execute(query).fetchall() == expected, query
+    for query in (
+        "SELECT * FROM pg_logical_slot_get_changes('changes', NULL, NULL, 'nope', '1')",
+        "SELECT * FROM pg_logical_slot_get_changes('changes', NULL, NULL, 'include-xids')",
+        "SELECT * FROM pg_logical_slot_get_changes('changes', NULL, NULL, 'force-binary', 'on')",
+        "SELECT * FROM pg_logical_slot_get_changes(NULL, NULL, NULL)",
+        "SELECT * FROM pg_logical_slot_get_changes('nope', NULL, NULL)",
+    ):
+        errors = []
+        for connection in (theirs, ours):
+            with pytest.raises(psycopg.Error) as caught:
+                connection.execute(query)
+            errors.append((caught.value.sqlstate, caught.value.diag.message_primary))
+        assert errors[0] == errors[1], query
+
+
+def test_binary_changes_are_pgoutput_s(
+    ours: psycopg.Connection[Any], theirs: psycopg.Connection[Any], database: Database
+) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    database.execute("CREATE PUBLICATION p FOR TABLE t")
+    options = "'proto_version', '1', 'publication_names', 'p'"
+    query = f"SELECT lsn, data FROM pg_logical_slot_get_binary_changes('b', NULL, NULL, {options})"
+    for connection in (theirs, ours):
+        connection.execute("SELECT pg_create_logical_replication_slot('b', 'pgoutput')")
+        connection.execute(query)
+    database.execute("INSERT INTO t VALUES (1, 'one')")
+    assert ours.execute(query).fetchall() == theirs.execute(query).fetchall() != []
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="produces binary output"):
+        ours.execute(query.replace("_binary", ""))
+
+
+def test_prepared_statements_see_the_slots_of_their_moment(ours: psycopg.Connection[Any], database: Database) -> None:
+    """The extended protocol, with parameters, in batches and transactions."""
+    run = ours.execute
+    for number in range(7):  # psycopg prepares a statement that it has sent five times
+        assert run(
+            "SELECT slot_name FROM pg_create_logical_replication_slot(%s, %s)", [f"s{number}", "pgoutput"]
+        ).fetchall() == [(f"s{number}",)]
+        count = run(
+            "SELECT count(*) FROM pg_replication_slots WHERE plugin = %s AND active = %s", ["pgoutput", False]
+        ).fetchone()
+        assert count == (number + 1,)
+    assert run(
+        "SELECT slot_name FROM pg_replication_slots WHERE slot_name = ANY(%s) ORDER BY 1", [["s1", "s3"]]
+    ).fetchall() == [
+        ("s1",),
+        ("s3",),
+    ]
+    ((_, lsn),) = run("SELECT * FROM pg_replication_slot_advance(%s, pg_current_wal_lsn())", ["s1"]).fetchall()
+    assert run("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s", ["s1"]).fetchone() == (lsn,)
+    with pytest.raises(psycopg.errors.UndefinedObject, match='replication slot "nope" does not exist'):
+        run("SELECT pg_drop_replication_slot(%s)", ["nope"])
+    assert run("SELECT 1 + %s", [1]).fetchone() == (2,)
+    with ours.pipeline():
+        dropped = [run("SELECT pg_drop_replication_slot(%s)", [f"s{number}"]) for number in range(3)]
+        after = run("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE %s", ["s%"])
+        assert [one.fetchone() for one in dropped] == [("",)] * 3
+        assert after.fetchone() == (4,)
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        pipelined(
+            ours,
+            ["CREATE TABLE gone (id int)", "SELECT pg_drop_replication_slot('s0')", "CREATE TABLE gone_too (id int)"],
+        )
+    assert run("SELECT to_regclass('gone'), to_regclass('gone_too')").fetchone() == (None, None), "one transaction"
+    run("BEGIN")
+    run("CREATE TABLE gone (id int)")
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        run("SELECT pg_drop_replication_slot(%s)", ["s0"])
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        run("SELECT 1")
+    run("ROLLBACK")
+    assert run("SELECT to_regclass('gone')").fetchone() == (None,)
+    assert run(
+        "SELECT slot_name, pg_drop_replication_slot(slot_name)::text FROM pg_replication_slots"
+        " WHERE slot_name > %s ORDER BY 1 LIMIT %s",
+        ["s3", 2],
+    ).fetchall() == [("s4", ""), ("s5", "")]
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_an_argument_that_says_something_else_each_time(
+    ours: psycopg.Connection[Any], database: Database, parameters: bool
+) -> None:
+    """As pg_current_wal_lsn() does: the changes that a call has taken are returned, else they would be lost."""
+    database.execute("CREATE TABLE t (id int); CREATE SEQUENCE n")
+    end = "%s::pg_lsn + nextval('n')::numeric" if parameters else "'F/0'::pg_lsn + nextval('n')::numeric"
+    slots = "pg_replication_slots"
+    given = ["F/0"] if parameters else None
+    ours.execute("SELECT pg_create_logical_replication_slot('v', 'test_decoding')")
+    for number, query in enumerate(
+        (
+            f"SELECT data FROM pg_logical_slot_get_changes('v', {end}, NULL, 'skip-empty-xacts', '1')",
+            f"SELECT (pg_logical_slot_get_changes('v', {end}, NULL, 'skip-empty-xacts', '1')).data",
+            f"SELECT (pg_logical_slot_get_changes(slot_name, {end}, NULL, 'skip-empty-xacts', '1')).data FROM {slots}",
+        )
+    ):
+        database.execute(f"INSERT INTO t VALUES ({number})")
+        _, (change,), _ = ours.execute(query, given).fetchall()
+        assert change == f"table public.t: INSERT: id[integer]:{number}"
+    moved = f"SELECT slot_name, (pg_replication_slot_advance(slot_name, {end})).end_lsn FROM pg_replication_slots"
+    ((_, lsn),) = ours.execute(moved, given).fetchall()
+    within = "(SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'v')"
+    assert ours.execute(f"SELECT end_lsn FROM pg_replication_slot_advance('v', {within})").fetchall() == [(lsn,)]
+    assert ours.execute(f"SELECT (pg_replication_slot_advance('v', {within})).end_lsn").fetchall() == [(lsn,)]
+
+
+def pipelined(connection: psycopg.Connection[Any], statements: list[str]) -> None:
+    with connection.pipeline():
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_several_calls_in_one_query(ours: psycopg.Connection[Any]) -> None:
+    (one, other) = (
+        ours.execute(
+            "SELECT a.slot_name, b.slot_name FROM pg_create_logical_replication_slot('a', 'pgoutput') a,"
+            " pg_create_logical_replication_slot('b', 'test_decoding', temporary := true) b"
+        ).fetchone()
+        or ()
+    )
+    assert (one, other) == ("a", "b")
+    cursor = ours.execute(
+        "SELECT (pg_copy_logical_replication_slot('a', 'c', false, 'test_decoding')).slot_name::text;"
+        "SELECT slot_name, plugin, temporary FROM pg_replication_slots ORDER BY 1;"
+        "SELECT pg_drop_replication_slot('a'), pg_drop_replication_slot('b');"
+        "SELECT count(*) FROM pg_replication_slots"
+    )
+    answers = [cursor.fetchall()]
+    while cursor.nextset():
+        answers.append(cursor.fetchall())
+    assert answers == [
+        [("c",)],
+        [("a", "pgoutput", False), ("b", "test_decoding", True), ("c", "test_decoding", False)],
+        [("", "")],
+        [(1,)],
+    ]
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        ours.execute("SELECT 1 WHERE pg_drop_replication_slot('c') IS NOT NULL")
+    assert ours.execute(
+        "WITH pg_replication_slots AS (SELECT 1 AS one) SELECT * FROM pg_replication_slots"
+    ).fetchall() == [(1,)]
+    ((same,),) = ours.execute(
+        "SELECT s.datoid = d.oid FROM pg_replication_slots s JOIN pg_database d ON d.datname = s.database"
+    ).fetchall()
+    assert same
+
+
+async def test_asyncpg_prepares_everything(served: Publish, ours: psycopg.Connection[Any], database: Database) -> None:
+    connection = await asyncpg.connect(
+        host="127.0.0.1", port=served.port, user=database.server.user, database=database.name
+    )
+    try:
+        made = await connection.fetchrow(
+            "SELECT * FROM pg_create_logical_replication_slot($1, $2)", "x", "test_decoding"
+        )
+        assert made["slot_name"] == "x"
+        listed = await connection.prepare("SELECT slot_name, active FROM pg_replication_slots")
+        assert [tuple(one) for one in await listed.fetch()] == [("x", False)]
+        await connection.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+        rows = await connection.fetch(
+            "SELECT data FROM pg_logical_slot_get_changes($1, NULL, $2, 'include-xids', 'off')", "x", 100
+        )
+        assert [one["data"] for one in rows][-3:] == ["BEGIN", "table public.t: INSERT: id[integer]:1", "COMMIT"]
+        await connection.execute("SELECT pg_drop_replication_slot('x')")
+        assert await listed.fetch() == []
+    finally:
+        await connection.close()
+
+
+def test_a_call_that_decodes_can_be_cancelled(ours: psycopg.Connection[Any], database: Database) -> None:
+    ours.execute("SELECT pg_create_logical_replication_slot('c', 'test_decoding')")
+    database.execute("CREATE TABLE t AS SELECT n, repeat('x', 200) v FROM generate_series(1, 30000) n")
+    ours.pgconn.send_query(b"SELECT count(*) FROM pg_logical_slot_get_changes('c', NULL, NULL)")
+    cancel = ours.pgconn.get_cancel()
+    with psycopg.connect(f"{ours.info.dsn} dbname={database.name}", autocommit=True) as other:
+        wait_until(
+            lambda: (
+                other.execute("SELECT active FROM pg_replication_slots WHERE slot_name = 'c'").fetchone() == (True,)
+            ),
+            "it decodes",
+        )
+        cancel.cancel()
+        result = ours.pgconn.get_result()
+        assert result is not None
+        assert result.error_message.startswith(b"ERROR:  canceling statement due to user request")
+        assert ours.pgconn.get_result() is None
+        assert ours.execute("SELECT active FROM pg_replication_slots WHERE slot_name = 'c'").fetchone() == (False,)
+        (count,) = ours.execute("SELECT count(*) FROM pg_logical_slot_get_changes('c', NULL, NULL)").fetchone() or ()
+        assert count > 30000

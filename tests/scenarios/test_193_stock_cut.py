@@ -1,0 +1,209 @@
+"""Stock subscribers behind `pubsub publish`, on a network that breaks at any byte, falls silent, or is slow; and kills.
+
+After each, the tables are equal: nothing is lost, nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.bad_network import BadNetwork
+from tests.support.publish import Publish
+from tests.support.replica import wait_until
+from tests.support.stock_pairs import SETTINGS, Make, Pair
+
+_TABLES = (
+    "CREATE TABLE t (a int PRIMARY KEY, b text, n int DEFAULT 0); CREATE TABLE log (id bigserial PRIMARY KEY, v int)"
+)
+_ROWS = "INSERT INTO t SELECT g, repeat('x', g % 90) FROM generate_series(1, 2000) g"
+
+
+def change(pair: Pair, number: int) -> None:
+    """Make some transactions, one of them large enough to be streamed."""
+    pair.run(
+        f"UPDATE t SET n = n + 1, b = b || '{number}' WHERE a % 50 = {number % 50}; INSERT INTO log (v) VALUES ({number})",
+        f"BEGIN; INSERT INTO log (v) SELECT {number} FROM generate_series(1, 10); SAVEPOINT s; DELETE FROM t WHERE a % 3 = 0;"
+        f"ROLLBACK TO s; UPDATE t SET n = n + 1 WHERE a % 9 = {number % 9}; COMMIT",
+        f"DELETE FROM t WHERE a = {number}; INSERT INTO t VALUES ({10_000 + number}, 'new')",
+    )
+    if number % 5 == 0:
+        pair.run(f"INSERT INTO log (v) SELECT {number} FROM generate_series(1, 3000)")
+
+
+@contextmanager
+def writing(pair: Pair) -> Iterator[None]:
+    """Go on making transactions in another thread."""
+    ended = threading.Event()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        number = 0
+        try:
+            while not ended.wait(0.02):
+                number += 1
+                change(pair, number)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert failed == []
+
+
+def equal(pair: Pair) -> None:
+    pair.synced()
+    pair.equal("t", "SELECT id, v FROM log ORDER BY 1")
+
+
+def places(seed: int, count: int) -> Iterator[int]:
+    """Draw byte counts: small ones cut logins and commands, large ones copies and streams."""
+    r = random.Random(seed)
+    for _ in range(count):
+        yield r.choice((r.randrange(0, 300), r.randrange(0, 3000), r.randrange(0, 200_000)))
+
+
+@pytest.mark.parametrize(
+    ("options", "seed", "cuts"),
+    [
+        ("", 1, 12),
+        pytest.param("WITH (streaming = parallel, two_phase, binary)", 2, 25, marks=pytest.mark.full),
+        pytest.param("WITH (streaming = on)", 3, 25, marks=pytest.mark.full),
+    ],
+)
+def test_the_subscriber_s_network_is_cut_at_any_byte(pairs: Make, options: str, seed: int, cuts: int) -> None:
+    """While tables are copied, and while the stream runs."""
+    pair = pairs()
+    with BadNetwork(pair.publish.port) as network:
+        pair.both(_TABLES)
+        pair.run(_ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+        pair.subscribe(options=options, conninfo=f"{pair.conninfo} port={network.port}")
+        with writing(pair):
+            for count in places(seed, cuts):
+                before = network.cuts
+                network.cut_after(count)
+                wait_until(lambda before=before: network.cuts > before, f"seed {seed}: a connection is cut")
+        equal(pair)
+        pair.drop()
+
+
+@pytest.mark.parametrize(("seed", "cuts"), [(4, 10), pytest.param(5, 30, marks=pytest.mark.full)])
+def test_the_upstream_server_s_network_is_cut_at_any_byte(tmp_path: Path, seed: int, cuts: int) -> None:
+    """Between our server and PostgreSQL: the WAL, clients' SQL, and what decoding processes ask."""
+    with EmbeddedPostgres("18", settings=SETTINGS) as first, EmbeddedPostgres("18", settings=SETTINGS) as second:
+        with BadNetwork(first.port) as network:
+            upstream = first.conninfo(port=network.port)
+            pair = Pair(Publish(tmp_path / "node", upstream), first, second, "s")
+            pair.both(_TABLES)
+            pair.run(_ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+            pair.subscribe()
+            with writing(pair):
+                for count in places(seed, cuts):
+                    before = network.cuts
+                    network.cut_after(count)
+                    wait_until(lambda before=before: network.cuts > before, f"seed {seed}: a connection is cut")
+            equal(pair)
+            pair.close()
+            assert pair.publish.terminate() == 0, pair.publish.tail()
+
+
+def test_a_network_that_delivers_byte_by_byte(pairs: Make) -> None:
+    """Messages come in pieces, and slowly."""
+    pair = pairs()
+    with BadNetwork(pair.publish.port, piece=7) as network:
+        pair.both(_TABLES)
+        pair.run(
+            "INSERT INTO t SELECT g, repeat('x', g % 90) FROM generate_series(1, 200) g",
+            "CREATE PUBLICATION p FOR TABLE t, log",
+        )
+        pair.subscribe(conninfo=f"{pair.conninfo} port={network.port}")
+        for number in range(1, 5):
+            change(pair, number)
+        network.delay = 0.001
+        pair.run("INSERT INTO log (v) SELECT 1 FROM generate_series(1, 50)")
+        equal(pair)
+        network.delay = 0.0
+        pair.drop()
+
+
+def test_half_open_connections(make: Make) -> None:
+    """The network falls silent: our server gives the slot free after wal_sender_timeout, the subscriber connects again."""
+    pair = make("18", "18", wal_sender_timeout="2s")
+    pair.subscriber.execute("ALTER SYSTEM SET wal_receiver_timeout = '3s'")
+    pair.subscriber.query("SELECT pg_reload_conf()")
+    with BadNetwork(pair.publish.port) as network:
+        pair.both(_TABLES)
+        pair.run(_ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+        pair.subscribe(conninfo=f"{pair.conninfo} port={network.port}")
+        equal(pair)
+        active = "SELECT active_pid FROM pg_replication_slots WHERE active"
+        ((old,),) = wait_until(lambda: pair.served(active), "it streams")
+        network.silence()
+        change(pair, 1)
+        wait_until(lambda: pair.served(active) not in ([(old,)], []), "another session has the slot")
+        change(pair, 2)
+        equal(pair)
+        pair.drop()
+
+
+def test_the_upstream_server_falls_silent(tmp_path: Path) -> None:
+    """Our server notices that the WAL has stopped coming, and asks for it again after wal_receiver_timeout."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "pubsub.toml").write_text('wal_receiver_timeout = "3s"\n')
+    with EmbeddedPostgres("18", settings=SETTINGS) as first, EmbeddedPostgres("18", settings=SETTINGS) as second:
+        with BadNetwork(first.port) as network:
+            pair = Pair(Publish(tmp_path / "node", first.conninfo(port=network.port)), first, second, "s")
+            pair.both(_TABLES)
+            pair.run(_ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+            pair.subscribe()
+            equal(pair)
+            network.silence()
+            change(pair, 1)
+            equal(pair)
+            network.cut()
+            wait_until(lambda: pair.slots() == ["s"], "the slot is seen")
+            pair.close()
+            assert pair.publish.terminate() == 0, pair.publish.tail()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [6, 7])
+def test_each_program_is_killed_again_and_again(make: Make, seed: int) -> None:
+    """Ours, the subscriber and the publisher, at any moment of copies and streams under load."""
+    pair = make("18", "18", "--work-mem", "64kB")
+    pair.both(_TABLES)
+    pair.run(_ROWS, "CREATE PUBLICATION p FOR TABLE t, log")
+    pair.subscribe(options="WITH (streaming = parallel, two_phase)")
+    r = random.Random(seed)
+    for number in range(9):
+        change(pair, number + 1)
+        match (number + seed) % 3:
+            case 0:
+                pair.publish.kill()
+                change(pair, 20 + number)
+                pair.publish.start()
+            case 1:
+                pair.subscriber.kill()
+                change(pair, 20 + number)
+                pair.subscriber.start()
+            case _:
+                pair.publisher.kill()
+                pair.publisher.start()
+                change(pair, 20 + number)
+        moved = pair.subscribed("SELECT count(*) FROM log")
+        if r.random() < 0.5:
+            wait_until(
+                lambda moved=moved: pair.subscribed("SELECT count(*) FROM log") != moved, f"seed {seed}: it moves on"
+            )
+    equal(pair)

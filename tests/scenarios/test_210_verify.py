@@ -1,0 +1,124 @@
+"""pubsub verify: source and target compared at one LSN, while both move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pubsub.verify.report import Report, TableReport
+from tests.scenarios.test_036_snapshots import BANK, OPENING, writers
+from tests.support.replica import Replica, wait_until
+
+
+def verify(replica: Replica, *tables: str, **wanted: Any) -> Report:
+    return replica.node.run(replica.node._node.verify(replica.name, tables, **wanted))
+
+
+def outcomes(report: Report) -> dict[str, str]:
+    return {table.relation: table.outcome for table in report.tables}
+
+
+def of(report: Report, relation: str) -> TableReport:
+    return next(table for table in report.tables if table.relation == relation)
+
+
+def test_tables_that_move_are_found_equal_again_and_again(replica: Replica) -> None:
+    """Writers change every table, one without a key, all the time; each comparison is at an LSN that both sides show."""
+    replica.execute(BANK, OPENING)
+    replica.subscribe()
+    replica.caught_up()
+    lsns = []
+    with writers(replica.conninfo, 3) as transactions:
+        wait_until(lambda: transactions() > 30, "the load")
+        for _ in range(5):
+            before = transactions()
+            report = verify(replica)
+            assert report.outcome == "equal", report
+            assert set(outcomes(report).values()) == {"equal"}
+            lsns.append(report.lsn)
+            wait_until(lambda: transactions() > before + 5, "the load")  # noqa: B023
+    assert lsns == sorted(set(lsns))
+    assert replica.slots() == [replica.name]
+
+
+def spoil(replica: Replica, statement: str, table: str) -> None:
+    """Change a Delta table as another program would; `{}` stands for the table."""
+    replica.node.spark.session.sql(statement.replace("{}", f"delta.`{replica.path(table)}`"))
+
+
+def test_rows_that_differ_are_named_with_key_and_columns(replica: Replica) -> None:
+    replica.execute(
+        "CREATE TABLE t (a int, b text, v numeric(8,2), f float8, PRIMARY KEY (a, b))",
+        "INSERT INTO t SELECT g, 'k ' || g, g * 1.5, g / 3.0 FROM generate_series(1, 3000) g",
+        "CREATE TABLE bag (n int, w text)",
+        "INSERT INTO bag SELECT g % 7, 'w' || g % 3 FROM generate_series(1, 100) g",
+        "CREATE TABLE same (id int PRIMARY KEY)",
+        "INSERT INTO same SELECT generate_series(1, 10)",
+        "CREATE PUBLICATION p FOR TABLE t, bag, same",
+    )
+    replica.subscribe()
+    replica.caught_up()
+    spoil(replica, "DELETE FROM {} WHERE a = 17", "t")
+    spoil(replica, "UPDATE {} SET v = 7.25, f = NULL WHERE a = 18", "t")
+    spoil(replica, "INSERT INTO {} VALUES (9000, 'x''y', NULL, 0.1)", "t")
+    spoil(replica, "INSERT INTO {} VALUES (1, 'w1'), (NULL, NULL)", "bag")
+    report = verify(replica)
+    assert report.outcome == "different"
+    assert outcomes(report) == {"public.bag": "different", "public.same": "equal", "public.t": "different"}
+    found = of(report, "public.t")
+    assert (found.rows, found.delta_rows, found.missing, found.extra, found.different) == (3000, 3000, 1, 1, 1)
+    shown = {one.kind: one for one in found.shown}
+    assert shown["missing"].key == {"a": "17", "b": "k 17"}
+    assert shown["missing"].publisher == {"a": "17", "b": "k 17", "v": "25.50", "f": "5.666666666666667"}
+    assert shown["extra"].delta == {"a": "9000", "b": "x'y", "v": None, "f": "0.1"}
+    assert shown["different"].key == {"a": "18", "b": "k 18"}
+    assert (shown["different"].publisher, shown["different"].delta) == (
+        {"v": "27.00", "f": "6"},
+        {"v": "7.25", "f": None},
+    )
+    bag = of(report, "public.bag")
+    assert (bag.missing, bag.extra) == (0, 2)
+    assert sorted((one.delta["n"] or "", one.delta["w"] or "") for one in bag.shown if one.delta) == [
+        ("", ""),
+        ("1", "w1"),
+    ]
+    replica.execute("INSERT INTO t VALUES (17, 'again', 1, 1)")
+    one = verify(replica, "same")
+    assert outcomes(one) == {"public.same": "equal"}
+    stored = replica.node.fetch(
+        "SELECT relation, outcome, missing, extra, different FROM pubsub_verification ORDER BY 1"
+    )
+    assert [tuple(row.values()) for row in stored] == [
+        ("public.bag", "different", 0, 2, 0),
+        ("public.same", "equal", 0, 0, 0),
+        ("public.t", "different", 1, 1, 1),
+    ]
+
+
+def test_repair_copies_the_rows_that_differ_anew_under_load(replica: Replica) -> None:
+    """Writers change the spoilt tables all the time; after the repair both sides are equal, and stay so."""
+    replica.execute(BANK, OPENING, "CREATE TABLE unchanged (a text, b numeric, PRIMARY KEY (a, b))")
+    replica.execute("INSERT INTO unchanged SELECT 'x' || g, g + 0.50 FROM generate_series(1, 100) g")
+    replica.execute("ALTER PUBLICATION p ADD TABLE unchanged")
+    replica.subscribe()
+    replica.caught_up()
+    for table, statement in {
+        "accounts": "UPDATE {} SET balance = balance + 1 WHERE id < 50",
+        "savings": "DELETE FROM {} WHERE id > 90",
+        "moves": "INSERT INTO {} (id, account, saving, amount) VALUES (1000001, 1, 1, 1), (1000002, 2, 2, 2)",
+        "words": "INSERT INTO {} VALUES (3, 'spoilt'), (3, 'spoilt'), (NULL, NULL)",
+        "unchanged": "UPDATE {} SET b = '7.5' WHERE a = 'x7'",
+    }.items():
+        spoil(replica, statement, table)
+    # The writers come to every account sooner or later, and so mend it; not to one that is not theirs.
+    spoil(replica, "INSERT INTO {} VALUES (100001, 5, 'extra')", "accounts")
+    with writers(replica.conninfo, 3) as transactions:
+        wait_until(lambda: transactions() > 20, "the load")
+        found = verify(replica)
+        assert set(outcomes(found).values()) == {"different"}, found
+        before = transactions()
+        report = verify(replica, repair=True)
+        assert report.outcome == "equal", report
+        assert {one.relation: one.repaired > 0 for one in report.tables} == dict.fromkeys(outcomes(found), True), report
+        wait_until(lambda: transactions() > before + 10, "the load")
+        assert verify(replica).outcome == "equal"
+    replica.assert_equal("accounts", "savings", "moves", "words", "unchanged")

@@ -1,0 +1,131 @@
+"""docs/first-hour.md, block by block, on a server that asks for passwords; only names of machines are replaced."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.replica import wait_until
+
+PAGE = Path(__file__).parents[2] / "docs" / "first-hour.md"
+ROOT = PAGE.parents[1]
+
+pytestmark = pytest.mark.full
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return kind and text of the page's blocks, in order."""
+    return re.findall(r"(?ms)^```(\w+)\n(.*?)^```$", PAGE.read_text())
+
+
+class FirstHour:
+    """The publisher, and the machine of the node."""
+
+    def __init__(self, server: EmbeddedPostgres, home: Path) -> None:
+        self.server = server
+        self.home = home
+        self.daemon: subprocess.Popen[bytes] | None = None
+        tools = home / "bin"
+        tools.mkdir()
+        command = tools / "pubsub"
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pubsub.cli "$@"\n')
+        command.chmod(0o755)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PG", "PUBSUB_HOME"))},
+            "HOME": str(home),
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def here(self, text: str) -> str:
+        """Replace the example's machines by those of the test."""
+        return (
+            text.replace("db.example.org:5432", f"127.0.0.1:{self.server.port}")
+            .replace("host=db.example.org", f"host=127.0.0.1 port={self.server.port}")
+            .replace("10.1.2.3/32", "127.0.0.1/32")
+        )
+
+    def sql(self, text: str) -> None:
+        for statement in text.split(";\n"):
+            if statement.strip():
+                self.server.execute(statement, "shop")
+        if "wal_level" in text:
+            del self.server._settings["wal_level"]  # the command line's would go before it
+            self.server.restart()
+
+    def hba(self, text: str) -> None:
+        file = self.server.data_dir / "pg_hba.conf"
+        file.write_text(f"{self.here(text)}{file.read_text()}")
+
+    def sh(self, text: str) -> str | None:
+        """Run the commands; return what they print, or None if one fails.  The daemon goes on."""
+        if text.startswith("pubsub daemon"):
+            self.daemon = subprocess.Popen(["sh", "-c", f"exec {text}"], cwd=self.home, env=self.environment)
+            return ""
+        ran = subprocess.run(
+            ["sh", "-euc", self.here(text)],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.last = f"{text}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout if ran.returncode == 0 else None
+
+
+def test_every_block(tmp_path: Path) -> None:
+    kinds = [kind for kind, _ in blocks()]
+    assert set(kinds) == {"sql", "sh", "hba", "console"}
+    assert kinds.count("console") == 1  # tests/scenarios/test_244_wheel.py and test_245_service.py have what it does
+    with EmbeddedPostgres("18", auth="scram-sha-256", password="superuser's") as server:
+        server.create_database("shop")
+        server.execute(
+            """
+            CREATE TABLE customers (id int PRIMARY KEY);
+            CREATE TABLE orders (id int PRIMARY KEY, customer int);
+            CREATE TABLE visits (id int PRIMARY KEY) PARTITION BY RANGE (id);
+            CREATE TABLE visits_1 PARTITION OF visits FOR VALUES FROM (0) TO (100);
+            INSERT INTO customers SELECT generate_series(1, 10);
+            INSERT INTO orders SELECT g, 1 FROM generate_series(1, 123) g;
+            INSERT INTO visits SELECT generate_series(1, 7)
+            """,
+            "shop",
+        )
+        file = server.data_dir / "pg_hba.conf"
+        file.write_text("local all postgres scram-sha-256\nhost all postgres 127.0.0.1/32 scram-sha-256\n")
+        server.execute("SELECT pg_reload_conf()")
+        hour = FirstHour(server, tmp_path)
+        try:
+            for kind, text in blocks():
+                if kind == "sql":
+                    hour.sql(text)
+                elif kind == "hba":
+                    hour.hba(text)
+                elif kind == "sh" and hour.daemon is not None:
+                    # The tables are being copied: what asks for rows is refused until then.
+                    wait_until(lambda text=text: hour.sh(text) is not None or _ended(hour), text)
+                elif kind == "sh":
+                    assert hour.sh(text) is not None, hour.last
+            printed = hour.sh('pubsub sql --format csv "SELECT count(*) FROM orders"')
+            assert printed == "count\n123\n", hour.last
+            tables = hour.sh('pubsub sql --format csv "SELECT relation FROM pg_subscription_rel ORDER BY 1"')
+            assert tables == "relation\npublic.customers\npublic.orders\npublic.visits\n", hour.last
+            assert (tmp_path / "pubsub-node" / "warehouse" / "shop" / "public" / "orders" / "_delta_log").is_dir()
+            assert hour.sh("pubsub sql 'DROP SUBSCRIPTION shop'") is not None, hour.last
+        finally:
+            if hour.daemon is not None:
+                hour.daemon.terminate()
+                assert hour.daemon.wait(60) == 0
+
+
+def _ended(hour: FirstHour) -> bool:
+    assert hour.daemon is not None
+    assert hour.daemon.poll() is None, (hour.home / "pubsub.log").read_text()
+    return False

@@ -1,0 +1,117 @@
+"""`pubsub publish` as a process of its own, in front of a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pubsub.faults import VARIABLE
+from pubsub.testing.fixtures import Database
+from tests.support.replica import Replica, RunningNode, wait_until
+
+
+class Publish:
+    """The command, in front of the server at `upstream`, with its directory in `home`; started when it is made.
+
+    `faults`: a directory of fault points (pubsub/faults.py).
+    """
+
+    def __init__(self, home: Path, upstream: str, *options: str, faults: Path | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.home = home
+        self.upstream = upstream
+        self._options = options
+        self._log = home.with_suffix(".log")
+        self._environment = {**os.environ, VARIABLE: str(faults)} if faults is not None else None
+        self._process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [sys.executable, "-m", "pubsub.cli", "--home", str(self.home), "publish"]
+        command += ["--upstream", self.upstream, "--listen", f"127.0.0.1:{self.port}", *self._options]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stderr=log, env=self._environment)
+        wait_until(self._listens, "pubsub publish listens")
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, self.tail()
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        """Kill it, as kill -9 does; its decoding processes end by themselves."""
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """End it in good order, and return the exit code."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(60)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait until it has ended; return the exit code."""
+        return self._process.wait(timeout)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self._log.read_text()[-3000:]
+
+    def conninfo(self, **more: Any) -> str:
+        """Return the connection string of the upstream database by way of it."""
+        given = conninfo_to_dict(self.upstream)
+        return make_conninfo(**{**given, "host": "127.0.0.1", "port": self.port, **more})
+
+    def connect(self, **more: Any) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.conninfo(**more), autocommit=True)
+
+    def query(self, statement: str, **more: Any) -> list[tuple[Any, ...]]:
+        with self.connect(**more) as connection:
+            return connection.execute(statement).fetchall()
+
+    def execute(self, statement: str, **more: Any) -> None:
+        with self.connect(**more) as connection:
+            connection.execute(statement)
+
+
+class ServedReplica(Replica):
+    """A replica whose node subscribes by way of our own server."""
+
+    def __init__(self, node: RunningNode, database: Database, publish: Publish) -> None:
+        super().__init__(node, database)
+        self.publish = publish
+
+    @property
+    def conninfo(self) -> str:
+        return self.publish.conninfo(dbname=self.database.name)
+
+    def drop_slot(self) -> None:
+        def dropped() -> bool:
+            self.query(
+                f"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{self.name}'"
+            )
+            with suppress(psycopg.errors.ObjectInUse):
+                self.publish.execute(f"SELECT pg_drop_replication_slot('{self.name}')", dbname=self.database.name)
+                return True
+            return False
+
+        wait_until(dropped, "the slot is dropped")
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self.publish.query(statement, dbname=self.database.name)

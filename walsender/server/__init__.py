@@ -1,0 +1,1 @@
+"""The server that clients connect to: sessions, forwarding to the upstream server, replication commands."""

@@ -1,0 +1,251 @@
+"""The decoding processes: one for each database that has slots, for as long as it has.
+
+feed ──► where the WAL ends ──► process
+Stream ──► request, the client's socket ──► process ──► positions, the stream's end ──► Stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from pubsub.errors import PubsubError
+from walsender import checked_files
+from walsender.historic.state import CatalogStates
+from walsender.slots.slot import Slot, SlotStore
+from walsender.streaming import requests
+from walsender.streaming.channel import Channel
+from walsender.streaming.requests import NUMBER, StreamEnd, StreamRequest, Task
+from walsender.streaming.subscriber import CUT, STOPPED
+
+if TYPE_CHECKING:
+    from walsender.feed.feed import Feed
+    from walsender.historic.upstream import SessionTexts
+    from walsender.server.link import Upstream
+
+_LOOK: Final = 1.0
+"""Seconds between two looks at which databases have slots."""
+_PAUSE: Final = 1.0
+"""Seconds before a process that has failed is started again."""
+_STOP: Final = 5.0
+
+log = structlog.get_logger()
+
+
+class Served(Protocol):
+    """A stream, as far as the process tells of it."""
+
+    def moved(self, sent: int, written: int, flushed: int, applied: int, replied_at: float) -> None: ...
+    def confirmed(self, lsn: int, restart: int) -> None: ...
+    def counted(self, counted: Sequence[int]) -> None: ...
+    def ended(self, end: StreamEnd) -> None: ...
+    def warned(self, warning: PubsubError) -> None: ...
+
+
+class Decoder:
+    """One process.  `start` it; `failed` is set when it is gone."""
+
+    def __init__(self, task: Task, feed: Feed) -> None:
+        self._task = task
+        self._feed = feed
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, Served] = {}
+        self._process: asyncio.subprocess.Process
+        self._channel: Channel
+        self.failed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the process."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "walsender.streaming.process", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._channel = Channel(ours, self._message, self._gone)
+        self._channel.send(requests.TASK, self._task.write())
+        self._feed.listeners.add(self.tell)
+        self.tell(self._feed.received)
+
+    def tell(self, tip: int) -> None:
+        """Tell where the WAL ends; later, if the process has not read what it was told before."""
+        if self._channel.is_clear:
+            self._channel.send(requests.TIP, NUMBER.pack(tip))
+
+    def needs(self, lsn: int) -> None:
+        """Tell from where on catalogs are needed."""
+        self._channel.send(requests.NEEDED, NUMBER.pack(lsn))
+
+    def begin(self, stream: Served, request: dict[str, Any], sock: int) -> int:
+        """Hand a stream over, with the client's socket; return its number."""
+        number = next(self._numbers)
+        if self.failed.is_set():
+            error = requests.error_fields(PubsubError("the decoding process ended unexpectedly"))
+            stream.ended(StreamEnd(number, STOPPED, error, request["received"]))
+            return number
+        self._streams[number] = stream
+        self._channel.send(requests.START, StreamRequest(number=number, **request).write(), [sock])
+        return number
+
+    def end(self, number: int) -> None:
+        """End a stream; it tells when that is done."""
+        self._channel.send(requests.END, NUMBER.pack(number))
+
+    def change_texts(self, number: int, texts: SessionTexts) -> None:
+        """Have a stream's values written with other settings from now on."""
+        self._channel.send(requests.TEXTS, json.dumps([number, asdict(texts)]).encode())
+
+    async def stop(self) -> None:
+        """End the process, with its streams."""
+        self._feed.listeners.discard(self.tell)
+        self._channel.close()
+        try:
+            async with asyncio.timeout(_STOP):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._gone()
+
+    def _message(self, kind: bytes, contents: bytes, _files: list[int]) -> None:
+        if kind == requests.POSITIONS:
+            for number, *positions, confirmed, restart, counted in json.loads(contents):
+                stream = self._streams.get(number)
+                if stream is not None:
+                    stream.moved(*positions)
+                    stream.confirmed(confirmed, restart)
+                    stream.counted(counted)
+        elif kind == requests.DONE:
+            end = StreamEnd.read(contents)
+            stream = self._streams.pop(end.number, None)
+            if stream is not None:
+                stream.ended(end)
+        elif kind == requests.WARNING:
+            fields = json.loads(contents)
+            stream = self._streams.get(fields.pop("number"))
+            if stream is not None:
+                stream.warned(requests.error_of(fields))
+
+    def _gone(self) -> None:
+        self._feed.listeners.discard(self.tell)
+        self.failed.set()
+        streams, self._streams = self._streams, {}
+        error = requests.error_fields(PubsubError("the decoding process ended unexpectedly"))
+        for number, stream in streams.items():
+            stream.ended(StreamEnd(number, CUT, error, b""))
+
+
+class Decoders:
+    """All processes.  `directory`: where catalogs and spilled changes are kept.  `run` keeps those running that are needed."""
+
+    def __init__(self, directory: Path, upstream: Upstream, feed: Feed, slots: SlotStore, work_mem: int) -> None:
+        self._directory = directory
+        self._upstream = upstream
+        self._feed = feed
+        self._slots = slots
+        self._work_mem = work_mem
+        self._decoders: dict[int, Decoder] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._look = asyncio.Event()
+
+    async def of(self, slot: Slot) -> Decoder:
+        """Return the process of the slot's database; start it if need be."""
+        oid = slot.database_oid
+        async with self._locks.setdefault(oid, asyncio.Lock()):
+            decoder = self._decoders.get(oid)
+            if decoder is None or decoder.failed.is_set():
+                decoder = await self._start(slot)
+                self._decoders[oid] = decoder
+            return decoder
+
+    async def _start(self, slot: Slot) -> Decoder:
+        feed = self._feed
+        spill = self._directory / "spill"
+        checked_files.prepare(spill)
+        restart = self._needed(slot.database_oid) or slot.restart_lsn
+        task = Task(
+            self._upstream.with_database(slot.database),
+            str(feed.spool.directory),
+            str(self._states_of(slot.database_oid)),
+            str(spill),
+            feed.geometry.segment_size,
+            feed.server.system_identifier,
+            self._work_mem,
+            feed.received,
+            feed.redo_for(restart),
+            feed.receiver_timeout,
+        )
+        decoder = Decoder(task, feed)
+        await decoder.start()
+        return decoder
+
+    def slots_changed(self) -> None:
+        """Note that there is another slot, or one less."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """Keep the processes running of the databases that have slots, until cancelled."""
+        while True:
+            wanted = {
+                slot.database_oid: slot
+                for slot in self._slots
+                if slot.invalidation_reason is None and slot.database_oid
+            }
+            for oid, slot in wanted.items():
+                decoder = self._decoders.get(oid)
+                if decoder is not None and decoder.failed.is_set():
+                    log.error("a decoding process has ended unexpectedly", database=slot.database)
+                    await asyncio.sleep(_PAUSE)
+                try:
+                    (await self.of(slot)).tell(self._feed.received)
+                except (PubsubError, OSError) as error:
+                    log.error("a decoding process cannot be started", database=slot.database, reason=str(error))
+                    await asyncio.sleep(_PAUSE)
+            for oid in [oid for oid in self._decoders if oid not in wanted]:
+                await self._decoders.pop(oid).stop()
+            self._look.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._look.wait()
+
+    async def restart(self) -> None:
+        """End all processes; those that are needed are started again."""
+        decoders, self._decoders = self._decoders, {}
+        await asyncio.gather(*(one.stop() for one in decoders.values()))
+        self._look.set()
+
+    stop = restart
+
+    # What they need
+
+    def oldest_needed(self) -> int | None:
+        """Return the oldest LSN at which a slot's decoding would begin; None if none would."""
+        found: list[int] = []
+        for oid in {slot.database_oid for slot in self._slots}:
+            needed = self._needed(oid)
+            if needed is not None:
+                position = CatalogStates(self._states_of(oid)).newest_before(needed)
+                found.append(needed if position is None else position)
+                decoder = self._decoders.get(oid)
+                if decoder is not None and not decoder.failed.is_set():
+                    decoder.needs(needed)
+        return min(found, default=None)
+
+    def _needed(self, oid: int) -> int | None:
+        slots = [one for one in self._slots if one.database_oid == oid and one.invalidation_reason is None]
+        return min((one.saved_restart_lsn or one.restart_lsn for one in slots), default=None)
+
+    def _states_of(self, oid: int) -> Path:
+        return self._directory / "catalogs" / str(oid)

@@ -1,0 +1,46 @@
+"""A slot that begins in the past, made when the server starts (`pubsub publish --slot NAME --start LSN`)."""
+
+from __future__ import annotations
+
+import structlog
+
+from pubsub.errors import NotInPrerequisiteState
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.connection import Connection
+from walsender.feed import past
+from walsender.output import registered
+from walsender.server.service import Service
+from walsender.slots.slot import Slot
+
+log = structlog.get_logger()
+
+
+async def make(service: Service, name: str, plugin: str, start: Lsn) -> None:
+    """Make the slot, in the upstream connection string's database; leave it if it is there already, wherever it stands.
+
+    Raises NotInPrerequisiteState for a slot of another plugin or database, WalMissing if WAL from before `start` is missing,
+    and what a new slot raises (SlotStore.check_new).
+    """
+    conninfo = service.options.upstream
+    async with await Connection.connect(conninfo, application_name="walsender") as connection:
+        ((database, oid),) = await connection.query(
+            "SELECT datname, oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()"
+        )
+    slot = service.slots.find(name)
+    if slot is not None:
+        if (slot.plugin, slot.database) != (plugin, database):
+            raise NotInPrerequisiteState(
+                f'replication slot "{name}" is there already, for another plugin or database',
+                detail=f'It is for the plugin "{slot.plugin}" and the database "{slot.database}".',
+            )
+        log.info("replication slot is there already", slot=name, confirmed_flush_lsn=str(Lsn(slot.confirmed_flush_lsn)))
+        return
+    service.slots.check_new(name)
+    registered.check(plugin)
+    try:
+        restart = await past.restart_for(service.feed, conninfo, start)
+        service.slots.add(Slot(name, plugin, str(database), restart, start, database_oid=int(str(oid))))
+        service.decoders.slots_changed()
+    finally:
+        service.feed.held = None
+    log.info("replication slot begins", slot=name, start=str(start), restart_lsn=str(Lsn(restart)))

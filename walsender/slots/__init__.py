@@ -1,0 +1,1 @@
+"""Logical replication slots of our own, in files."""

@@ -1,0 +1,187 @@
+"""The process that decodes a slot's changes for one call of a function: `python -m walsender.streaming.changes`.
+
+standard input    a line of JSON (Task)
+standard output   chunks: kind (1 byte), length (4 bytes), content
+                  R   LSN (8), transaction (4), what the plugin has written
+                  P   LSN up to which was decoded (8), restart point (8), statistics (8 of 8 each): the end
+                  W   a warning, E   the error that ends it: JSON with the error's fields
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from pubsub.errors import NotInPrerequisiteState, PubsubError
+from pubsub.reorderbuffer.directories import SpillDirectory
+from walsender.decoding import DecodeRequest, Session
+from walsender.feed.spool import Spool
+from walsender.historic.upstream import Upstream
+from walsender.plugins import PluginRequest
+from walsender.streaming import requests
+from walsender.streaming.ahead import Ahead
+from walsender.streaming.spool_source import SpoolSource
+
+_CHUNK: Final = Struct(">cI")
+_ROW: Final = Struct(">QI")
+_POSITION: Final = Struct(">10Q")
+_SPILL: Final = "walsender-spill-"
+_STANDARD_OUTPUT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be decoded: up to the record that reaches `end`, or to the transaction with the change number `limit`.
+
+    `start`, `two_phase_at`: LSNs as PluginRequest has them; `redo`: as in DecodeRequest; `spool`: the directory; `tip`: where
+    the WAL there ends.
+    """
+
+    conninfo: str
+    plugin: str
+    options: dict[str, str]
+    spool: str
+    tip: int
+    start: int
+    redo: int
+    two_phase_at: int | None
+    work_mem: int
+    client_encoding: str
+    system_identifier: int
+    end: int
+    limit: int
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def _chunk(kind: bytes, content: bytes) -> None:
+    """Write a chunk.  Blocks while the server does not read, and so bounds what lies between."""
+    view = memoryview(_CHUNK.pack(kind, len(content)) + content)
+    while view:
+        view = view[os.write(_STANDARD_OUTPUT, view) :]
+
+
+def _failure(kind: bytes, error: PubsubError) -> None:
+    _chunk(kind, json.dumps(requests.error_fields(error)).encode())
+
+
+class _EnoughError(Exception):
+    """The limit was reached by a transaction before."""
+
+
+class _Rows:
+    """Writes the rows.  The limit is looked at between records only, as in pg_logical_slot_get_changes_guts."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+        self._held: list[bytes] = []
+        self.session: Session
+        self.position = 0
+        """The end of the record with which the last row came."""
+
+    def write(self, lsn: int, xid: int, data: bytes) -> None:
+        position = self.session.reader.position
+        if position != self.position and 0 < self._limit <= self._count:
+            raise _EnoughError
+        self.position = position
+        self._count += 1
+        self._held.append(data)
+        if lsn:
+            # A Relation message has no LSN in a stream; here it has that of the change which it comes before.
+            for one in self._held:
+                _chunk(b"R", _ROW.pack(lsn, xid) + one)
+            self._held.clear()
+
+
+async def _run(task: Task, lines: asyncio.StreamReader, spill: Path) -> None:
+    """Decode; end if the lines do, since the server is gone then.  Raises PubsubError."""
+    sources: list[SpoolSource] = []
+    tip = task.tip
+
+    def make(server: Upstream) -> SpoolSource:
+        if server.system_identifier != task.system_identifier:
+            raise NotInPrerequisiteState("the upstream server is another one than before")
+        source = SpoolSource(Spool(Path(task.spool), server.segment_size), tip)
+        sources.append(source)
+        return source
+
+    async def follow() -> None:
+        nonlocal tip
+        while line := await lines.readline():
+            tip = max(tip, int(line))
+            for source in sources:
+                source.reaches(tip)
+
+    following = asyncio.create_task(follow())
+    decoding = asyncio.create_task(_decode(task, make, spill, lambda: tip))
+    await asyncio.wait({following, decoding}, return_when=asyncio.FIRST_COMPLETED)
+    following.cancel()
+    if not decoding.done():
+        decoding.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await decoding
+
+
+async def _decode(task: Task, make: Callable[[Upstream], SpoolSource], spill: Path, tip: Callable[[], int]) -> None:
+    rows = _Rows(task.limit)
+    request = DecodeRequest(
+        task.conninfo,
+        PluginRequest(task.plugin, task.options, task.start, task.two_phase_at, task.client_encoding),
+        spill,
+        end=task.end,
+        work_mem=task.work_mem,
+        redo=task.redo,
+        make_source=make,
+    )
+
+    def warn(warning: PubsubError) -> bool:
+        # What is read before the start is not sent.
+        if session.reader.position < task.start:
+            return False
+        _failure(b"W", warning)
+        return True
+
+    session = await Session.open(request, rows.write, lambda _: None, warn)
+    # The limit is looked at between records: each transaction is sent with the record of its end.
+    session.output.may_go_on = lambda: True
+    rows.session = session
+    spool = Spool(Path(task.spool), session.server.segment_size)
+    ahead = session.decoder.ahead = Ahead(spool, session.reader.geometry, tip)
+    position = 0
+    try:
+        await session.run()
+        position = task.end
+    except _EnoughError:
+        position = rows.position
+    finally:
+        ahead.close()
+        await session.close()
+    _chunk(b"P", _POSITION.pack(position, session.decoder.restart_list, *astuple(session.output.statistics)))
+
+
+async def _main() -> None:
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    task = Task(**json.loads(await lines.readline()))
+    try:
+        with SpillDirectory.within(Path(tempfile.gettempdir()), _SPILL) as spill:
+            await _run(task, lines, spill.path)
+    except PubsubError as error:
+        _failure(b"E", error)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_main())
+    except (asyncio.CancelledError, BrokenPipeError, KeyboardInterrupt):
+        sys.exit(1)

@@ -1,0 +1,502 @@
+"""The process that decodes a database for all its streams: `python -m walsender.streaming.process DESCRIPTOR`.
+
+    server ──► requests (requests.py), with the clients' sockets ──► passes ──► subscribers
+    subscribers ──► positions ──► server, which keeps the slots
+
+One pass, the base, follows the end of the WAL for as long as the process runs, with or without streams, and saves the
+catalogs from time to time: a stream, or this process after a restart, begins there.  A stream that begins further back has
+a pass of its own until that has reached the end.  One whose client is slow for long gets one again.
+
+It ends when the server is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pubsub.backend import messages as m
+from pubsub.errors import ConnectionFailure, DataCorrupted, NotInPrerequisiteState, PublisherError, PubsubError
+from pubsub.publisher.connection import Connection
+from pubsub.reorderbuffer.directories import SpillDirectory
+from pubsub.reorderbuffer.files import FileFailure
+from walsender.beginning import read_catalogs
+from walsender.feed.archive import Archive
+from walsender.feed.spool import Spool
+from walsender.historic import upstream
+from walsender.historic.state import CatalogState, CatalogStates, Taken
+from walsender.historic.tracker import CatalogDiverged
+from walsender.plugins import PluginRequest
+from walsender.source.retry import Retry, is_lost
+from walsender.streaming import requests
+from walsender.streaming.backlog import Backlog
+from walsender.streaming.channel import Channel
+from walsender.streaming.passes import Pass, Wish
+from walsender.streaming.requests import NUMBER, StreamEnd, StreamRequest, Task
+from walsender.streaming.spool_source import SpoolSource
+from walsender.streaming.subscriber import STOPPED, Subscriber
+
+_SPILL: Final = "decoding-"
+_TICK: Final = 0.1
+"""Seconds between two reports of positions, and looks at the clock."""
+_PAUSE: Final = 0.005
+"""Seconds between two beginnings of work, so that what comes in many pieces is done together."""
+_GATHER: Final = 0.03
+"""Seconds for which streams that begin are waited for, so that they can share a pass."""
+_HELD: Final = 4 << 20
+"""Bytes that wait for a client in memory; the rest is in a file."""
+_SLOW: Final = 32 << 20
+"""Bytes that may wait for a client of the base pass, before it gets a pass of its own."""
+_SAVES: Final = 10.0
+"""Least seconds between two savings of the catalogs, and at least `_SHARE` times what saving took."""
+_SHARE: Final = 50
+_THIN: Final = 64 << 20
+"""Bytes of WAL between catalogs that are kept long."""
+_NEAR: Final = 64 << 20
+"""Bytes of WAL between streams that begin in one pass: one far behind does not keep the others waiting."""
+_RETRY: Final = 1.0
+"""Seconds after the base pass has failed, before there is another one."""
+
+
+class _Stream:
+    """A stream: its client, what it asks for, and from where it can begin again."""
+
+    def __init__(self, request: StreamRequest, subscriber: Subscriber) -> None:
+        self.request = request
+        self.subscriber = subscriber
+        self.restart = request.restart
+        self.redo = request.redo
+        self.reported: tuple[Any, ...] = ()
+        self.stale = False
+        """Whether it is fed with settings that are no longer its own."""
+        self.resumes_at: int | None = None
+        """Where it goes on once its client has taken everything; None: it is in a pass, or about to be."""
+
+    def wish(self, start: int) -> Wish:
+        one = self.request
+        self.stale = False
+        asked = PluginRequest(one.plugin, one.options, start, one.two_phase_at, one.client_encoding)
+        return Wish(self.subscriber, asked, one.texts)
+
+
+class DecodingProcess:
+    """The process.  `run` lasts until the server is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
+        self._channel = Channel(sock, self._message, self._gone.set)
+        self._task: Task
+        self._begun = asyncio.Event()
+        self._tip = 0
+        self._needed = 0
+        self._base: Pass | None = None
+        self._passes: list[Pass] = []
+        self._garbage = False
+        """Whether a pass has ended, and still takes memory."""
+        self._streams: dict[int, _Stream] = {}
+        self._starting: list[tuple[_Stream, int]] = []
+        """Streams that are to begin, each with where."""
+        self._wanted = asyncio.Event()
+        self._ended: list[tuple[Subscriber, str, PubsubError | None]] = []
+        self._scheduled: asyncio.Handle | None = None
+        self._worked = 0.0
+        self._sources: set[SpoolSource] = set()
+        self._states: CatalogStates
+        self._taken: Taken | None = None
+        self._saving = False
+        self._saved_at = 0.0
+        self._saving_took = 0.0
+        self._pause = 0.0
+        self._rooms = 0
+        self._spill_directory: SpillDirectory
+        self._spill: Path
+
+    async def run(self) -> None:
+        """Work until the server is gone."""
+        begun = asyncio.create_task(self._begun.wait())
+        gone = asyncio.create_task(self._gone.wait())
+        await asyncio.wait({begun, gone}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        if self._gone.is_set():
+            return
+        with self._spill_directory:
+            work: list[Coroutine[Any, Any, None]] = [self._begin(), self._tick()]
+            running = {gone, *map(asyncio.create_task, work)}
+            done, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for one in others:
+                one.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            for one in done:
+                one.result()
+
+    # Messages of the server
+
+    def _message(self, kind: bytes, contents: bytes, files: list[int]) -> None:
+        if kind == requests.TIP:
+            (self._tip,) = NUMBER.unpack(contents)
+            for source in self._sources:
+                source.reaches(self._tip)
+            self._work_soon()
+        elif kind == requests.TASK:
+            self._task = Task.read(contents)
+            self._tip = self._task.tip
+            self._spill_directory = SpillDirectory.within(Path(self._task.spill), _SPILL)
+            self._spill = self._spill_directory.path
+            self._states = CatalogStates(Path(self._task.states))
+            self._begun.set()
+        elif kind == requests.START:
+            self._start(StreamRequest.read(contents), socket.socket(fileno=files[0]))
+        elif kind == requests.END:
+            stream = self._streams.get(NUMBER.unpack(contents)[0])
+            if stream is not None:
+                stream.subscriber.end(STOPPED)
+        elif kind == requests.TEXTS:
+            number, texts = json.loads(contents)
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.request = replace(stream.request, texts=requests.texts_of(texts))
+                stream.stale = True
+        elif kind == requests.NEEDED:
+            (self._needed,) = NUMBER.unpack(contents)
+
+    def _start(self, request: StreamRequest, sock: socket.socket) -> None:
+        subscriber = Subscriber(
+            request.number,
+            sock,
+            Backlog(self._spill, _HELD),
+            start=request.start,
+            timeout=request.timeout,
+            received=request.received,
+            on_room=self._work_soon,
+            on_end=self._note_end,
+        )
+        stream = self._streams[request.number] = _Stream(request, subscriber)
+        self._starting.append((stream, request.start))
+        self._wanted.set()
+
+    def _note_end(self, subscriber: Subscriber, how: str, error: PubsubError | None) -> None:
+        self._ended.append((subscriber, how, error))
+        self._work_soon()
+
+    # Beginnings
+
+    async def _begin(self) -> None:
+        """Begin passes: the base, and those of streams that begin further back."""
+        while True:
+            if self._base is None:
+                await asyncio.sleep(self._pause)
+                try:
+                    state = await self._catalogs(self._tip, self._task.redo)
+                    self._base = self._new_pass(state)
+                except (PubsubError, OSError) as error:
+                    # The server starts another process, and knows from where.
+                    self._end_all(_reported(error))
+                    raise
+                self._base.decoder.on_list = self._take_catalogs
+                if state.position == self._task.redo:
+                    self._take_catalogs(state.position)
+                gc.collect()
+                gc.freeze()
+                self._work_soon()
+            await self._wanted.wait()
+            await asyncio.sleep(_GATHER)
+            self._wanted.clear()
+            starting = [one for one in self._starting if not one[0].subscriber.ending]
+            self._starting = []
+            behind = []
+            for stream, start in starting:
+                base = self._base
+                if base is not None and base.is_consistent and base.is_at(self._tip) and base.is_quiet_since(start):
+                    base.add([stream.wish(start)])
+                else:
+                    behind.append((stream, start))
+            for alike in _near(behind):
+                await self._begin_behind(alike)
+            self._work_soon()
+
+    async def _begin_behind(self, behind: list[tuple[_Stream, int]]) -> None:
+        try:
+            restart = min(stream.restart for stream, _ in behind)
+            state = await self._catalogs(restart, min(stream.redo for stream, _ in behind))
+            made = self._new_pass(state)
+        except (PubsubError, OSError) as error:
+            for stream, _ in behind:
+                stream.subscriber.end(STOPPED, _reported(error))
+            return
+        made.add([stream.wish(start) for stream, start in behind])
+
+    def _end_all(self, error: PubsubError) -> None:
+        for stream in self._streams.values():
+            stream.subscriber.end(STOPPED, error)
+        self._sweep()
+
+    def _new_pass(self, state: CatalogState) -> Pass:
+        spool = Spool(Path(self._task.spool), self._task.segment_size)
+        made = Pass(state, spool, self._task.work_mem, self._room, self._warn)
+        self._passes.append(made)
+        return made
+
+    def _room(self) -> Path:
+        self._rooms += 1
+        return self._spill / str(self._rooms)
+
+    async def _catalogs(self, lsn: int, redo: int) -> CatalogState:
+        """Return the newest catalogs from before `lsn`: from disk, or read from the server and the WAL from `redo` on."""
+        oldest = min(Spool(Path(self._task.spool), self._task.segment_size).starts(), default=0)
+        while True:
+            position = self._states.newest_before(lsn)
+            if position is None or (position < oldest and Archive.of(Path(self._task.spool)) is None):
+                return await self._read_catalogs(redo)
+            try:
+                state = self._states.load(position)
+                if state.facts.server.system_identifier != self._task.system_identifier:
+                    raise DataCorrupted("the catalogs are of another server")
+            except (DataCorrupted, FileFailure) as error:
+                print(error.report(), file=sys.stderr, flush=True)
+                self._states.remove(position)
+                continue
+            return state
+
+    async def _read_catalogs(self, redo: int) -> CatalogState:
+        """Read the catalogs from the server; begin anew if it restarts meanwhile."""
+        retry = Retry()
+        while True:
+            try:
+                connection = await Connection.connect(self._task.conninfo, application_name="walsender")
+            except (ConnectionFailure, PublisherError) as error:
+                retry.judge(error)
+                connection = await retry.connect(self._task.conninfo)
+            connection.answer_timeout = self._task.answer_timeout or None
+            async with connection:
+                source = SpoolSource(Spool(Path(self._task.spool), self._task.segment_size), self._tip)
+                self._sources.add(source)
+                try:
+                    server = await upstream.inspect(connection)
+                    if server.system_identifier != self._task.system_identifier:
+                        raise NotInPrerequisiteState("the upstream server is another one than before")
+                    return await read_catalogs(connection, server, source, redo)
+                except (ConnectionFailure, PublisherError) as error:
+                    if not await is_lost(connection):
+                        raise
+                    retry.judge(error)
+                finally:
+                    self._sources.discard(source)
+
+    # Work
+
+    def _work_soon(self) -> None:
+        if self._scheduled is None:
+            wait = self._worked + _PAUSE - self._loop.time()
+            self._scheduled = self._loop.call_soon(self._work) if wait <= 0 else self._loop.call_later(wait, self._work)
+
+    def _work(self) -> None:
+        self._scheduled = None
+        self._worked = self._loop.time()
+        self._sweep()
+        more = False
+        for one in list(self._passes):
+            try:
+                more |= one.work(self._tip, patient=one is not self._base)
+            except (PubsubError, OSError) as error:
+                self._pass_failed(one, _reported(error))
+                more = True
+        self._merge()
+        self._sweep()
+        if more:
+            self._scheduled = self._loop.call_soon(self._work)
+            return
+        now = time.monotonic()
+        for stream in self._streams.values():
+            stream.subscriber.keep_alive(now)
+
+    def _merge(self) -> None:
+        """Put passes together that are at the same place."""
+        here = [one for one in self._passes if one.is_consistent and one.is_at(self._tip)]
+        if len(here) > 1:
+            here.sort(key=lambda one: one is not self._base)
+            target = here[0]
+            for other in here[1:]:
+                if other.position == target.position:
+                    target.absorb(other)
+                    self._end_pass(other)
+        for one in here:
+            one.fold()
+
+    def _end_pass(self, one: Pass) -> None:
+        self._passes.remove(one)
+        one.close()
+        self._garbage = True
+
+    def _pass_failed(self, one: Pass, error: PubsubError) -> None:
+        for subscriber in one.subscribers:
+            subscriber.end(STOPPED, error)
+        self._end_pass(one)
+        if isinstance(error, CatalogDiverged):
+            # What was saved is from the same source: the server starts another process, which reads the catalogs anew.
+            self._states.keep_before(0)
+            self._end_all(error)
+            print(error.report(), file=sys.stderr, flush=True)
+            self._gone.set()
+            return
+        if one is self._base:
+            print(error.report(), file=sys.stderr, flush=True)
+            self._base = None
+            self._pause = _RETRY
+            self._wanted.set()
+
+    def _sweep(self) -> None:
+        """Report the streams that have ended."""
+        ended, self._ended = self._ended, []
+        for subscriber, how, error in ended:
+            stream = self._streams.pop(subscriber.number, None)
+            if stream is None:
+                continue
+            for one in list(self._passes):
+                one.remove(subscriber)
+                if one is not self._base and not one.subscribers:
+                    self._end_pass(one)
+            self._report([stream], last=True)
+            fields = None if error is None else requests.error_fields(error)
+            done = StreamEnd(subscriber.number, how, fields, subscriber.rest)
+            self._channel.send(requests.DONE, done.write())
+
+    def _warn(self, subscriber: Subscriber, warning: PubsubError) -> None:
+        subscriber.put(m.error(warning, "WARNING"))
+        contents = {"number": subscriber.number, **requests.error_fields(warning)}
+        self._channel.send(requests.WARNING, json.dumps(contents).encode())
+
+    # From time to time
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            now = time.monotonic()
+            for stream in list(self._streams.values()):
+                stream.subscriber.check(now)
+                stream.subscriber.keep_alive(now)
+            self._report(list(self._streams.values()))
+            self._leave_passes()
+            await self._save()
+            if self._garbage:
+                # A pass has cycles, and its catalogs can be large.
+                self._garbage = False
+                gc.collect()
+
+    def _report(self, streams: list[_Stream], *, last: bool = False) -> None:
+        """Tell the server the positions that have changed, unless it has not taken those before; the `last` ones in any case."""
+        changed = []
+        for each in self._passes:
+            each.count()
+        for stream in streams:
+            one = stream.subscriber
+            confirmed = min(one.flushed, one.sent)
+            home = self._home(one)
+            if home is not None:
+                stream.restart = max(
+                    (restart for position, restart in home.restarts if position <= confirmed), default=stream.restart
+                )
+            counted = astuple(one.statistics)
+            found = (
+                one.sent,
+                one.written,
+                one.flushed,
+                one.applied,
+                one.replied_at,
+                confirmed,
+                stream.restart,
+                counted,
+            )
+            if found != stream.reported:
+                stream.reported = found
+                changed.append([one.number, *found])
+        if changed and (last or self._channel.is_clear):
+            self._channel.send(requests.POSITIONS, json.dumps(changed).encode())
+        elif changed:
+            for stream in streams:
+                stream.reported = ()
+
+    def _home(self, subscriber: Subscriber) -> Pass | None:
+        """Return the pass that feeds a stream; None if none does now."""
+        return next((one for one in self._passes if subscriber in one.subscribers), None)
+
+    def _leave_passes(self) -> None:
+        """Let streams leave their passes, to begin again when their clients have taken everything.
+
+        Those are streams with clients far behind, in passes with others, and streams with other settings than before.
+        """
+        for stream in self._streams.values():
+            one = stream.subscriber
+            home = self._home(one) if stream.stale or one.behind > _SLOW else None
+            if home is not None and (stream.stale or home is self._base or len(home.subscribers) > 1):
+                if home.leaves_off(one):
+                    stream.resumes_at = home.position
+                    home.remove(one)
+            elif stream.resumes_at is not None and not one.behind:
+                self._starting.append((stream, stream.resumes_at))
+                stream.resumes_at = None
+                self._wanted.set()
+
+    # Catalogs on disk
+
+    def _take_catalogs(self, position: int) -> None:
+        """Take the catalogs at a list of running transactions, to be saved."""
+        base = self._base
+        now = time.monotonic()
+        if base is None or self._taken is not None or self._saving:
+            return
+        if now - self._saved_at < max(_SAVES, _SHARE * self._saving_took):
+            return
+        self._taken = self._states.take(base.decoder.tracker, position, base.state)
+        self._saving_took = time.monotonic() - now
+        self._saved_at = now
+
+    async def _save(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        self._saving = True
+        try:
+            await asyncio.to_thread(self._write, taken)
+        except FileFailure as error:
+            print(error.report(), file=sys.stderr, flush=True)
+        finally:
+            self._saving = False
+
+    def _write(self, taken: Taken) -> None:
+        self._states.write(taken)
+        self._states.keep_from(self._needed, _THIN)
+
+
+def _near(streams: list[tuple[_Stream, int]]) -> list[list[tuple[_Stream, int]]]:
+    """Return the streams in groups that one pass each is for."""
+    groups: list[list[tuple[_Stream, int]]] = []
+    for one in sorted(streams, key=lambda each: each[0].restart):
+        if groups and one[0].restart - groups[-1][0][0].restart < _NEAR:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _reported(error: PubsubError | OSError) -> PubsubError:
+    return error if isinstance(error, PubsubError) else PubsubError(str(error), sqlstate="58030")
+
+
+async def _main(descriptor: int) -> None:
+    await DecodingProcess(socket.socket(fileno=descriptor)).run()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_main(int(sys.argv[1])))
+    except KeyboardInterrupt:
+        sys.exit(1)

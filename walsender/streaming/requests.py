@@ -1,0 +1,139 @@
+"""What the server and a decoding process tell each other (channel.py): kinds of messages, and their contents.
+
+To the process      C  Task            once, first
+                    T  tip (8)         the WAL in the spool goes up to here
+                    S  StreamRequest   begin a stream; its socket comes with it
+                    E  number (8)      end a stream
+                    N  LSN (8)         nothing needs what is older
+                    X  [number, texts] a stream's values are written with other settings from now on
+From the process    P  [[number, sent, written, flushed, applied, replied_at, confirmed, restart, counted], …]
+                                        `counted`: the stream's statistics, in the order of Statistics
+                    D  StreamEnd       the stream has ended, and its socket is the server's again
+                    W  Warning         a plugin's warning for a stream
+
+All contents but numbers are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import asdict, dataclass
+from struct import Struct
+from typing import Any, Final, Self
+
+from pubsub.errors import PubsubError
+from pubsub.protocol.output.styles import Styles, TimeZone
+from walsender.historic.upstream import SessionTexts
+
+TASK: Final = b"C"
+TIP: Final = b"T"
+START: Final = b"S"
+END: Final = b"E"
+NEEDED: Final = b"N"
+TEXTS: Final = b"X"
+POSITIONS: Final = b"P"
+DONE: Final = b"D"
+WARNING: Final = b"W"
+
+NUMBER: Final = Struct(">Q")
+_FIELDS: Final = ("message", "sqlstate", "detail", "hint", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a process is to do.
+
+    `spool`, `states`, `spill`: directories.  `tip`: where the WAL ends; `redo`: the redo position of a checkpoint, from which a
+    slot of the database can begin; `system_identifier`: the upstream server's; `answer_timeout`: seconds that it may take for an
+    answer; 0: for ever.
+    """
+
+    conninfo: str
+    spool: str
+    states: str
+    spill: str
+    segment_size: int
+    system_identifier: int
+    work_mem: int
+    tip: int
+    redo: int
+    answer_timeout: float
+
+    def write(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        return cls(**json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A stream that is to begin: LSNs as PluginRequest has them.
+
+    `restart`: a list of running transactions from which everything from `start` on is seen whole; `redo`: the redo position of a
+    checkpoint before it.  `timeout`: wal_sender_timeout in seconds.  `received`: what the client has sent already.
+    """
+
+    number: int
+    plugin: str
+    options: dict[str, str]
+    start: int
+    restart: int
+    redo: int
+    two_phase_at: int | None
+    client_encoding: str
+    texts: SessionTexts
+    timeout: float
+    received: bytes = b""
+
+    def write(self) -> bytes:
+        return json.dumps({**asdict(self), "received": b64encode(self.received).decode()}).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        fields = json.loads(data)
+        fields["texts"] = texts_of(fields["texts"])
+        fields["received"] = b64decode(fields["received"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a stream has ended (subscriber.py); `rest`: what the client has sent that was not looked at."""
+
+    number: int
+    how: str
+    error: dict[str, Any] | None
+    rest: bytes
+
+    def write(self) -> bytes:
+        return json.dumps({**asdict(self), "rest": b64encode(self.rest).decode()}).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        fields = json.loads(data)
+        fields["rest"] = b64decode(fields["rest"])
+        return cls(**fields)
+
+
+def error_fields(error: PubsubError) -> dict[str, Any]:
+    return {name: getattr(error, name) for name in _FIELDS}
+
+
+def error_of(fields: dict[str, Any]) -> PubsubError:
+    return PubsubError(**fields)
+
+
+def texts_of(fields: dict[str, Any]) -> SessionTexts:
+    styles = fields["styles"]
+    zone: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in styles["zone"].items()
+    }
+    return SessionTexts(
+        Styles(**{**styles, "zone": TimeZone(**zone)}),
+        fields["quote_all"],
+        tuple(fields["path"]),
+        fields["dollars"],
+    )
