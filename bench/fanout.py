@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import psycopg
 
+from pubsub.testing.ports import Port
 from pubsub.testing.servers import EmbeddedPostgres
 
 _COUNTS: Final = (1, 4, 16)
@@ -161,9 +162,8 @@ def _measured(transactions: int, rate: int) -> dict[str, Any]:
         subprocess.run([pgbench, "--initialize", "--quiet", *target], check=True, capture_output=True)
         server.execute("CREATE PUBLICATION p FOR ALL TABLES")
         load = [pgbench, "--no-vacuum", "--client=4", f"--transactions={transactions // 4}", f"--rate={rate}", *target]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        reserved = Port.reserve()
+        port = reserved.number
         command = [sys.executable, "-m", "pubsub.cli", "--home", f"{directory}/node", "publish"]
         command += ["--upstream", server.conninfo(), "--listen", f"127.0.0.1:{port}"]
         command += ["--max-replication-slots", "40", "--max-wal-senders", "40"]

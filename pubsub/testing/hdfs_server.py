@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Final, Self
 
 from pubsub import jars
 from pubsub.errors import PubsubError
+from pubsub.testing.ports import Port
 
 CLUSTER: Final = jars.Artifact(
     "org.apache.hadoop",
@@ -55,11 +55,10 @@ class HdfsServer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self._port = Port.reserve()
+        self.port = self._port.number
 
     def __enter__(self) -> Self:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
         self.start()
         return self
 

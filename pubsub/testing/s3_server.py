@@ -21,6 +21,7 @@ from typing import Final, Self
 
 from pubsub import jars
 from pubsub.errors import PubsubError
+from pubsub.testing.ports import Port
 
 _MODULE: Final = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 _PATIENCE: Final = 30.0
@@ -73,11 +74,10 @@ class S3Server:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self._port = Port.reserve()
+        self.port = self._port.number
 
     def __enter__(self) -> Self:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
         self.start()
         return self
 

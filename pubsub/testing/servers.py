@@ -14,10 +14,8 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +32,7 @@ from psycopg import sql
 
 from pubsub.errors import PubsubError
 from pubsub.testing import binaries
+from pubsub.testing.ports import Port
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -53,8 +52,8 @@ SETTINGS: Final[Mapping[str, str | int]] = {
 }
 """The settings of an embedded server; its `settings` argument overrides them."""
 
-# Below the ports that Linux uses for outgoing connections, so that no client takes a server's port while it restarts.
-_PORTS: Final = range(20000, 32000)
+# How many ports are tried: a program that knows nothing of reservations may take one in the last moment.
+_TRIES: Final = 20
 
 _running: weakref.WeakSet[EmbeddedPostgres] = weakref.WeakSet()
 
@@ -65,7 +64,8 @@ class EmbeddedPostgres:
     `wheel` uses the wheel's program (18.4, 16.14) instead of the fetched one.  `settings` are postgresql.conf
     parameters.  A given `data_dir` is kept, and an existing cluster in it is started as it is; by default the data is
     in a temporary directory.  `auth` is pg_hba.conf's method for every connection; `password` is the superuser's
-    (required for "scram-sha-256").  `initdb` has further options of initdb, such as "--encoding=SQL_ASCII".
+    (required for "scram-sha-256").  `initdb` has further options of initdb, such as "--encoding=SQL_ASCII".  `port_of` is
+    a stopped server whose port this one takes.
 
     `start` makes the cluster and starts the server; a `with` statement calls `start` and `close`.
     """
@@ -83,10 +83,11 @@ class EmbeddedPostgres:
         auth: str = "trust",
         password: str | None = None,
         initdb: Sequence[str] = (),
+        port_of: EmbeddedPostgres | None = None,
     ) -> None:
         self.version = version
         self.password = password
-        self.port = 0
+        self._port: Port | None = port_of._port if port_of is not None else None
         self._account = binaries.account()
         self._root = binaries.server(version, wheel=wheel)
         self._settings = {**SETTINGS, **(settings or {})}
@@ -119,6 +120,11 @@ class EmbeddedPostgres:
         return self._watcher is not None and self._watcher.poll() is None
 
     @property
+    def port(self) -> int:
+        """The port, from the first start on; 0 before it."""
+        return self._port.number if self._port is not None else 0
+
+    @property
     def pid(self) -> int:
         """The postmaster's process id."""
         return self._pid
@@ -135,9 +141,10 @@ class EmbeddedPostgres:
         try:
             if not (self.data_dir / "PG_VERSION").is_file():
                 self._make_cluster()
-            ports = [self.port] if self.port else random.sample(_PORTS, 20)
-            for port in ports:
-                if _is_free(self.host, port) and self._try_start(port):
+            for _ in range(_TRIES):
+                if self._port is None:
+                    self._port = Port.reserve()
+                if self._try_start():
                     return self
         except BaseException:
             self.close()
@@ -341,11 +348,11 @@ class EmbeddedPostgres:
                 "initdb failed", sqlstate="58000", detail=(ran.stderr or ran.stdout).strip()[-2000:] or None
             )
 
-    def _try_start(self, port: int) -> bool:
-        """Start the server on `port`; return False if the port is taken.  Raises PubsubError with the server's log."""
+    def _try_start(self) -> bool:
+        """Start the server on its port; forget that, and return False, if it is taken.  Raises PubsubError with the log."""
         settings = {
             **self._settings,
-            "port": port,
+            "port": self.port,
             "listen_addresses": self.host,
             "unix_socket_directories": str(self.socket_dir),
         }
@@ -373,7 +380,6 @@ class EmbeddedPostgres:
         )
         assert self._watcher.stdout is not None
         self._pid = int(self._watcher.stdout.readline() or 0)
-        self.port = port
         deadline = time.monotonic() + 60.0
         while self.running and time.monotonic() < deadline:
             if self._is_ready():
@@ -385,7 +391,7 @@ class EmbeddedPostgres:
         self.stop("immediate")
         self._release()
         if "could not create any TCP/IP sockets" in said or "could not create any Unix-domain sockets" in said:
-            self.port = 0
+            self._port = None
             return False
         raise PubsubError("the embedded server did not start", sqlstate="57P03", detail=said.strip()[-2000:] or None)
 
@@ -448,16 +454,6 @@ def _await_end(pid: int, timeout: float = 10.0) -> None:
         if status.rpartition(")")[2].split()[0] == "Z":
             return
         time.sleep(0.005)
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 @atexit.register

@@ -53,7 +53,7 @@ def failure(replica: Replica, part: str) -> dict[str, Any]:
         one = status(replica)
         return one if part in (one["error"] or "") else None
 
-    found = wait_until(told, f"the error {part!r}", 60)
+    found = wait_until(told, f"the error {part!r}")
     (row,) = replica.node.fetch(
         f"SELECT error, error_hint FROM pg_stat_subscription WHERE subname = '{replica.name}' AND relid IS NULL"
     )
@@ -66,7 +66,7 @@ def warned(replica: Replica, part: str) -> dict[str, Any]:
     def told() -> dict[str, Any] | None:
         return next((one for one in status(replica)["warnings"] if part in one["message"]), None)
 
-    return wait_until(told, f"the warning {part!r}", 60)
+    return wait_until(told, f"the warning {part!r}")
 
 
 def cut(server: EmbeddedPostgres, slot: str) -> None:
@@ -198,12 +198,8 @@ def test_a_publication_is_altered_under_load(replica: Replica, server: EmbeddedP
 def test_another_cluster_at_the_address(replica: Replica, server: EmbeddedPostgres) -> None:
     replica.subscribe()
     replica.assert_equal("t", "u")
-    port = server.port
     server.stop()
-    with EmbeddedPostgres(server.version) as other:
-        other.stop()
-        other.port = port
-        other.start()
+    with EmbeddedPostgres(server.version, port_of=server) as other:
         other.execute("CREATE TABLE t (id int PRIMARY KEY, n int); CREATE TABLE u (id int PRIMARY KEY)")
         other.execute("CREATE PUBLICATION p FOR TABLE t, u")
         other.query(f"SELECT pg_create_logical_replication_slot('{replica.name}', 'pgoutput')")
@@ -328,7 +324,7 @@ def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPost
         server.execute("CHECKPOINT")
         return server.query("SELECT invalidation_reason FROM pg_replication_slots") == [("idle_timeout",)]
 
-    wait_until(lost, "the slot to be invalidated", 60)
+    wait_until(lost, "the slot to be invalidated")
     replica.alter("SET (disable_on_error = false)")  # the publisher is looked at again
     assert "idle_timeout" in warned(replica, "has been invalidated")["detail"]
     server.execute("ALTER SYSTEM RESET idle_replication_slot_timeout")
