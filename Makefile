@@ -3,6 +3,9 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# With failed tests once more, each alone; N files at a time.
+SUITE  = $(BIN)/python -m tests.running
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile
 
 # A demo on a database of your own: make demo PG="host=… dbname=…"
 export PUBSUB_DEMO_PG := $(PG)
@@ -21,9 +24,11 @@ STATES ?= 10000
 ROUNDS ?= 100
 SEED ?= 0
 MINUTES ?= 600
+# Times that the base is run to see what wavers.
+RUNS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-all soak lint bench fuzz simulate power crash mutants docs lock audit dist clean distclean
+.PHONY: help setup base demo test test-all steady soak lint bench fuzz simulate power crash mutants docs lock audit dist clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/    make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -37,14 +42,20 @@ base:
 demo: base ## a PostgreSQL database copied and followed into Delta tables, and compared; PG="host=… dbname=…" for your own, WALSENDER=1 for our server between, DEMO="--help" for options
 	@exec $(BIN)/python -m pubsub.demo $(DEMO)
 
-test: setup ## the base of every kind, and a scenario of each feature on PostgreSQL 18 and Spark; JOBS (3) files at a time
-	@exec $(PYTEST) -n $(JOBS) --dist loadfile --durations=15
+# Fewer examples of each property.
+test steady: export PUBSUB_FUZZ := 0.3
 
-test-all: test ## every test: what `make test` leaves out comes after it
+test: setup ## the base: every kind, and a scenario of each feature on PostgreSQL 18 and Spark; JOBS (3) files at a time
+	@exec $(SUITE) $(SIDE_BY_SIDE) --durations=15
+
+test-all: setup ## every test but those of `make soak`
 	@$(BIN)/python -m pubsub.testing.s3_server build
 	@$(BIN)/python -m pubsub.testing.hdfs_server fetch
 	@$(BIN)/python -m tests.support.browser fetch
-	@exec $(PYTEST) -m "full and not soak" -n $(JOBS) --dist loadfile --durations=25
+	@exec $(SUITE) -m "not soak" $(SIDE_BY_SIDE) --durations=25
+
+steady: setup ## the base RUNS (5) times beside a busy core; lists what wavered
+	@exec $(SUITE) --steady $(RUNS) $(SIDE_BY_SIDE)
 
 soak: setup ## what takes hours: random crashes and faults, the largest sizes; seeds are printed
 	@exec $(PYTEST) -m soak -o faulthandler_timeout=14400

@@ -19,13 +19,16 @@ from pubsub.testing.fixtures import (  # noqa: F401
     servers,
     spark,
 )
+from tests.running.logs import Logs
+from tests.running.processor_time import ProcessorTime
 from tests.support import stores
 
 # A slow example on a busy machine is not a failure.
 settings.register_profile("pubsub", deadline=None)
 settings.load_profile("pubsub")
 
-_FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
+# How many times the usual number of examples; a part of it in the base.
+_FUZZ = float(os.environ.get("PUBSUB_FUZZ", "1"))
 
 
 # Values of a test's parameters that name a server of an older version.
@@ -34,12 +37,14 @@ _OLDER = frozenset(VERSIONS) - {"18"}
 
 def pytest_configure(config: pytest.Config) -> None:
     stores.start(config)
+    config.pluginmanager.register(Logs())
+    config.pluginmanager.register(ProcessorTime())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests on a version of PostgreSQL before 18 as `full`, so that `make test` stays short.
 
-    For `make fuzz`, let each property test try $PUBSUB_FUZZ times as many examples, also where it sets their number.
+    Let each property test try $PUBSUB_FUZZ times as many examples, also where it sets their number.
     """
     for item in items:
         parameters = (
@@ -54,5 +59,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if getattr(test, "is_hypothesis_test", False):
             usual = test._hypothesis_internal_use_settings
             test._hypothesis_internal_use_settings = settings(
-                usual, max_examples=usual.max_examples * _FUZZ, deadline=None
+                usual, max_examples=max(1, round(usual.max_examples * _FUZZ)), deadline=None
             )

@@ -19,6 +19,7 @@ from pubsub.node import CatchupTimeoutError, Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
+from tests.running import logs
 from tests.support import stores
 from tests.support.replica import PATIENCE, Faults, wait_until
 
@@ -40,6 +41,7 @@ class Daemon:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log = home / "daemon.log"
+        logs.show(self)
         self.faults = Faults(home / "faults")
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -98,7 +100,7 @@ class Daemon:
         return wait_until(find, "the JVM")
 
     def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-4000:]
+        return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
 
     def mark(self) -> None:
         """Let `said` look at what is logged from now on."""

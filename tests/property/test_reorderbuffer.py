@@ -23,7 +23,7 @@ from pubsub.reorderbuffer.files import DiskFull, FileFailure
 from pubsub.reorderbuffer.transaction import Transaction
 from tests.support.disk import room_for, unreadable
 
-FUZZ = int(os.environ.get("PUBSUB_FUZZ", "1"))
+FUZZ = float(os.environ.get("PUBSUB_FUZZ", "1"))
 
 XIDS = st.integers(1, 9)
 STREAMED = st.integers(101, 103)
@@ -451,4 +451,4 @@ def read(transaction: Transaction, header: int, max_bytes: int) -> list[Change]:
 
 
 def test_reading_agrees_with_the_model() -> None:
-    run_state_machine_as_test(Machine, settings=settings(max_examples=100 * FUZZ, stateful_step_count=40))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=round(100 * FUZZ), stateful_step_count=40))

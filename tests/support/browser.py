@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from pubsub import jars
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 300.0
 _KEYS: Final = {
     "Tab": ("Tab", 9), "Enter": ("Enter", 13), "ArrowLeft": ("ArrowLeft", 37), "ArrowRight": ("ArrowRight", 39),
     "ArrowDown": ("ArrowDown", 40), " ": ("Space", 32), "/": ("Slash", 191), "End": ("End", 35),

@@ -16,7 +16,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pubsub.faults import VARIABLE
 from pubsub.testing.fixtures import Database
-from tests.support.replica import Replica, RunningNode, wait_until
+from pubsub.testing.ports import Port
+from tests.running import logs
+from tests.support.replica import PATIENCE, Replica, RunningNode, wait_until
 
 
 class Publish:
@@ -26,15 +28,15 @@ class Publish:
     """
 
     def __init__(self, home: Path, upstream: str, *options: str, faults: Path | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self._port = Port.reserve()
+        self.port = self._port.number
         self.home = home
         self.upstream = upstream
         self._options = options
         self._log = home.with_suffix(".log")
         self._environment = {**os.environ, VARIABLE: str(faults)} if faults is not None else None
         self._process: subprocess.Popen[bytes]
+        logs.show(self)
         self.start()
 
     def start(self) -> None:
@@ -59,9 +61,9 @@ class Publish:
         """End it in good order, and return the exit code."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE)
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         """Wait until it has ended; return the exit code."""
         return self._process.wait(timeout)
 

@@ -27,8 +27,8 @@ from tests.support.readers import assert_read_alike
 
 T = TypeVar("T")
 
-#: When a test gives up waiting, in seconds; waits end as soon as their condition holds.
-PATIENCE = 180.0
+#: When a test gives up waiting, in seconds, on however slow a machine; waits end as soon as their condition holds.
+PATIENCE = 300.0
 
 #: Short intervals for polling and retries; everything else has its default.
 SETTINGS: dict[str, Any] = {
@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], T], what: str, patience: float = PATIENCE
     """Wait until `condition` returns something true, and return that."""
     deadline = time.monotonic() + patience
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {patience:g} s; at last it was {found!r}"
         time.sleep(0.01)
     return found
 

@@ -18,7 +18,7 @@ import pytest
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 SETTINGS: Final[dict[str, str | int]] = {
     "wal_retrieve_retry_interval": "100ms",
@@ -28,7 +28,6 @@ SETTINGS: Final[dict[str, str | int]] = {
     "max_prepared_transactions": 10,
     "track_commit_timestamp": "on",
 }
-_PATIENCE: Final = 90.0
 _numbers = itertools.count(1)
 
 
@@ -68,18 +67,16 @@ class Pair:
     def sub(self, *statements: str) -> None:
         """Run statements on the subscriber, each string as one simple query."""
         with self._connect(self.subscriber) as connection:
-            connection.execute("SET statement_timeout = '60s'")
+            connection.execute(f"SET statement_timeout = '{PATIENCE:g}s'")
             for sql in statements:
                 connection.execute(sql.encode())
 
     def alter(self, statement: str) -> None:
         """Alter the subscription, and wait until its stream has begun anew with what was changed."""
         sender = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{self.name}'"
-        ((old,),) = wait_until(lambda: [one for one in self.served(sender) if one[0]], "there is a stream", _PATIENCE)
+        ((old,),) = wait_until(lambda: [one for one in self.served(sender) if one[0]], "there is a stream")
         self.sub(f"ALTER SUBSCRIPTION {self.name} {statement}")
-        wait_until(
-            lambda: [one for one in self.served(sender) if one[0] not in {None, old}], "it begins anew", _PATIENCE
-        )
+        wait_until(lambda: [one for one in self.served(sender) if one[0] not in {None, old}], "it begins anew")
 
     def both(self, *statements: str) -> None:
         self.run(*statements)
@@ -129,7 +126,7 @@ class Pair:
 
     def _same(self, what: str, theirs: Callable[[], list[Any]], ours: Callable[[], list[Any]]) -> None:
         try:
-            wait_until(lambda: theirs() == ours(), f"{what} is equal", _PATIENCE)
+            wait_until(lambda: theirs() == ours(), f"{what} is equal")
         except AssertionError:
             wanted, found = theirs(), ours()
             missing, more = [r for r in wanted if r not in found], [r for r in found if r not in wanted]
@@ -142,7 +139,7 @@ class Pair:
         """Wait until all tables of the subscriptions are ready."""
         left = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"
         try:
-            wait_until(lambda: self.subscribed(left) == [(0,)], "all tables are ready", _PATIENCE)
+            wait_until(lambda: self.subscribed(left) == [(0,)], "all tables are ready")
         except AssertionError:
             states = self.subscribed("SELECT srrelid::regclass, srsubstate FROM pg_subscription_rel")
             pytest.fail(f"{states}\n{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}")
@@ -155,7 +152,7 @@ class Pair:
             f"WHERE slot_name = '{name or self.name}' AND confirmed_flush_lsn >= '{lsn}'"
         )
         try:
-            wait_until(lambda: self.served(confirmed) == [(1,)], "the slot is confirmed", _PATIENCE)
+            wait_until(lambda: self.served(confirmed) == [(1,)], "the slot is confirmed")
         except AssertionError:
             slots = self.served("SELECT slot_name, active, restart_lsn, confirmed_flush_lsn FROM pg_replication_slots")
             pytest.fail(f"{lsn} is not confirmed: {slots}\n{self.publish.tail()}\n{self.subscriber.read_log()[-3000:]}")
