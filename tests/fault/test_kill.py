@@ -189,6 +189,7 @@ def test_a_second_daemon_is_refused(daemon: Daemon) -> None:
     assert daemon.running
 
 
+@pytest.mark.full
 def test_new_settings_do_not_make_the_daemon_leave_its_node(daemon: Daemon) -> None:
     """Its workers end and start again; a client that finds no daemon meanwhile fails, and a second daemon would take the node."""
     settings = daemon.home / "pubsub.toml"

@@ -81,6 +81,7 @@ def test_a_sync_slot_that_is_gone_within_a_copy(subscribed: Subscribed, daemon: 
     assert not unnamed_files(before.path)
 
 
+@pytest.mark.full
 def test_refreshed_after_a_kill(subscribed: Subscribed, daemon: Daemon, fault: Faults) -> None:
     """A table that leaves the publication takes its sync slot along, whichever worker made it."""
     fault.arm("slot created public.a", "kill")

@@ -88,6 +88,7 @@ def test_killed_around_a_prepared_transaction(daemon: Daemon, followed: Subscrib
     wait_until(lambda: prepared_files(daemon) == [], "the prepared file to be removed")
 
 
+@pytest.mark.full
 def test_killed_at_random_moments(daemon: Daemon, followed: Subscribed) -> None:
     """Run large transactions, streamed and prepared, against a daemon that is killed again and again."""
     rounds(daemon, followed, seed=1, count=5)

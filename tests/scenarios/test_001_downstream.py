@@ -31,6 +31,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_project_of_the_docs(tmp_path: Path) -> None:
     files = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```\n", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert [name for name, _ in files] == ["conftest.py", "test_orders.py"]

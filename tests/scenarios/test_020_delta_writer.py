@@ -521,6 +521,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     "layout", [name if name == "partitioned" else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
 )
+@pytest.mark.full
 def test_both_ways_of_writing_take_turns(spark: Spark, tmp_path: Path, layout: str) -> None:
     """Each batch meets rows and deletion vectors of the other way; both carry the transaction on."""
     sent = relation(OID, "t", (("id", INT8), ("v", TEXT), ("w", TEXT)), key=("id",), identity="d")

@@ -86,6 +86,7 @@ def test_small_files_are_merged_while_batches_are_committed(replica: Replica, fa
     replica.assert_read_alike("t")
 
 
+@pytest.mark.full
 def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     replica.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int)",
@@ -120,6 +121,7 @@ def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     assert log.properties[FILES] == "interval 1 seconds"
 
 
+@pytest.mark.full
 def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "CHECKPOINT", 3)
     replica.execute(

@@ -285,6 +285,7 @@ def test_truncate(replica: Replica, stock: Callable[[str], Stock]) -> None:
     assert [row["id"] for row in replica.rows("kept")] == [1], "a TRUNCATE that is not published"
 
 
+@pytest.mark.full
 def test_transactions_small_and_large(replica: Replica, stock: Callable[[str], Stock]) -> None:
     ddl = "CREATE TABLE a (id int PRIMARY KEY, n int, t text); CREATE TABLE b (id int PRIMARY KEY, n int)"
     beside = stock(ddl)

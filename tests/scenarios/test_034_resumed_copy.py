@@ -111,6 +111,7 @@ def test_rows_that_change_between_two_snapshots(replica: Replica, interruptions:
         "ALTER PUBLICATION p SET (publish = 'insert, update, delete')",
     ],
 )
+@pytest.mark.full
 def test_what_changes_between_two_snapshots_makes_it_start_over(
     replica: Replica, interruptions: Interruptions, between: str
 ) -> None:

@@ -70,7 +70,9 @@ def merges(path: str) -> int:
     return sum(b'"OPTIMIZE"' in file.read_bytes() for file in (place(path) / "_delta_log").glob("*.json"))
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "count", [8, pytest.param(60, marks=pytest.mark.full), pytest.param(1000, marks=pytest.mark.soak)]
+)
 def test_every_snapshot_shows_the_same_sum_in_four_tables(replica: Replica, count: int) -> None:
     replica.execute(DDL)
     replica.subscribe()

@@ -103,7 +103,7 @@ def test_unpublished_wal_advances_the_feedback_too(replica: Replica) -> None:
     for _ in range(3):
         replica.execute("INSERT INTO unpublished SELECT g FROM generate_series(1, 1000) g")
         after = current_lsn(replica)
-        wait_until(lambda after=after: confirmed(replica, f">= '{after}'"), "the slot to advance", patience=60)
+        wait_until(lambda after=after: confirmed(replica, f">= '{after}'"), "the slot to advance")
     (origin,) = replica.node.fetch(
         f"SELECT remote_lsn FROM pg_replication_origin_status WHERE external_id = 'pg_{replica.relation('a').subid}'"
     )

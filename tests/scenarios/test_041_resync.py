@@ -16,6 +16,7 @@ CREATE PUBLICATION p FOR TABLE a, b;
 """
 
 
+@pytest.mark.full
 def test_a_table_that_another_writer_has_spoiled(replica: Replica, spark: object) -> None:
     replica.execute(TABLES)
     replica.subscribe()

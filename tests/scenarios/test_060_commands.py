@@ -24,7 +24,7 @@ from pubsub.cli.app import app
 from pubsub.publisher.connection import Connection
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 PASSWORD = "pw-of-the-superuser"
 
@@ -308,7 +308,7 @@ def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> Non
             try:
                 wait_until(lambda: slots(database) == ["s"], "the slot is being made")
                 process.send_signal(signal.SIGINT)
-                _, err = process.communicate(timeout=60)
+                _, err = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()
         assert process.returncode == 130

@@ -169,7 +169,7 @@ def test_a_standby_that_lacks_what_was_received(node: RunningNode) -> None:
             pair.standby.execute("UPDATE t SET note = md5(note)")
         pair.write(pair.standby, 20)
         move(replica, pair.standby)
-        wait_until(lambda: "left timeline 1" in replica.error(), "the reason", 60)
+        wait_until(lambda: "left timeline 1" in replica.error(), "the reason")
         assert replica.query(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{replica.name}' AND active") == []
         (row,) = replica.node.fetch(f"SELECT error_hint FROM pg_stat_subscription WHERE subname = '{replica.name}'")
         assert "RESYNC TABLE" in row["error_hint"]

@@ -61,7 +61,7 @@ def says(replica: Replica, name: str, part: str) -> dict[str, Any]:
         found = waits(replica, name)
         return found if found is not None and part in found["message"] else None
 
-    return wait_until(told, f"{name} to wait for {part!r}", 60)
+    return wait_until(told, f"{name} to wait for {part!r}")
 
 
 def test_copies_that_wait_for_locks_hold_up_nobody_else(replica: Replica, other: Replica, fault: Faults) -> None:
@@ -177,7 +177,7 @@ def test_lag_is_unknown_while_the_publisher_is_away(node: RunningNode) -> None:
             found = node.status_json(replica.name)
             return found if found["lag_unknown_since"] is not None else None
 
-        found = wait_until(unknown, "an unknown lag", 60)
+        found = wait_until(unknown, "an unknown lag")
         assert (found["lag_bytes"], found["lag_seconds"]) == (None, None)
         since = datetime.fromisoformat(found["lag_unknown_since"])
         assert abs((since - before).total_seconds()) < 60
@@ -199,7 +199,7 @@ def test_rows_and_lsn_come_from_the_table(replica: Replica, other: Replica) -> N
     copied = table(other, "t")["lsn"]
 
     def rows(name: str, count: int) -> None:
-        wait_until(lambda: table(other, name)["rows"] == count, f"{count} rows of {name}", 60)
+        wait_until(lambda: table(other, name)["rows"] == count, f"{count} rows of {name}")
 
     other.execute("INSERT INTO u SELECT generate_series(1, 30)", "DELETE FROM t WHERE id <= 10")
     other.execute("UPDATE t SET n = 1 WHERE id > 50")
@@ -212,7 +212,7 @@ def test_rows_and_lsn_come_from_the_table(replica: Replica, other: Replica) -> N
         ((passed,),) = other.query(f"SELECT '{table(other, 't')['lsn']}'::pg_lsn >= '{there}'::pg_lsn")
         return bool(passed)
 
-    wait_until(reached, "the table's LSN", 60)
+    wait_until(reached, "the table's LSN")
     ((later,),) = other.query(f"SELECT '{table(other, 'u')['lsn']}'::pg_lsn > '{copied}'::pg_lsn")
     assert later
     assert table(other, "t")["rows_copied"] == 100

@@ -62,7 +62,7 @@ class Daemon:
 
     def says(self, *texts: str) -> None:
         try:
-            wait_until(lambda: all(text in self.text for text in texts), "the log", 60)
+            wait_until(lambda: all(text in self.text for text in texts), "the log")
         except AssertionError:
             pytest.fail(f"the log says nothing of {texts}:\n{self.text}")
 

@@ -15,7 +15,7 @@ import pytest
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import walsender_workload as workload
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 from tests.support.walsender_compare import differences
 from tests.support.walsender_decodings import Decoding, create_slot, flush_lsn, slot_changes
 
@@ -93,7 +93,7 @@ def test_an_archive(version: str) -> None:
         data[100_000] ^= 1
         broken.write_bytes(data)
         with Decoding(server, "db", more=more) as decoding:
-            assert decoding.process.wait(60) == 1
+            assert decoding.process.wait(PATIENCE) == 1
             assert "WAL position" in "".join(decoding.errors)
 
 
@@ -222,13 +222,14 @@ def test_a_type_that_cannot_be_decoded_is_named() -> None:
             server.execute("ALTER PUBLICATION q SET TABLE fine, rules")
             server.execute("INSERT INTO rules VALUES (3, NULL)")
             server.execute("INSERT INTO rules VALUES (4, '1 .. 2')")
-            assert decoding.process.wait(60) == 1
+            assert decoding.process.wait(PATIENCE) == 1
             errors = "".join(decoding.errors)
             assert 'table "public.rules"' in errors
             assert "public.seg" in errors
             assert sum(message.data[:1] == b"I" for message in decoding.messages()) == 4
 
 
+@pytest.mark.full
 def test_spill_files_of_a_killed_decoder_are_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 from tests.support.walsender_decodings import read_messages
 from walsender.output.pgoutput import PgoutputOptions
 from walsender.output.test_decoding import TestDecodingOptions
@@ -234,7 +234,7 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
             assert process.stdout.read(100) == output[:100]
             process.stdout.close()
             assert [line.partition(b" point ")[0] for line in process.stderr] == [b"consistent"]
-            assert process.wait(60) == 1
+            assert process.wait(PATIENCE) == 1
 
 
 @pytest.mark.full
@@ -284,13 +284,13 @@ def test_signals_end_the_command_at_any_point(tmp_path: Path) -> None:
             consistent_and_full(process)
             process.terminate()
             process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=60)[1] == b""
+            assert process.communicate(timeout=PATIENCE)[1] == b""
             assert process.returncode == 130
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             with started() as process:
                 consistent_and_full(process)
                 process.send_signal(number)
-                output, errors = process.communicate(timeout=60)
+                output, errors = process.communicate(timeout=PATIENCE)
                 messages = list(read_messages(output))
                 assert sum(12 + len(message.data) for message in messages) == len(output)
                 assert 10 < len(messages) < 4000
@@ -301,7 +301,7 @@ def test_signals_end_the_command_at_any_point(tmp_path: Path) -> None:
                 "it has begun",
             )
             process.terminate()
-            assert process.wait(60) == -signal.SIGTERM
+            assert process.wait(PATIENCE) == -signal.SIGTERM
         assert list(spill.iterdir()) == []
         wait_until(
             lambda: server.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'walsender'") == [],
@@ -317,5 +317,5 @@ def test_a_position_is_asked_for_before_there_is_one() -> None:
             with silent.accept()[0]:
                 process.send_signal(signal.SIGUSR1)
                 process.send_signal(signal.SIGTERM)
-                assert process.communicate(timeout=60) == (b"", b"")
+                assert process.communicate(timeout=PATIENCE) == (b"", b"")
         assert process.returncode == 0

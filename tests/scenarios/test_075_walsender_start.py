@@ -8,7 +8,7 @@ import pytest
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 from tests.support.walsender_compare import differences
 from tests.support.walsender_decodings import Decoding, Message, create_slot, flush_lsn, slot_changes
 
@@ -90,7 +90,7 @@ def test_a_start_among_transactions() -> None:
             end = flush_lsn(server)
             long.execute("COMMIT")
             with Decoding(server, "postgres", more=between(start, end)) as decoding:
-                assert decoding.process.wait(60) == 1
+                assert decoding.process.wait(PATIENCE) == 1
                 wait_until(lambda: "HINT:" in "".join(decoding.errors), "the error")
                 assert "there is no consistent point before transaction" in "".join(decoding.errors)
                 assert list(decoding.messages()) == []
@@ -219,7 +219,7 @@ def test_a_start_before_the_wal_was_for_logical_decoding(version: str) -> None:
         server.execute("UPDATE t SET b = 'x'")
         end = flush_lsn(server)
         with Decoding(server, "postgres", more=between(start, end)) as decoding:
-            assert decoding.process.wait(60) == 1
+            assert decoding.process.wait(PATIENCE) == 1
             wait_until(lambda: "CONTEXT:" in "".join(decoding.errors), "the error")
             errors = "".join(decoding.errors)
             assert 'logical decoding requires "wal_level" >= "logical" on the primary' in errors

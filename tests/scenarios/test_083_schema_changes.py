@@ -18,7 +18,7 @@ CREATE PUBLICATION p FOR TABLE a;
 """
 
 
-@pytest.fixture(autouse=True, params=["from commits", "from checkpoints"])
+@pytest.fixture(autouse=True, params=["from commits", pytest.param("from checkpoints", marks=pytest.mark.full)])
 def each_log(request: pytest.FixtureRequest, replica: Replica) -> Iterator[None]:
     """Logs of commits alone, and logs with a checkpoint every third commit, which every reader reads in the end."""
     if request.param == "from checkpoints":

@@ -117,6 +117,7 @@ def run(home: Path, *arguments: str) -> Demo:
     return demo
 
 
+@pytest.mark.full
 def test_the_demo_copies_follows_and_compares(home: Path) -> None:
     demo = run(home, *SMALL, "--seconds", "5")
     assert demo.process.returncode == 0, demo.output

@@ -57,6 +57,7 @@ def change(pair: Pair, first: int, count: int = 10) -> None:
         ),
     ],
 )
+@pytest.mark.full
 def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscriber: str) -> None:
     pair = make(publisher, subscriber)
     pair.both(_TABLES)
@@ -97,6 +98,7 @@ def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscrib
         pytest.param("streaming = parallel, binary", "16", marks=pytest.mark.full),
     ],
 )
+@pytest.mark.full
 def test_options(make: Make, options: str, version: str) -> None:
     pair = make(version, version, "--work-mem", "64kB")
     pair.both(_TABLES)
@@ -183,6 +185,7 @@ def load(pair: Pair, statement: str, clients: int) -> Iterator[None]:
         one.result()
 
 
+@pytest.mark.full
 def test_copies_fit_their_streams_under_load(make: Make) -> None:
     """Every table is copied while it is written: a change that both have, or neither, would show in the sums."""
     pair = make("18", "18", "--max-replication-slots", "20", "--max-wal-senders", "20")
@@ -204,6 +207,7 @@ def test_copies_fit_their_streams_under_load(make: Make) -> None:
     pair.equal(*tables, "SELECT count(*), sum(id) FROM log")
 
 
+@pytest.mark.full
 def test_wal_that_a_slot_holds_back_is_bounded(make: Make) -> None:
     """Past max_slot_wal_keep_size the slot is lost, and the subscriber is told; the publisher kept nothing for it."""
     pair = make("18", "18", "--max-slot-wal-keep-size", "32MB", max_wal_size="64MB")

@@ -29,6 +29,7 @@ def own(node: RunningNode, tmp_path: Path) -> Iterator[ServedReplica]:
         assert publish.terminate() == 0, publish.tail()
 
 
+@pytest.mark.full
 def test_copy_stream_and_prepared_transactions_through_a_kill(own: ServedReplica) -> None:
     own.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric, at timestamptz DEFAULT now())",

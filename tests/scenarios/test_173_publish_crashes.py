@@ -100,6 +100,7 @@ def _more(follower: Follower, count: int, or_else: Callable[[], bool] = lambda: 
     wait_until(lambda: len(follower.ids) >= before + count or or_else(), f"{count} more rows have come")
 
 
+@pytest.mark.full
 def test_a_kill_between_any_two_durable_writes_skips_nothing(
     upstream: EmbeddedPostgres, publish: Publish, fault: Faults
 ) -> None:

@@ -194,6 +194,7 @@ def _decoding(publish: Publish) -> int | None:
     return None
 
 
+@pytest.mark.full
 def test_a_decoding_process_that_dies_is_started_again(
     upstream: EmbeddedPostgres, followed: Publish, fault: Faults
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.follower import Follower
@@ -87,6 +88,7 @@ def test_slots_go_on_along_the_new_timeline(tmp_path: Path) -> None:
             publish.kill()
 
 
+@pytest.mark.full
 def test_a_timeline_that_left_before_what_was_read_is_refused(tmp_path: Path) -> None:
     """The standby lacks what the subscriber has: nothing is doubled or left out, the server says where both are, and ends."""
     with _pair() as (primary, standby, conninfo):

@@ -56,6 +56,7 @@ def test_slots_and_streams(servers: tuple[EmbeddedPostgres, EmbeddedPostgres], t
         publish.terminate()
 
 
+@pytest.mark.full
 def test_a_standby_that_was_promoted_by_itself_is_refused(
     servers: tuple[EmbeddedPostgres, EmbeddedPostgres], tmp_path: Path
 ) -> None:

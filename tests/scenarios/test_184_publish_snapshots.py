@@ -52,6 +52,7 @@ def _load(database: Database, script: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", ["use", "export"])
+@pytest.mark.full
 def test_every_snapshot_fits_its_slots_start(database: Database, tmp_path: Path, how: str) -> None:
     """The server's own slot tells afterwards what was committed before each start."""
     database.execute("CREATE TABLE log (id bigserial)")

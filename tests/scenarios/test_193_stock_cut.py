@@ -98,7 +98,8 @@ def test_the_subscriber_s_network_is_cut_at_any_byte(pairs: Make, options: str, 
         pair.drop()
 
 
-@pytest.mark.parametrize(("seed", "cuts"), [(4, 10), pytest.param(5, 30, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("seed", "cuts"), [(4, 10), (5, 30)])
+@pytest.mark.full
 def test_the_upstream_server_s_network_is_cut_at_any_byte(tmp_path: Path, seed: int, cuts: int) -> None:
     """Between our server and PostgreSQL: the WAL, clients' SQL, and what decoding processes ask."""
     with EmbeddedPostgres("18", settings=SETTINGS) as first, EmbeddedPostgres("18", settings=SETTINGS) as second:
@@ -157,6 +158,7 @@ def test_half_open_connections(make: Make) -> None:
         pair.drop()
 
 
+@pytest.mark.full
 def test_the_upstream_server_falls_silent(tmp_path: Path) -> None:
     """Our server notices that the WAL has stopped coming, and asks for it again after wal_receiver_timeout."""
     (tmp_path / "node").mkdir()

@@ -20,7 +20,7 @@ from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import java_programs
 from tests.support.publish import Publish
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 _CHANGING = re.compile(
     rb"\b[0-9A-F]+/[0-9A-F]+\b|[0-9A-F]{8}-[0-9A-F]{8}-\d+|(?:BEGIN|COMMIT) \d+|PID \d+|\(at [^)]*\)"
@@ -167,7 +167,7 @@ def test_pg_recvlogical_goes_on_after_a_kill(sides: Sides, tmp_path: Path) -> No
             received(3)
         finally:
             running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 0
+        assert running.wait(PATIENCE) == 0
     free = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
     wait_until(lambda: sides.publish.query(free) == [(False,)], "the slot is free")
     assert recvlogical(server, sides.ours, "--slot", slot, "--drop-slot")[0] == 0

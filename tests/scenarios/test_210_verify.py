@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pubsub.verify.report import Report, TableReport
 from tests.scenarios.test_036_snapshots import BANK, OPENING, writers
 from tests.support.replica import Replica, wait_until
@@ -21,6 +23,7 @@ def of(report: Report, relation: str) -> TableReport:
     return next(table for table in report.tables if table.relation == relation)
 
 
+@pytest.mark.full
 def test_tables_that_move_are_found_equal_again_and_again(replica: Replica) -> None:
     """Writers change every table, one without a key, all the time; each comparison is at an LSN that both sides show."""
     replica.execute(BANK, OPENING)
@@ -94,6 +97,7 @@ def test_rows_that_differ_are_named_with_key_and_columns(replica: Replica) -> No
     ]
 
 
+@pytest.mark.full
 def test_repair_copies_the_rows_that_differ_anew_under_load(replica: Replica) -> None:
     """Writers change the spoilt tables all the time; after the repair both sides are equal, and stay so."""
     replica.execute(BANK, OPENING, "CREATE TABLE unchanged (a text, b numeric, PRIMARY KEY (a, b))")

@@ -80,6 +80,7 @@ def watched(tmp_path: Path, database: Database) -> Iterator[Subscribed]:
         daemon.kill()
 
 
+@pytest.mark.full
 def test_a_daemon_is_seen_and_nothing_that_looks_disturbs_it(watched: Subscribed) -> None:
     daemon, database = watched.daemon, watched.database
     assert get(daemon, "/health")[0] == 200

@@ -27,7 +27,7 @@ from catalog.home_lock import running_daemon
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import wait_until
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 PUBLISHER = "Pa55-of-the-publisher"
 CATALOG = "Pa55-of-the-catalog"
 CLIENT_KEY = "Pa55-of-the-TLS-key"
@@ -212,6 +212,7 @@ def open_to_others(directory: Path, *, without: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.full
 def test_what_a_node_keeps_is_its_owners_alone(life: Life) -> None:
     assert stat.S_IMODE(life.home.stat().st_mode) == 0o700
     assert open_to_others(life.home, without=life.home / "warehouse") == {}
@@ -238,6 +239,7 @@ def test_no_secret_is_in_an_argument_or_an_environment(life: Life) -> None:
     assert "java" in names
 
 
+@pytest.mark.full
 def test_no_secret_is_in_what_is_written_or_shown(life: Life) -> None:
     """In the order of the table of docs/security.md: the catalog and pubsub.toml hold what they were given, nothing else does."""
     with urlopen(f"http://{life.http}/metrics") as answer:

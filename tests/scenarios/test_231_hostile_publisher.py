@@ -194,7 +194,7 @@ def test_a_lie_in_a_stream(replica: Lied, lie: str) -> None:
     before = psutil.Process().memory_info().rss
     replica.hostile.tell(STREAM[lie])
     replica.execute("INSERT INTO t VALUES (1, 'one')")
-    wait_until(lambda: replica.hostile.told, "the lie to be told", 60)
+    wait_until(lambda: replica.hostile.told, "the lie to be told")
     wait_until(lambda: answered(replica), "the node to answer", 30)
     # libpq takes a message as it comes: never more than what was sent.
     assert psutil.Process().memory_info().rss - before < 300 << 20
@@ -245,7 +245,7 @@ def test_what_never_ends_holds_up_nobody_else(replica: Lied, publisher: Embedded
         before = psutil.Process().memory_info().rss
         replica.hostile.tell(ENDLESS[lie](replica.hostile))
         replica.execute("INSERT INTO t VALUES (1, 'one')", "INSERT INTO u SELECT generate_series(1, 1000)")
-        wait_until(lambda: replica.hostile.told, "the lie to be told", 60)
+        wait_until(lambda: replica.hostile.told, "the lie to be told")
         beside.assert_equal("u")
         assert psutil.Process().memory_info().rss - before < 500 << 20
         replica.hostile.behave()
@@ -288,7 +288,7 @@ def test_garbage_in_the_answers_to_queries(replica: Lied, seed: int) -> None:
         except PubsubError as failure:
             known(failure.message)
         else:
-            wait_until(lambda: replica.hostile.told or set(replica.states().values()) == {"r"}, "the lie or a copy", 60)
+            wait_until(lambda: replica.hostile.told or set(replica.states().values()) == {"r"}, "the lie or a copy")
             if failure := replica.node.statistics(replica.name)["error"]:
                 known(failure)
         replica.hostile.behave()

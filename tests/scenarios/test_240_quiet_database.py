@@ -64,6 +64,7 @@ def is_gone(server: EmbeddedPostgres, lsn: str) -> bool:
     return bool(gone)
 
 
+@pytest.mark.full
 def test_a_neighbours_wal_is_not_retained(node: RunningNode, server: EmbeddedPostgres) -> None:
     replica = Replica(node, quiet(server, f"idle_{server.version}"))
     replica.subscribe()

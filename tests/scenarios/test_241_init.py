@@ -20,7 +20,7 @@ from pubsub.sql.identifiers import quote_qualified
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import RunningNode, wait_until
+from tests.support.replica import PATIENCE, RunningNode, wait_until
 
 TO_CHANGE = "To be changed on the publisher"
 
@@ -192,7 +192,7 @@ def test_it_asks_on_a_terminal(database: Database, tmp_path: Path, answer: str) 
                 said += more.decode(errors="replace")
         except OSError:
             pass  # the end of a terminal whose last process has ended
-        assert process.wait(60) == (1 if answer else 0), said
+        assert process.wait(PATIENCE) == (1 if answer else 0), said
     finally:
         process.kill()
         process.wait()

@@ -50,6 +50,7 @@ def remove_catalog(home: Path) -> None:
         file.unlink()
 
 
+@pytest.mark.full
 def test_backup_and_restore(subscribed: Subscribed, tmp_path: Path) -> None:
     daemon, home = subscribed.daemon, subscribed.daemon.home
     subscribed.write(3)

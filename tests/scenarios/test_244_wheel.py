@@ -18,7 +18,7 @@ import pytest
 
 from pubsub import __version__, jars
 from pubsub.testing.fixtures import Database
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +140,7 @@ def test_from_the_wheel_to_rows(installed: Installed, database: Database) -> Non
         wait_until(lambda: rows("1001"), "the insert")
         installed.pubsub("sql", "DROP SUBSCRIPTION wheel")
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(60) == 0
+        assert daemon.wait(PATIENCE) == 0
     finally:
         daemon.kill()
         daemon.wait()

@@ -19,7 +19,7 @@ import pytest
 
 from pubsub.monitoring import health
 from pubsub.testing.fixtures import Database
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "pubsub.service"
@@ -65,6 +65,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
     one.close()
 
 
+@pytest.mark.full
 def test_the_manager_is_told(manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: manager.hears("READY=1"), "READY=1")
     # It listens by then.
@@ -74,7 +75,7 @@ def test_the_manager_is_told(manager: Manager, tmp_path: Path, monkeypatch: pyte
     wait_until(lambda: manager.hears("WATCHDOG=1", 5), "five signs of life")
     assert "STOPPING=1" not in manager.said
     manager.process.terminate()
-    assert manager.process.wait(60) == 0
+    assert manager.process.wait(PATIENCE) == 0
     wait_until(lambda: manager.hears("STOPPING=1"), "STOPPING=1")
     assert "no daemon runs" in (health.obstacle() or "")
 
@@ -216,7 +217,7 @@ def test_a_read_only_root(database: Database) -> None:
             wait_until(lambda: rows("3"), "the insert")
             run("pubsub.cli", "sql", "DROP SUBSCRIPTION contained")
             daemon.terminate()
-            assert daemon.wait(60) == 0, (home / "log").read_text()
+            assert daemon.wait(PATIENCE) == 0, (home / "log").read_text()
             assert "Read-only file system" not in (home / "log").read_text() + (home / "spark.log").read_text()
         finally:
             daemon.kill()

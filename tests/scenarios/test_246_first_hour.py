@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import wait_until
+from tests.support.replica import PATIENCE, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-hour.md"
 ROOT = PAGE.parents[1]
@@ -122,7 +122,7 @@ def test_every_block(tmp_path: Path) -> None:
         finally:
             if hour.daemon is not None:
                 hour.daemon.terminate()
-                assert hour.daemon.wait(60) == 0
+                assert hour.daemon.wait(PATIENCE) == 0
 
 
 def _ended(hour: FirstHour) -> bool:

@@ -19,6 +19,7 @@ from pubsub.cli.output import Format
 from pubsub.cli.prompt import Prompt
 from pubsub.errors import PubsubError
 from pubsub.sql.options import SubscriptionOptions
+from tests.support.replica import PATIENCE
 
 
 class Screen:
@@ -199,7 +200,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
             os.write(ours, line.encode() + b"\n")
             shown += _until(ours, prompt)
         os.write(ours, b"quit\n")
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(ours)
     assert "You are using pubsub sql" in shown
     assert "-[ RECORD 1 ]" in shown

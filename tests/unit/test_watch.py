@@ -34,7 +34,7 @@ from pubsub.sql.options import SubscriptionOptions
 from pubsub.texts import printable
 from tests.support.watched_node import HOSTILE, observed, picture, served
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")
