@@ -11,7 +11,8 @@ the WAL, so for many snapshots there is no such LSN; the next one may fit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -86,6 +87,7 @@ class Commits:
         """(LSN, transaction) of the commits that a new snapshot may not see yet."""
         self.last_list = 0
         """LSN of the last list of running transactions that a server has written."""
+        self._keeping = 0
         self._prepared = set(prepared)
         self._lists: deque[_List] = deque()
         self._waiting: dict[int, list[_List]] = {}
@@ -114,7 +116,8 @@ class Commits:
                 # A commit from before the list, of a transaction that is not on it, is visible to all snapshots from
                 # then on.  One that is on it may wait for a synchronous standby.
                 xids = set(running.xids)
-                self.recent = deque(one for one in self.recent if one[1] in xids)
+                if not self._keeping:
+                    self.recent = deque(one for one in self.recent if one[1] in xids)
                 # Transactions that are no longer on the list have ended, perhaps in a crash.
                 self._ended(self._waiting.keys() - xids, record.lsn)
                 self._list(record.lsn, xids)
@@ -125,6 +128,18 @@ class Commits:
                 self._list(record.lsn, self._prepared | self._waiting.keys())
             if kind in {f.XLOG_CHECKPOINT_ONLINE, f.XLOG_CHECKPOINT_SHUTDOWN}:
                 self._redos.append(int.from_bytes(record.main[:8], "little"))
+
+    @contextmanager
+    def all_kept(self) -> Iterator[Self]:
+        """Keep all of `recent` meanwhile: a snapshot from before a list of running transactions is still to be compared.
+
+        Entered before the snapshot is taken.
+        """
+        self._keeping += 1
+        try:
+            yield self
+        finally:
+            self._keeping -= 1
 
     def _list(self, lsn: int, xids: Iterable[int]) -> None:
         alive = set(xids)

@@ -89,12 +89,10 @@ async def _create(session: Session, command: gram.CreateReplicationSlot) -> None
         )
     if command.failover and command.temporary:
         raise FeatureNotSupported("cannot enable failover for a temporary replication slot")
+    session.service.slots.check_new(command.slot)
     snapshot = command.snapshot or "export"
     if snapshot == "export" and session.status == b"T":
         raise PubsubError("CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') must not be called inside a transaction")
-    if snapshot == "use":
-        await _check_use(session)
-    session.service.slots.check_new(command.slot)
     name: str | None = None
     if snapshot == "nothing":
         slot = await create(
@@ -106,8 +104,7 @@ async def _create(session: Session, command: gram.CreateReplicationSlot) -> None
             failover=command.failover,
         )
     else:
-        check_plugin(session, command.plugin)
-        lsn, restart, name = await _snapshot(session, export=snapshot == "export")
+        lsn, restart, name = await _snapshot(session, command.plugin, export=snapshot == "export")
         slot = _add(session, command.slot, command.plugin, lsn, restart, command)
     columns = [(one, m.TEXT) for one in ("slot_name", "consistent_point", "snapshot_name", "output_plugin")]
     row = [slot.name, str(Lsn(slot.confirmed_flush_lsn)), name, slot.plugin]
@@ -190,18 +187,28 @@ async def _restart_for(session: Session, lsn: int) -> int | None:
     return feed.commits.restart_for(lsn, feed.oldest)
 
 
-async def _snapshot(session: Session, *, export: bool) -> tuple[int, int, str | None]:
+async def _snapshot(session: Session, plugin: str, *, export: bool) -> tuple[int, int, str | None]:
     """Take a snapshot in the session that fits an LSN exactly; return the LSN, where to begin, and an exported name.
 
-    Where no LSN fits (commits.py), the transaction is begun anew.
+    Where no LSN fits (commits.py), the transaction is begun anew. Raises PubsubError where the command is refused.
     """
     feed = session.service.feed
+    checked = False
     while True:
-        if export:
-            await session.query(_BEGIN)
-        ((text, insert),) = await session.query(_SNAPSHOT)
-        await feed.wait_for(Lsn.parse(insert or ""))
-        lsn = fitting(feed.commits.recent, VisibleSet.parse(text or ""), feed.position)
+        # From before the session has the snapshot, which its first query takes, until it is compared with the commits.
+        with feed.commits.all_kept() as commits:
+            if not checked:
+                if not export:
+                    await _check_use(session)
+                check_plugin(session, plugin)
+                checked = True
+            if export:
+                await session.query(_BEGIN)
+            ((text, insert),) = await session.query(_SNAPSHOT)
+            await feed.wait_for(Lsn.parse(insert or ""))
+            lsn = fitting(commits.recent, VisibleSet.parse(text or ""), feed.position)
+            if feed.commits is not commits:
+                lsn = None  # the WAL was begun anew meanwhile
         restart = feed.commits.restart_for(lsn, feed.oldest) if lsn is not None else None
         if lsn is not None and restart is not None:
             name = None

@@ -1,0 +1,45 @@
+"""What is known of the commits around a snapshot that a new slot begins with."""
+
+from __future__ import annotations
+
+import struct
+
+from walsender.feed.commits import Commits, VisibleSet, fitting
+from walsender.xlog import formats as f
+from walsender.xlog.formats import Rmgr, format_of_version
+from walsender.xlog.record import Record
+
+
+def _commits() -> Commits:
+    wal_format = format_of_version(180000)
+    assert wal_format is not None
+    return Commits(wal_format)
+
+
+def _commit(lsn: int, xid: int) -> Record:
+    return Record(lsn, lsn, xid, Rmgr.XACT, f.XLOG_XACT_COMMIT, [], bytes(8), 0, 0)
+
+
+def _list(lsn: int, *xids: int) -> Record:
+    main = struct.pack(f"<iiiIII{len(xids)}I", len(xids), 0, 0, 200, min(xids, default=200), 199, *xids)
+    return Record(lsn, lsn, 0, Rmgr.STANDBY, f.XLOG_RUNNING_XACTS, [], main, 0, 0)
+
+
+def test_a_list_forgets_the_commits_that_everyone_sees() -> None:
+    commits = _commits()
+    for record in (_commit(10, 100), _commit(20, 101), _list(30, 101)):
+        commits.add(record)
+    assert list(commits.recent) == [(20, 101)]
+
+
+def test_a_list_that_comes_while_a_snapshot_is_compared_forgets_nothing() -> None:
+    """The snapshot was taken before the commit of 100, and is compared when a list from after that commit is known."""
+    snapshot = VisibleSet.parse("100:101:100")
+    commits = _commits()
+    commits.add(_list(5, 100))
+    with commits.all_kept():
+        for record in (_commit(10, 100), _list(30), _commit(40, 102)):
+            commits.add(record)
+        assert fitting(commits.recent, snapshot, 50) == 10
+    commits.add(_list(60))
+    assert not commits.recent
