@@ -3,11 +3,15 @@
     b … P, S … p   assembled like any other ──► keep: one durable file, then the position moves past the prepare
     K              load ──► the batch, as a transaction that ends at the outcome
     r              forget
+    K, r alone     nothing: the transaction changed nothing (it only locked rows, say), and its PREPARE was not sent
 
 Delta has no prepared state, and PostgreSQL keeps its own on disk (twophase.c), so a prepared transaction waits in a file, for
 weeks if need be.  The tables that it is applied to are decided at its outcome, as for a commit.  A file is removed only when the
 origin is past the outcome, so that an outcome that is sent again after a crash finds it.  A prepare that is sent again before
 then replaces the file.
+
+Whether an outcome without a file is nothing, or a file was lost, the catalog's list tells: it has every transaction whose prepare
+the stream is past and whose outcome it is not.
 
     prepared/<subscription oid>/<xid>.prepared             waits
     prepared/<subscription oid>/<xid>.<end LSN>.done       its outcome is durable in every table; the origin may not be there yet
@@ -105,14 +109,23 @@ class PreparedStore:
             },
         )
 
-    def load(self, xid: int, gid: str) -> Kept:
-        """Read a transaction back.  Raises UndefinedObject in PostgreSQL's words (twophase.c: LockGXact)."""
+    def load(self, xid: int, gid: str) -> Kept | None:
+        """Read a transaction back; return None if it was not kept."""
         for path in (self._directory / f"{xid}{_WAITING}", *sorted(self._directory.glob(f"{xid}.*{_DONE}"))):
             if path.exists():
                 kept = _read(path)
                 if kept.gid == gid:
                     return kept
-        raise UndefinedObject(
+        return None
+
+    def missing(self, listed: Sequence[PreparedXact]) -> list[PreparedXact]:
+        """Return those of the listed transactions that have no file, not even one that is done."""
+        kept = {path.name.split(".")[0] for end in (_WAITING, _DONE) for path in self._directory.glob(f"*{end}")}
+        return [xact for xact in listed if str(xact.xid) not in kept]
+
+    def lost(self, gid: str) -> UndefinedObject:
+        """Return the error for a transaction whose file is missing, in PostgreSQL's words (twophase.c: LockGXact)."""
+        return UndefinedObject(
             f'prepared transaction with identifier "{gid}" does not exist',
             detail=f"It is not in {self._directory}.",
             hint="Files in a node's prepared directory must not be removed; copy the tables that it changed anew.",
@@ -180,6 +193,9 @@ def _read(path: Path) -> Kept:
 class PreparedList(Protocol):
     """The store of the list that pg_prepared_xacts shows: the catalog."""
 
+    async def prepared(self, subid: int) -> list[PreparedXact]:
+        """Return the subscription's list."""
+
     async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
         """Store the subscription's list."""
 
@@ -193,11 +209,14 @@ class TwoPhase:
         self._subid = subid
         # The ends of outcomes whose files are there until the origin is past them.
         self._finished: set[Lsn] = set()
+        # Listed transactions whose files are missing.
+        self._lost: list[PreparedXact] = []
 
     async def recover(self, origin: Lsn) -> None:
         """Clean up before the stream begins at `origin`."""
-        await asyncio.to_thread(self._store.recover, origin)
+        self._lost = await asyncio.to_thread(self._store.missing, await self._shown.prepared(self._subid))
         await self._show()
+        await asyncio.to_thread(self._store.recover, origin)
 
     async def greatest(self) -> Lsn:
         """Return what PreparedStore.greatest does, without blocking."""
@@ -205,15 +224,21 @@ class TwoPhase:
 
     async def keep(self, preparation: Preparation) -> None:
         await asyncio.to_thread(self._store.keep, preparation)
+        self._found(preparation.transaction.xid)
         await self._show()
 
-    async def load(self, message: pgoutput.CommitPrepared) -> Kept:
-        return await asyncio.to_thread(self._store.load, int(message.xid), message.gid)
+    async def load(self, message: pgoutput.CommitPrepared) -> Kept | None:
+        """Return the transaction of this outcome; None if it changed nothing.  Raises UndefinedObject if its file was lost."""
+        kept = await asyncio.to_thread(self._store.load, int(message.xid), message.gid)
+        if kept is None and any((xact.xid, xact.gid) == (message.xid, message.gid) for xact in self._lost):
+            raise self._store.lost(message.gid)
+        return kept
 
     async def roll_back(self, message: pgoutput.RollbackPrepared) -> None:
         await asyncio.to_thread(
             self._store.forget, int(message.xid), message.gid, message.prepare_end_lsn, message.prepare_time
         )
+        self._found(int(message.xid))
         await self._show()
 
     async def durable(self, outcomes: Sequence[tuple[int, Lsn]]) -> None:
@@ -229,8 +254,14 @@ class TwoPhase:
         passed = {end_lsn for end_lsn in self._finished if end_lsn <= origin}
         if passed:
             self._finished -= passed
-            await asyncio.to_thread(self._store.remove_done, origin)
+            # The list first: a transaction that is listed and has no file would be a lost one.
             await self._show()
+            await asyncio.to_thread(self._store.remove_done, origin)
+
+    def _found(self, xid: int) -> None:
+        """Note that the transaction was sent again, or rolled back: it is not missed any more."""
+        self._lost = [xact for xact in self._lost if xact.xid != xid]
 
     async def _show(self) -> None:
-        await self._shown.set_prepared(self._subid, await asyncio.to_thread(self._store.waiting))
+        waiting = await asyncio.to_thread(self._store.waiting)
+        await self._shown.set_prepared(self._subid, [*waiting, *self._lost])

@@ -1,6 +1,7 @@
 """Prepared transactions without an outcome, for pg_prepared_xacts.
 
-The transactions themselves are files (apply.twophase), which are written before the catalog lists them.
+The transactions themselves are files (apply.twophase), which are written before the catalog lists them.  The list
+is also what tells a transaction whose file was lost from one that never had anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ _T = schema.prepared
 
 class Prepared(Database):
     """The part of the catalog that lists prepared transactions."""
+
+    async def prepared(self, subid: int) -> list[PreparedXact]:
+        """Return the subscription's prepared transactions."""
+        async with self._read() as connection:
+            found = await connection.execute(select(_T).where(_T.c.subid == subid))
+            return [from_rows.prepared(row)[1] for row in found.mappings()]
 
     async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
         """Replace the subscription's prepared transactions by these."""

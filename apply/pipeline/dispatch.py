@@ -66,7 +66,7 @@ class Dispatcher:
     so after a reconnection the publisher sends it again whole.
 
     While `waiting` is not None, no more frames are taken: a transaction was prepared (call `kept`), or its outcome arrived (call
-    `committed` or `rolled_back`).  Until then `position` does not include it.
+    `committed`, `committed_nothing` or `rolled_back`).  Until then `position` does not include it.
 
     `ahead` gets large streamed transactions, a part at a time; such a transaction is a batch of its own.  A transaction that
     changes a relation's replica identity begins a batch.  `closing`: take the open batch before feeding more frames.
@@ -403,6 +403,11 @@ class Dispatcher:
 
     def _prepare(self, message: pgoutput.Prepare) -> None:
         opened, begun = self._open, self._preparing
+        if opened is None and self._stream is None:
+            # Of a transaction that changed nothing some releases send this alone, and nothing is to be kept of it.
+            self._streams()
+            self._decide(self._checked_end(message.prepare_lsn, message.end_lsn))
+            return
         if opened is None or begun is None:
             raise ProtocolViolation("PREPARE outside a prepared transaction")
         if (message.prepare_lsn, message.xid, message.gid) != (begun.prepare_lsn, begun.xid, begun.gid):
@@ -477,6 +482,12 @@ class Dispatcher:
             self.batch.add_kept(kept, end, message.commit_time, now, self._relation_cache)
         self._decide(end)
         return not skipped
+
+    def committed_nothing(self) -> None:
+        """Note that the committed prepared transaction changed nothing."""
+        message, self.waiting = self.waiting, None
+        assert isinstance(message, pgoutput.CommitPrepared)
+        self._decide(self._checked_end(message.commit_lsn, message.end_lsn))
 
     def rolled_back(self) -> None:
         """Note that the prepared transaction was rolled back and its file removed."""

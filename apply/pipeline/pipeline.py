@@ -370,6 +370,9 @@ class Pipeline:
                     dispatcher.kept()
             case CommitPrepared():
                 kept = await self._two_phase.load(waiting)
+                if kept is None:
+                    dispatcher.committed_nothing()
+                    return
                 if dispatcher.must_close_before(kept):
                     self._changed.set()
                     return

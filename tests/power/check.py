@@ -202,6 +202,7 @@ def _check_prepared(store: PreparedStore, origin: Lsn, publisher: Publisher) -> 
                     continue
                 raise Lost(f'the origin is {origin}, and prepared transaction "{one.gid}" is gone')
             kept = store.load(continue_at.xid, one.gid)
+            assert kept is not None
             sum(block.count for chunk in kept.transaction.chunks(1 << 20) for block in chunk.blocks)
         elif one.ended is not None and one.ended <= origin and one.gid in waiting:
             raise Lost(f'prepared transaction "{one.gid}" has ended before {origin}, and waits for ever')

@@ -230,7 +230,9 @@ async def streamed_is_as_whole(
                         store.keep(preparation)
                         dispatcher.kept()
                     case CommitPrepared() as message:
-                        assert dispatcher.committed(store.load(message.xid, message.gid), 0.0, None)
+                        kept = store.load(message.xid, message.gid)
+                        assert kept is not None
+                        assert dispatcher.committed(kept, 0.0, None)
             if ahead:
                 await node.work_ahead(data.draw(st.integers(0, 2)))
 

@@ -33,7 +33,9 @@ UPDATE a SET n = n + 1 WHERE id < 300; INSERT INTO b SELECT g, 'p' FROM generate
 
 @pytest.fixture(params=["15", "17", "18"])
 def publisher(request: pytest.FixtureRequest) -> Iterator[Database]:
-    with EmbeddedPostgres(request.param, settings={"max_prepared_transactions": 20}) as server:
+    """A server of this version, "18, wheel" for the wheel's release of 18."""
+    version, wheel = request.param[:2], request.param == "18, wheel"
+    with EmbeddedPostgres(version, wheel=wheel, settings={"max_prepared_transactions": 20}) as server:
         server.create_database("two_phase")
         server.execute("ALTER DATABASE two_phase SET logical_decoding_work_mem = '64kB'", "two_phase")
         server.execute(DDL, "two_phase")
@@ -98,6 +100,30 @@ def test_prepared_transactions(publisher: Database, spark: Spark, tmp_path: Path
         replica.drop()
     assert not (tmp_path / "prepared" / str(oid)).exists()
     assert replica.slots() == []
+
+
+@pytest.mark.parametrize("publisher", ["15", "18, wheel"], indirect=True)
+def test_a_prepared_transaction_that_has_only_locked_rows(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+    """18.4 sends PREPARE without BEGIN PREPARE, and the outcome; 15 the outcome alone; 18.6 nothing."""
+    with RunningNode(tmp_path, spark) as node:
+        replica = Replica(node, publisher)
+        replica.subscribe("p, q", two_phase="true")
+        replica.caught_up()
+        enabled(replica)
+        for gid in ("committed", "undone", "over a restart"):
+            publisher.execute(f"BEGIN; SELECT FROM a WHERE id = 1 FOR UPDATE; PREPARE TRANSACTION '{gid}'")
+            replica.execute("UPDATE a SET n = n + 1 WHERE id = 2")
+            replica.assert_equal("a")
+            if gid == "over a restart":
+                replica.alter("DISABLE")
+            replica.execute("ROLLBACK PREPARED 'undone'" if gid == "undone" else f"COMMIT PREPARED '{gid}'")
+            if gid == "over a restart":
+                replica.alter("ENABLE")
+            replica.execute("UPDATE a SET n = n + 1 WHERE id = 1")
+            replica.assert_equal("a")
+        assert prepared(replica) == []
+        assert node.statistics(replica.name)["apply_error_count"] == 0
+        replica.drop()
 
 
 def test_two_phase_is_altered_while_disabled(publisher: Database, spark: Spark, tmp_path: Path) -> None:

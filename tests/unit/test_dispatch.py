@@ -269,7 +269,9 @@ PREPARED = (Lsn(92), Lsn(100), 0, Xid(7), "g")
         ([START, frame(StreamAbort(Xid(7), Xid(7)))], "without STREAM STOP"),
         ([START, STOP, frame(insert(A.oid, 1, "x"))], "outside a transaction"),
         ([frame(StreamPrepare(0, *PREPARED))], "which was not streamed"),
-        ([frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
+        ([START, frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
+        ([BEGIN, frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
+        ([*transaction(200), frame(Prepare(0, *PREPARED))], "went back"),
         ([frame(BeginPrepare(*PREPARED)), frame(Commit(0, Lsn(92), Lsn(100), 0))], "COMMIT outside"),
         ([frame(BeginPrepare(*PREPARED)), frame(Prepare(0, Lsn(91), *PREPARED[1:]))], "incorrect prepare LSN"),
         ([frame(BeginPrepare(*PREPARED)), frame(CommitPrepared(0, *PREPARED))], "inside a transaction"),
@@ -280,8 +282,20 @@ def test_stream_messages_out_of_order_are_a_protocol_violation(frames: list[byte
         Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20)).feed(frames, 0.0)
 
 
+def test_of_a_transaction_that_changed_nothing_its_prepare_and_outcome_may_come_alone(tmp_path: Path) -> None:
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    d.feed([frame(Prepare(0, *PREPARED))], 0.0)
+    assert (d.waiting, d.position, d.decided) == (None, 100, 100)
+    frames = [frame(CommitPrepared(0, Lsn(192), Lsn(200), 0, Xid(7), "g")), *transaction(300, A, insert(A.oid, 1, "x"))]
+    assert d.feed(frames, 0.0) == 1
+    d.committed_nothing()
+    assert (d.position, d.decided, d.idle) == (200, 200, True)
+    d.feed(frames[1:], 0.0)
+    assert [t.end_lsn for t in d.batch.transactions] == [300]
+
+
 def test_streams_that_were_not_asked_for_are_refused() -> None:
-    for one in (START, frame(CommitPrepared(0, *PREPARED))):
+    for one in (START, frame(Prepare(0, *PREPARED)), frame(CommitPrepared(0, *PREPARED))):
         with pytest.raises(ProtocolViolation, match="it was not asked for"):
             Dispatcher(Lsn(10)).feed([one], 0.0)
 

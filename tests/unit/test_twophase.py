@@ -14,7 +14,8 @@ from catalog.records import PreparedXact
 from pubsub.errors import DataCorrupted, UndefinedObject
 from pubsub.protocol.ids import Xid
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.pgoutput import BeginPrepare, CommitPrepared, Prepare
+from pubsub.protocol.pgoutput import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared
+from pubsub.reorderbuffer import durable
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from tests.support.frames import INT8, TEXT, frame, insert, relation, transaction
 
@@ -50,6 +51,7 @@ def test_a_kept_transaction_is_loaded_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "prepared").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "prepared" / "7.prepared").stat().st_mode & 0o777 == 0o600
     kept = PreparedStore(tmp_path / "prepared").load(7, "it's 1")
+    assert kept is not None
     assert (kept.xid, kept.gid, kept.prepare_lsn, kept.end_lsn, kept.prepare_time) == (7, "it's 1", 100, 108, 5)
     assert kept.relations == [(0, A), (2, A)]
     assert kept.truncations == [(3, (16384, 16385))]
@@ -64,7 +66,7 @@ def test_a_kept_transaction_is_removed_once_the_origin_is_past_its_outcome(tmp_p
     store.done(7, Lsn(200))
     assert store.waiting() == []
     store.remove_done(Lsn(199))
-    assert store.load(7, "it's 1").xid == 7, "the outcome may come again"
+    assert store.load(7, "it's 1") is not None, "the outcome may come again"
     store.recover(Lsn(200))
     assert names(tmp_path) == []
     store.done(7, Lsn(200))
@@ -85,16 +87,16 @@ def test_a_transaction_sent_again_replaces_the_first_and_unfinished_files_are_re
     store = PreparedStore(tmp_path / "prepared")
     store.keep(preparation(tmp_path))
     store.keep(replace(preparation(tmp_path), end_lsn=Lsn(300)))
-    assert store.load(7, "it's 1").end_lsn == 300
+    kept = store.load(7, "it's 1")
+    assert kept is not None
+    assert kept.end_lsn == 300
     (tmp_path / "prepared" / "9.prepared.tmp").write_bytes(b"half")
     store.recover(Lsn(1))
     assert names(tmp_path) == ["7.prepared"]
 
 
-def test_a_missing_or_altered_file_is_an_error(tmp_path: Path) -> None:
+def test_an_altered_file_is_an_error(tmp_path: Path) -> None:
     store = PreparedStore(tmp_path / "prepared")
-    with pytest.raises(UndefinedObject, match='prepared transaction with identifier "gone" does not exist'):
-        store.load(7, "gone")
     store.keep(preparation(tmp_path))
     path = tmp_path / "prepared" / "7.prepared"
     path.write_bytes(path.read_bytes()[:-3])
@@ -116,23 +118,83 @@ def test_a_transaction_is_read_under_the_definitions_it_was_prepared_with(tmp_pa
     assert (d.position, d.idle) == (100, True)
     d.feed(transaction(200, wider, insert(A.oid, 1, "x", "y")), 0.0)
     d.take()
-    outcome = CommitPrepared(0, Lsn(292), Lsn(300), 0, Xid(7), "g")
-    d.feed([frame(outcome)], 0.0)
-    assert d.committed(store.load(7, "g"), 0.0, None)
+    d.feed([frame(CommitPrepared(0, Lsn(292), Lsn(300), 0, Xid(7), "g"))], 0.0)
+    kept = store.load(7, "g")
+    assert kept is not None
+    assert d.committed(kept, 0.0, None)
     d.feed(transaction(400, insert(A.oid, 2, "x", "y")), 0.0)
     assert d.batch.relations[A.oid] == [(0, wider), (0, A), (1, wider)]
     assert [(t.final_lsn, t.end_lsn) for t in d.batch.transactions] == [(92, 300), (392, 400)]
     assert d.batch.outcomes == [(7, 300)]
 
 
-class Unseen:
-    async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None: ...
+class Shown:
+    """The catalog's list."""
+
+    def __init__(self) -> None:
+        self.xacts: list[PreparedXact] = []
+
+    async def prepared(self, subid: int) -> list[PreparedXact]:
+        return self.xacts
+
+    async def set_prepared(self, subid: int, xacts: Sequence[PreparedXact]) -> None:
+        self.xacts = list(xacts)
+
+    @property
+    def gids(self) -> list[str]:
+        return sorted(xact.gid for xact in self.xacts)
+
+
+def outcome(xid: int, gid: str) -> CommitPrepared:
+    return CommitPrepared(0, Lsn(192), Lsn(200), 0, Xid(xid), gid)
+
+
+async def test_an_outcome_without_a_transaction_is_nothing_unless_its_file_was_lost(tmp_path: Path) -> None:
+    store, shown = PreparedStore(tmp_path / "prepared"), Shown()
+    before = TwoPhase(store, shown, 1)
+    for xid, gid in ((7, "lost"), (8, "undone"), (9, "sent again"), (10, "done")):
+        await before.keep(preparation(tmp_path, xid, gid))
+    await before.durable([(10, Lsn(200))])
+    for name in ("7.prepared", "8.prepared", "9.prepared"):
+        (tmp_path / "prepared" / name).unlink()
+    two_phase = TwoPhase(store, shown, 1)
+    await two_phase.recover(Lsn(100))
+    assert shown.gids == ["lost", "sent again", "undone"]
+    await two_phase.roll_back(RollbackPrepared(0, Lsn(108), Lsn(200), 5, 6, Xid(8), "undone"))
+    await two_phase.keep(preparation(tmp_path, 9, "sent again"))
+    assert shown.gids == ["lost", "sent again"]
+    assert await two_phase.load(outcome(11, "locks only")) is None
+    assert await two_phase.load(outcome(7, "of another transaction")) is None
+    assert await two_phase.load(outcome(9, "sent again")) is not None
+    assert await two_phase.load(outcome(10, "done")) is not None
+    with pytest.raises(UndefinedObject, match='prepared transaction with identifier "lost" does not exist'):
+        await two_phase.load(outcome(7, "lost"))
+
+
+async def test_a_kill_while_files_are_removed_makes_none_a_lost_one(tmp_path: Path) -> None:
+    store, shown = PreparedStore(tmp_path / "prepared"), Shown()
+    two_phase = TwoPhase(store, shown, 1)
+    await two_phase.keep(preparation(tmp_path))
+    await two_phase.durable([(7, Lsn(200))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            await two_phase.origin_stored(Lsn(200))
+        with pytest.raises(KeyboardInterrupt):
+            await TwoPhase(store, shown, 1).recover(Lsn(200))
+    assert shown.gids == []
+    await TwoPhase(store, shown, 1).recover(Lsn(200))
+    assert (shown.gids, names(tmp_path)) == ([], [])
+
+
+def killed(_: Path) -> None:
+    raise KeyboardInterrupt
 
 
 async def test_an_origin_that_is_stored_short_of_the_outcome_forgets_nothing(tmp_path: Path) -> None:
     """Of two tasks that store the origin one may come later with less: the file once stayed for good."""
     store = PreparedStore(tmp_path / "prepared")
-    two_phase = TwoPhase(store, Unseen(), 1)
+    two_phase = TwoPhase(store, Shown(), 1)
     await two_phase.keep(preparation(tmp_path))
     await two_phase.durable([(7, Lsn(200))])
     await two_phase.origin_stored(Lsn(150))
