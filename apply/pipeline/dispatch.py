@@ -275,8 +275,8 @@ class Dispatcher:
         return end_lsn
 
     def _decide(self, end: Lsn) -> Lsn:
-        """Note that everything up to `end` has been received and decided."""
-        self.decided = end
+        """Note that everything up to `end` has been received and decided; it may have been before."""
+        self.decided = max(self.decided, end)
         self.position = max(self.position, end)
         return end
 
@@ -406,7 +406,7 @@ class Dispatcher:
         if opened is None and self._stream is None:
             # Of a transaction that changed nothing some releases send this alone, and nothing is to be kept of it.
             self._streams()
-            self._decide(self._checked_end(message.prepare_lsn, message.end_lsn))
+            self._decide(_prepare_end(message))
             return
         if opened is None or begun is None:
             raise ProtocolViolation("PREPARE outside a prepared transaction")
@@ -422,7 +422,7 @@ class Dispatcher:
             buffer.prepare(opened.xid, message.gid),
             message.gid,
             message.prepare_lsn,
-            self._checked_end(message.prepare_lsn, message.end_lsn),
+            _prepare_end(message),
             message.prepare_time,
             streamed=False,
             relation_cache=relation_cache,
@@ -447,7 +447,7 @@ class Dispatcher:
             self._streams().prepare(message.xid, message.gid),
             message.gid,
             message.prepare_lsn,
-            self._checked_end(message.prepare_lsn, message.end_lsn),
+            _prepare_end(message),
             message.prepare_time,
             streamed=True,
             relation_cache=dict(self._relation_cache),
@@ -583,6 +583,17 @@ def _identity(relation: pgoutput.Relation) -> frozenset[str] | None:
     if relation.replica_identity == "f":
         return None
     return frozenset(column.name for column in relation.columns if column.in_replica_identity)
+
+
+def _prepare_end(message: pgoutput.Prepare | pgoutput.StreamPrepare) -> Lsn:
+    """Return the end of the PREPARE, which the stream may have passed.
+
+    A transaction that was prepared before the slot had two-phase commit is sent at its outcome, with the LSNs of its PREPARE
+    (reorderbuffer.c: ReorderBufferFinishPrepared).
+    """
+    if message.end_lsn <= message.prepare_lsn:
+        raise ProtocolViolation(f"the stream went back: prepare end {message.end_lsn} after {message.prepare_lsn}")
+    return message.end_lsn
 
 
 def _untagged(relation: pgoutput.Relation) -> pgoutput.Relation:

@@ -14,7 +14,7 @@ from pubsub.delta.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
-from tests.support.replica import Replica, RunningNode, Stock, wait_until
+from tests.support.replica import Faults, Replica, RunningNode, Stock, wait_until
 
 DDL = """
 CREATE TABLE a (id int PRIMARY KEY, n int, t text);
@@ -121,6 +121,33 @@ def test_a_prepared_transaction_that_has_only_locked_rows(publisher: Database, s
                 replica.alter("ENABLE")
             replica.execute("UPDATE a SET n = n + 1 WHERE id = 1")
             replica.assert_equal("a")
+        assert prepared(replica) == []
+        assert node.statistics(replica.name)["apply_error_count"] == 0
+        replica.drop()
+
+
+@pytest.mark.parametrize("publisher", ["15", "18"], indirect=True)
+@pytest.mark.parametrize("statements", [SMALL, LARGE], ids=["small", "large"])
+def test_a_transaction_prepared_before_two_phase_was_enabled(
+    publisher: Database, spark: Spark, tmp_path: Path, fault: Faults, statements: str
+) -> None:
+    """It is sent at its outcome, with the LSNs of its PREPARE, which the stream has passed long before."""
+    with RunningNode(tmp_path, spark, logical_decoding_work_mem="64kB") as node:
+        replica = Replica(node, publisher)
+        fault.arm("copy planned public.a")
+        replica.subscribe("p, q", two_phase="true")
+        fault.wait("copy planned public.a")
+        publisher.execute(statements.format(10000) + "PREPARE TRANSACTION 'before'")
+        publisher.execute("BEGIN; SELECT FROM a WHERE id = 500 FOR UPDATE; PREPARE TRANSACTION 'locks'")
+        replica.execute("UPDATE a SET t = 'meanwhile' WHERE id = 400")
+        assert state(replica) == "p"
+        fault.release("copy planned public.a")
+        enabled(replica)
+        replica.execute("UPDATE a SET t = 'later' WHERE id = 401")
+        replica.assert_equal("a", "b")
+        assert prepared(replica) == []
+        replica.execute("COMMIT PREPARED 'before'", "COMMIT PREPARED 'locks'", "UPDATE a SET n = n + 1 WHERE id = 1")
+        replica.assert_equal("a", "b")
         assert prepared(replica) == []
         assert node.statistics(replica.name)["apply_error_count"] == 0
         replica.drop()

@@ -271,7 +271,7 @@ PREPARED = (Lsn(92), Lsn(100), 0, Xid(7), "g")
         ([frame(StreamPrepare(0, *PREPARED))], "which was not streamed"),
         ([START, frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
         ([BEGIN, frame(Prepare(0, *PREPARED))], "outside a prepared transaction"),
-        ([*transaction(200), frame(Prepare(0, *PREPARED))], "went back"),
+        ([frame(Prepare(0, Lsn(100), *PREPARED[1:]))], "went back"),
         ([frame(BeginPrepare(*PREPARED)), frame(Commit(0, Lsn(92), Lsn(100), 0))], "COMMIT outside"),
         ([frame(BeginPrepare(*PREPARED)), frame(Prepare(0, Lsn(91), *PREPARED[1:]))], "incorrect prepare LSN"),
         ([frame(BeginPrepare(*PREPARED)), frame(CommitPrepared(0, *PREPARED))], "inside a transaction"),
@@ -292,6 +292,22 @@ def test_of_a_transaction_that_changed_nothing_its_prepare_and_outcome_may_come_
     assert (d.position, d.decided, d.idle) == (200, 200, True)
     d.feed(frames[1:], 0.0)
     assert [t.end_lsn for t in d.batch.transactions] == [300]
+
+
+def test_a_prepare_that_the_stream_has_passed_moves_nothing_back(tmp_path: Path) -> None:
+    """A transaction that was prepared before two-phase commit was enabled comes with its outcome."""
+    d = Dispatcher(Lsn(10), ReorderBuffer(tmp_path, 1 << 20))
+    d.feed(transaction(200, A, insert(A.oid, 1, "x")), 0.0)
+    d.take()
+    d.feed([frame(m) for m in (BeginPrepare(*PREPARED), insert(A.oid, 2, "x"), Prepare(0, *PREPARED))], 0.0)
+    assert isinstance(d.waiting, Preparation)
+    kept = Kept(d.waiting.transaction, 7, "g", *PREPARED[:3], False, [(0, A)], (), ())
+    d.kept()
+    assert (d.position, d.decided) == (200, 200)
+    d.feed([frame(CommitPrepared(0, Lsn(292), Lsn(300), 0, Xid(7), "g"))], 0.0)
+    assert d.committed(kept, 0.0, None)
+    assert [(t.xid, t.end_lsn) for t in d.batch.transactions] == [(7, 300)]
+    assert (d.position, d.decided) == (300, 300)
 
 
 def test_streams_that_were_not_asked_for_are_refused() -> None:
