@@ -23,6 +23,7 @@ import psycopg
 
 from pubsub.demo.processes import descendants, jvm_of, memory, name_of
 from pubsub.protocol.lsn import Lsn
+from pubsub.publisher.session_settings import session_settings_sql
 
 _SAMPLE_SECONDS: Final = 0.05
 _MEMORY_SECONDS: Final = 0.5
@@ -47,6 +48,7 @@ class WalClock:
     def _run(self) -> None:
         try:
             with psycopg.connect(self._conninfo, autocommit=True, application_name="pubsub demo") as connection:
+                connection.execute(session_settings_sql(connection.info.server_version).encode())
                 while not self._stop.wait(_SAMPLE_SECONDS):
                     # Taken before the query: any commit that the answer lacks is later than this.
                     now = time.time()

@@ -37,6 +37,7 @@ from pubsub.demo.report import Figures, report
 from pubsub.demo.screen import Screen
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.conninfo import parse_conninfo, secret_keywords
+from pubsub.publisher.session_settings import session_settings_sql
 from pubsub.sql.identifiers import quote_literal
 
 _T = TypeVar("_T")
@@ -65,13 +66,6 @@ WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
                   WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'e')
 ORDER BY 1, 2
-"""
-
-
-# The transaction that holds the snapshot is idle while the comparison runs.
-_NO_TIMEOUTS: Final = """
-SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings
-WHERE name IN ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 """
 
 
@@ -163,9 +157,11 @@ class OwnDemo:
 
     # tables to follow
 
-    def _connect(self) -> psycopg.Connection:
-        connection = psycopg.connect(self._conninfo(), autocommit=True)
-        connection.execute(_NO_TIMEOUTS)
+    def _connect(self, **more: str) -> psycopg.Connection:
+        connection = psycopg.connect(self._conninfo(**more), autocommit=True)
+        connection.execute(session_settings_sql(connection.info.server_version).encode())
+        # The tables' names are the user's.
+        connection.execute("SET search_path TO DEFAULT")
         return connection
 
     def _conninfo(self, **more: str) -> str:
@@ -347,7 +343,7 @@ class OwnDemo:
         _SNAPSHOT_SECONDS, and Interrupted.
         """
         holder = stack.enter_context(_typed(self._connect))
-        walsender = _typed(lambda: psycopg.connect(self._conninfo(replication="database"), autocommit=True))
+        walsender = _typed(lambda: self._connect(replication="database"))
         stack.callback(walsender.close)
         task = self._interruption.start(lambda: _typed(lambda: self._take_snapshot(walsender, holder)))
         deadline = time.monotonic() + _SNAPSHOT_SECONDS

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Final, Self
 
 import psycopg
@@ -34,53 +34,14 @@ from pubsub.publisher.conninfo import (
     split_report,
     with_hosts,
 )
+from pubsub.publisher.session_settings import session_settings_sql
 from pubsub.sql.identifiers import quote_literal
-
-SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        # The same value always has the same text, regardless of the settings of server, database and role.
-        "datestyle": "ISO",
-        "intervalstyle": "postgres",
-        "extra_float_digits": "3",
-        "bytea_output": "hex",
-        "timezone": "UTC",
-        "client_encoding": "UTF8",
-        # No object in the search path shadows what a query names; a policy that would hide rows is an error.
-        "search_path": "",
-        "row_security": "off",
-        # The server must not end a long copy, or a session that holds a snapshot.
-        "statement_timeout": "0",
-        "lock_timeout": "0",
-        "idle_in_transaction_session_timeout": "0",
-        "idle_session_timeout": "0",
-    }
-)
-"""Settings of every session on a publisher, known to 15 and later; see `session_settings`."""
-
-SERVER_17: Final = 170000
 
 _CANCEL_TIMEOUT: Final = 5.0  # seconds for a cancel request to get through
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 Row = tuple[str | None, ...]
 Parameter = str | int | bool | Sequence[str] | Sequence[int] | None
-
-
-def session_settings(server_version: int) -> dict[str, str]:
-    """Return SESSION_SETTINGS and those of later versions; `server_version` is libpq's number (150004 is 15.4)."""
-    later = {"transaction_timeout": "0"} if server_version >= SERVER_17 else {}
-    return {**SESSION_SETTINGS, **later}
-
-
-def session_settings_sql(server_version: int) -> str:
-    """Return one statement that makes the settings, for SQL and replication connections alike.
-
-    `options=-c …` in the connection string would not do: it would replace the options of a service file, and
-    PGDATESTYLE and PGTZ in the environment would override it.  A statement after connecting overrides all of these.
-    """
-    settings = session_settings(server_version).items()
-    calls = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in settings)
-    return f"SELECT {calls}"
 
 
 class Connection:

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import ConnectionFailure
-from pubsub.publisher.connection import session_settings_sql
 from pubsub.publisher.conninfo import parse_conninfo, split_report
+from pubsub.publisher.session_settings import session_settings_sql
 from pubsub.sql.identifiers import quote_qualified
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ _OTHERS: Final = {
     "statement_timeout": "0", "synchronize_seqscans": "on", "transaction_timeout": "0", "transaction_isolation": "read committed",
     "transaction_read_only": "off", "work_mem": "4MB", "xmloption": "content", "quote_all_identifiers": "off",
     "array_nulls": "on", "log_min_duration_statement": "-1", "enable_seqscan": "on", "restrict_nonsystem_relation_kind": "",
-    "max_parallel_workers_per_gather": "0", "datestyle": "ISO, MDY",
+    "max_parallel_workers_per_gather": "0", "datestyle": "ISO, MDY", "exit_on_error": "off",
+    "default_transaction_deferrable": "off",
 }  # fmt: skip
 _FIXED: Final = {
     "server_version_num": "180000", "max_identifier_length": "63", "max_index_keys": "32", "block_size": "8192",

@@ -38,7 +38,8 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 _SESSION: Final = (
     "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex -c timezone=UTC "
-    "-c search_path= -c row_security=off -c statement_timeout=0 -c default_transaction_read_only=on"
+    "-c search_path= -c row_security=off -c quote_all_identifiers=off -c default_transaction_read_only=on "
+    "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 )
 _BLOCK_BYTES: Final = 4 << 20
 _LARGEST_BLOCK_BYTES: Final = 1 << 30

@@ -16,8 +16,9 @@ from pubsub.protocol.commands import pgoutput_options
 from pubsub.protocol.copyboth import XLOG_HEADER, read_server_message
 from pubsub.publisher import definitions, publication, replication, slots
 from pubsub.publisher.check import check
-from pubsub.publisher.connection import Connection, session_settings
+from pubsub.publisher.connection import Connection
 from pubsub.publisher.replication import ReplicationStream
+from pubsub.publisher.session_settings import session_settings
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 
@@ -52,7 +53,7 @@ async def test_settings_win_over_all_others(
         for name, value in session_settings(connection.server_version).items():
             shown = (await connection.query("SELECT current_setting($1)", [name]))[0][0]
             assert shown is not None
-            assert shown.split(",")[0] == value, name
+            assert shown.split(",")[0].strip('"') == value, name
         shown = await connection.query("SELECT current_setting('work_mem'), current_setting('application_name')")
         assert shown == [("5MB", "me")], "the user's own options stay"
         values = "SELECT '2024-02-03 04:05:06+00'::timestamptz, '1 day 2 min'::interval, '\\x00ff'::bytea, 0.1::float8"

@@ -64,14 +64,21 @@ _FUNCTIONS: Final = (
 )
 
 _TEXTS: Final = """
-SELECT name, reset_val FROM pg_settings
+SELECT name, reset_val, setting FROM pg_catalog.pg_settings
  WHERE name IN ('TimeZone', 'DateStyle', 'IntervalStyle', 'extra_float_digits', 'bytea_output', 'quote_all_identifiers',
                 'lc_monetary')
 """
-_OWN_PATH: Final = "BEGIN READ ONLY; SET LOCAL search_path TO DEFAULT"
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY"
+# For a while the server counts a zone's days.
+_NO_TIMEOUTS: Final = (
+    "SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings "
+    "WHERE name IN ('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"
+)
+_OWN_PATH: Final = "SET LOCAL search_path TO DEFAULT"
 # Qualified, since the schemas on that path may have functions of the same name.
 _PATH: Final = "SELECT pg_catalog.unnest(pg_catalog.current_schemas(false))"
-_OWN_ZONE: Final = "SET LOCAL search_path TO ''; SET LOCAL TimeZone TO DEFAULT; SET LOCAL DateStyle TO 'SQL, MDY'"
+_OWN_ZONE: Final = "SET LOCAL TimeZone TO DEFAULT"
+_FOR_ZONE: Final = "SET LOCAL search_path TO ''; SET LOCAL DateStyle TO 'SQL, MDY'"
 # With DateStyle SQL the abbreviation is the third word, in its own case; to_char would put it in capitals.
 _ZONE_AT: Final = "extract(timezone FROM to_timestamp(s))::int, split_part(to_timestamp(s)::text, ' ', 3)"
 _ZONE_CHANGES: Final = f"""
@@ -309,16 +316,26 @@ class Asks(Protocol):
     async def execute(self, sql: str) -> object: ...
 
 
-async def session_texts(session: Asks, zones: dict[str, TimeZone] | None = None) -> SessionTexts:
-    """Ask for the session's settings.  `zones`: time zones that are known, by name; one that is asked for is added."""
-    settings = {str(name): str(value) for name, value in await session.query(_TEXTS)}
-    await session.execute(_OWN_PATH)
+async def session_texts(
+    session: Asks, zones: dict[str, TimeZone] | None = None, *, current: bool = False
+) -> SessionTexts:
+    """Ask for the session's settings: those that it began with, or the `current` ones, as a walsender has them.
+
+    `zones`: time zones that are known, by name; one that is asked for is added.
+    """
+    settings = {str(name): str(now if current else first) for name, first, now in await session.query(_TEXTS)}
+    await session.execute(_BEGIN)
     try:
+        if not current:
+            await session.execute(_OWN_PATH)
         path = await session.query(_PATH)
         name = settings["TimeZone"]
         zone = TimeZone() if name in {"UTC", "Etc/UTC"} else (zones or {}).get(name)
         if zone is None:
-            await session.execute(_OWN_ZONE)
+            await session.execute(_NO_TIMEOUTS)
+            if not current:
+                await session.execute(_OWN_ZONE)
+            await session.execute(_FOR_ZONE)
             zone = await _time_zone(session)
             if zones is not None:
                 zones[name] = zone

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from walsender.server.session import Session
 
 _LOADED: Final = "SELECT pg_catalog.pg_conf_load_time()"
+_IDLE: Final = "SELECT pg_catalog.current_setting('idle_session_timeout')"
+_SET_IDLE: Final = "SELECT pg_catalog.set_config('idle_session_timeout', $1, false)"
 _LOOK: Final = 2.0
 """Seconds between two looks at whether the upstream server has read its configuration again."""
 _COPY_BOTH: Final = m.message(b"W", b"\0\0\0")
@@ -104,7 +106,11 @@ class Stream:
         feed = session.service.feed
         await feed.wait_for(min(self._start, feed.received))
         decoder = await session.service.decoders.of(slot)
-        texts = await upstream.session_texts(_Asking(session), session.service.zones)
+        asking = _Asking(session)
+        texts = await upstream.session_texts(asking, session.service.zones, current=True)
+        # The session's backend has nothing to do while a walsender's would be busy.
+        ((idle,),) = await asking.query(_IDLE)
+        await asking.query(_SET_IDLE, ["0"])
         session.send(_COPY_BOTH)
         client = await _Client.of(session)
         request = {
@@ -132,6 +138,8 @@ class Stream:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         await self._take_back(client, end)
+        if end.how not in {CLOSED, CUT}:
+            await asking.query(_SET_IDLE, [str(idle)])
         if end.how in {CLOSED, CUT}:
             if end.error is not None:
                 log.error("a stream has ended", slot=slot.name, reason=end.error["message"])
@@ -151,7 +159,7 @@ class Stream:
                 before, loaded = loaded, await session.query(_LOADED)
                 if loaded == before:
                     continue
-                now = await upstream.session_texts(_Asking(session), session.service.zones)
+                now = await upstream.session_texts(_Asking(session), session.service.zones, current=True)
                 if now != texts:
                     texts = now
                     decoder.change_texts(number, texts)
