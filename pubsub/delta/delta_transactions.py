@@ -117,6 +117,18 @@ class DeltaTransactions:
 
     def commit(self, request: Request) -> str:
         """See transactions.Transactions."""
+        try:
+            return self._commit_once(request)
+        except (Conflict, CommitFailed):
+            raise
+        except Exception as error:
+            # Whatever failed, and be it the question what the JVM's exception says: the JVM may have committed.
+            raise UnknownOutcome(
+                f'could not find out whether a commit to the Delta table "{request.path}" was made: {error}',
+                hint="The worker starts again and looks.",
+            ) from error
+
+    def _commit_once(self, request: Request) -> str:
         name = ""
         try:
             transaction = self._java.calls.begin(
@@ -138,11 +150,6 @@ class DeltaTransactions:
             failure = CommitFailed(f'could not commit to the Delta table "{request.path}": {_said(error)}')
             failure.txn_id = name
             raise failure from error
-        except (Py4JError, OSError) as error:
-            raise UnknownOutcome(
-                f'could not find out whether a commit to the Delta table "{request.path}" was made: {error}',
-                hint="The worker starts again and looks.",
-            ) from error
         return name
 
     def forget(self, path: str) -> None:

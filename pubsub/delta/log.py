@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -264,9 +264,9 @@ class TableLog:
         """Commit `actions`, worked out for the present version; return when the commit is durable.
 
         The files that they name must be durable.  `made`: files of this commit alone, which are removed if it is not
-        made.  Raises Conflict if another writer was first, CommitFailed, OSError, UnknownOutcome (and keeps `made`);
-        DataCorrupted if the commit before was replaced meanwhile, and PubsubError if the commit was made but could not
-        be fsynced.
+        made.  Raises Conflict if another writer was first, CommitFailed, UnknownOutcome (and keeps `made`); OSError if
+        the commit was not tried; DataCorrupted if the commit before was replaced meanwhile, and PubsubError if the commit
+        was made but could not be fsynced.
         """
         if self._transactions is None:
             raise ValueError("this log was opened for reading")
@@ -298,29 +298,31 @@ class TableLog:
                     raise Conflict("another program has replaced the commit's file")
         except UnknownOutcome:
             raise
-        except BaseException:
+        except Exception:
             for path in made:
                 path.unlink(missing_ok=True)
             raise
-        if before >= 0 and self._look(before) not in (stamp, None):  # None: it has expired
-            raise went_back(str(self.table), f"Version {before} was replaced.")
         try:
             durable_files.sync_file(self._name(self._state.version))
             durable_files.sync_directory(self._log)
-        except OSError as error:
+            replaced = before >= 0 and self._look(before) not in (stamp, None)  # None: it has expired
+        except Exception as error:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
-            raise PubsubError(f'could not fsync "{self._log}": {error}', sqlstate="58030") from error
+            raise PubsubError(f'could not fsync "{self._log}": {_said(error)}', sqlstate="58030") from error
+        if replaced:
+            raise went_back(str(self.table), f"Version {before} was replaced.")
 
     def _has(self, txn_id: str) -> bool:
         """Replay the log up to our commit; return False if the log lacks it.
 
-        Raises UnknownOutcome if the log cannot be read: a file that the commit may name must not be removed then.
+        Raises UnknownOutcome if the log cannot be read, for whatever reason: a file that the commit may name must not be
+        removed then.
         """
         try:
             return self._follow_to(txn_id)
-        except OSError as error:
+        except Exception as error:
             raise UnknownOutcome(
-                f'could not find out whether a commit to the Delta table "{self.table}" was made: {error}',
+                f'could not find out whether a commit to the Delta table "{self.table}" was made: {_said(error)}',
                 hint="The worker starts again and looks.",
             ) from error
 
@@ -333,8 +335,7 @@ class TableLog:
                 self._committed.update(dict.fromkeys(applications_of(actions), version))
             else:
                 self._note(version, actions)
-            self._replay(actions, writers_of(actions))
-            self._state.version = version
+            self._replay(actions, version)
             self._stamp = self._look(version)
             if own:
                 return True
@@ -352,9 +353,9 @@ class TableLog:
 
     def _follow(self) -> None:
         while (actions := self.actions(self._state.version + 1)) is not None:
-            self._note(self._state.version + 1, actions)
-            self._replay(actions, writers_of(actions))
-            self._state.version += 1
+            version = self._state.version + 1
+            self._note(version, actions)
+            self._replay(actions, version)
 
     def _load_again(self) -> None:
         """Load again: the last version's file is gone or replaced, by a cleanup or because the table is another."""
@@ -368,7 +369,7 @@ class TableLog:
                 state.versions_of_applications.get(app_id, -1) < version for app_id, version in applications
             ):
                 raise went_back(str(self.table), f"It was at version {before.version}, and is at {state.version}.")
-        except PubsubError:
+        except BaseException:
             self._state = before
             raise
         self._others = None
@@ -466,12 +467,13 @@ class TableLog:
             self._do_without(damaged)
 
     def _load_checkpoint(self, found: checkpoints.Checkpoint) -> None:
-        state = self._state = _State()
+        state = _State()
         for actions in checkpoints.actions(found):
-            self._replay(actions)
+            self._replay_into(state, actions)
         if not state.protocol or not state.metadata:
             raise DataCorrupted(f'the checkpoint "{found.files[0]}" of a Delta table is not whole', hint=_RESYNC)
         state.version = found.version
+        self._state = state
 
     def _remove_checkpoints(self, *, after: int) -> None:
         """Remove what Delta has made of a commit that was lost: it would take the place of the log."""
@@ -493,12 +495,22 @@ class TableLog:
                 path.unlink(missing_ok=True)
             log.warning("a damaged checkpoint was removed", table=str(self.table), reason=reason.message)
 
-    def _replay(self, actions: Iterable[Action], writers: frozenset[str] | None = None) -> None:
-        """Apply a commit's or checkpoint's actions to the state.  `writers`: the applications of the rows it adds."""
-        state = self._state
-        actions = list(actions)
+    def _replay(self, actions: Sequence[Action], version: int) -> None:
+        """Apply the actions of the commit that made `version` to the state: all of them, or after an error none."""
+        state = replace(
+            self._state,
+            files=dict(self._state.files),
+            versions_of_applications=dict(self._state.versions_of_applications),
+            domains=dict(self._state.domains),
+            version=version,
+        )
+        self._replay_into(state, actions, writers_of(actions))
         # Look-ups in other threads see the files before a commit, or after it: never a merged file beside its parts.
-        files = dict(state.files) if state.version >= 0 else state.files
+        self._state = state
+
+    def _replay_into(self, state: _State, actions: Sequence[Action], writers: frozenset[str] | None = None) -> None:
+        """Apply a commit's or checkpoint's actions to `state`.  `writers`: the applications of the rows it adds."""
+        files = state.files
         # A file that only gets another deletion vector keeps its rows and their writers.
         paths = (action["add"]["path"] for action in actions if "add" in action)
         known = {path: files[path].writers for path in paths if path in files}
@@ -524,7 +536,6 @@ class TableLog:
                     state.protocol = what
                 elif kind == "metaData":
                     state.metadata = what
-        state.files = files
 
 
 def log_at(path: str, version: int) -> TableLog:
@@ -541,8 +552,7 @@ def log_at(path: str, version: int) -> TableLog:
             actions = log.actions(number)
             if actions is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log._name(number)))
-            log._replay(actions)
-            log._state.version = number
+            log._replay(actions, number)
         log._unsupported = log._reason_against()
     return log
 
@@ -560,6 +570,10 @@ def went_back(path: str, detail: str) -> DataCorrupted:
         detail=detail,
         hint=_RESYNC,
     )
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _data_file(add: Mapping[str, Any]) -> AddFile:

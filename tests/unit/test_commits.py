@@ -6,15 +6,18 @@ import errno
 import json
 import os
 import resource
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from py4j.protocol import Py4JJavaError
 from pyroaring import BitMap64
 
 from pubsub.delta import alter, arrow_writer, copy_chunks, deletion_vectors, durable_files
@@ -22,11 +25,12 @@ from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.data_files import write_table
+from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.housekeeping.rewrite import rewrite
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.transactions import CommitFailed, Conflict, Operation, Request, UnknownOutcome
-from pubsub.errors import DataCorrupted
+from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from tests.support.json_transactions import JsonTransactions
 from tests.support.unnamed_files import unnamed_files
@@ -229,6 +233,108 @@ def test_the_files_stay_if_the_log_cannot_be_read_after_the_commit(
         work(table, Cut())
     monkeypatch.setattr(TableLog, "actions", actions)
     assert rows(table), "no file that the commit names was removed"
+
+
+class Failing(JsonTransactions):
+    """A call of the interpreter into C fails after the commit was made: the `number`th of those that `concerns` chooses."""
+
+    PLACES = ("/pubsub/", "/pathlib.py")
+
+    def __init__(self, number: int, error: Callable[[], Exception], concerns: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.number, self.error, self.concerns = number, error, concerns
+        self.failed = False
+        self.synced: set[str] = set()
+
+    def commit(self, request: Request) -> str:
+        name = super().commit(request)
+        sys.setprofile(self.watch)
+        return name
+
+    def watch(self, frame: FrameType, event: str, function: Any) -> None:
+        # Closing does not count: what is open must be closed by somebody.
+        if event != "c_call" or self.failed or not any(name in frame.f_code.co_filename for name in self.PLACES):
+            return
+        if function is os.fsync:
+            self.synced.add(Path(os.readlink(f"/proc/self/fd/{frame.f_locals['descriptor']}")).name)
+        if self.concerns(function) and function is not os.close:
+            self.number -= 1
+            if self.number < 0:
+                self.failed = True
+                raise self.error()
+
+
+def of_the_system(function: Any) -> bool:
+    return getattr(function, "__module__", None) in ("posix", "io", "_io")
+
+
+FAILURES = [
+    pytest.param(lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)), of_the_system, id="EMFILE"),
+    pytest.param(lambda: OSError(errno.EIO, os.strerror(errno.EIO)), of_the_system, id="EIO"),
+    pytest.param(lambda: OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), of_the_system, id="ENOMEM"),
+    pytest.param(MemoryError, lambda _: True, id="no memory"),
+]
+
+
+@pytest.mark.parametrize(("error", "concerns"), FAILURES)
+@pytest.mark.parametrize("work", [batch, alteration, merge, copy])
+def test_no_failure_after_a_commit_takes_its_files(
+    tmp_path: Path, work: Work, error: Callable[[], Exception], concerns: Callable[[Any], bool]
+) -> None:
+    """Whichever call it is: what the commit may have named stays, and nobody says that it is durable before it is."""
+    failed = True
+    number = 0
+    while failed:
+        table = TargetTable(str(tmp_path / str(number)), COLUMNS, ("id",), "public.t")
+        assert delta.create_empty(JsonTransactions(), table, {})
+        commit(table, INVALID_LSN, 1, added=range(10))
+        transactions = Failing(number, error, concerns)
+        try:
+            work(table, transactions)
+            returned = True
+        except (PubsubError, OSError, MemoryError):
+            returned = False
+        finally:
+            sys.setprofile(None)
+        version = DeltaTable(table.path).version()
+        assert version == 2, "a JSON commit is made, and made once"
+        assert_whole(table)
+        if returned:
+            assert transactions.synced >= {f"{version:020}.json", "_delta_log"}, "what is said to be done is durable"
+        failed = transactions.failed
+        number += 1 if concerns is of_the_system else 3
+    assert number > 3
+
+
+def assert_whole(table: TargetTable) -> None:
+    """Each data file and each deletion vector of the table's newest version is there."""
+    found = TableLog(table.path)
+    found.refresh()
+    for file in found.files.values():
+        assert Path(table.path, file.path).exists(), file.path
+        if file.vector is not None:
+            assert deletion_vectors.read(Path(table.path), file.vector)
+
+
+def test_a_failure_of_which_the_jvm_cannot_be_asked_is_an_unknown_outcome(table: TargetTable) -> None:
+    """The JVM said that it failed, and was gone, or no socket was left, before it said why and whether it had committed."""
+
+    class Silent:
+        def getMessage(self) -> str:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def fails(*_: object) -> None:
+        error = Py4JJavaError.__new__(Py4JJavaError)
+        error.java_exception = Silent()
+        raise error
+
+    delta_s = DeltaTransactions.__new__(DeltaTransactions)
+    calls = SimpleNamespace(begin=lambda *_: SimpleNamespace(txnId=lambda: "id"), write=fails)
+    java: Any = SimpleNamespace(calls=calls)
+    session: Any = SimpleNamespace(_jsparkSession=None)
+    delta_s._java, delta_s.session = java, session
+    with pytest.raises(UnknownOutcome, match="Too many open files"):
+        delta_s.commit(Request(table.path, 1, None, [], Operation.WRITE))
 
 
 class Full(JsonTransactions):
