@@ -28,6 +28,10 @@ _NAME: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?(?:\.[0
 _KINDS: Final = ("protocol", "metaData", "add", "txn", "domainMetadata", "sidecar")
 # Suffix of a checkpoint's columns that only repeat, parsed, what other columns hold as JSON.
 _PARSED: Final = "_parsed"
+# Arrow's exceptions that say nothing of the data; it has one base class for all.
+_NOT_OF_THE_DATA: Final = (pa.ArrowMemoryError, pa.ArrowCancelled, pa.ArrowCapacityError)
+# What zstd says, in an error of Arrow's that is the same as for damaged data.
+_NO_MEMORY: Final = "not enough memory"
 _HINT: Final = (
     "The log does not reach back beyond it: move the table's directory away; "
     "ALTER SUBSCRIPTION … RESYNC TABLE copies it anew."
@@ -71,7 +75,7 @@ def complete(log: Place) -> list[Checkpoint]:
 def actions(checkpoint: Checkpoint) -> Iterator[list[Action]]:
     """Yield its actions, some at a time, in the form of a commit's JSON; only those that make up the table's state.
 
-    Raises DataCorrupted, OSError.
+    Raises DataCorrupted, OSError, MemoryError.
     """
     for path in checkpoint.files:
         sidecars: list[Place] = []
@@ -94,9 +98,19 @@ def _read(path: Place) -> Iterator[list[Action]]:
     except FileNotFoundError as error:
         raise DataCorrupted(f'"{path}" of the checkpoint of a Delta table does not exist', hint=_HINT) from error
     except (pa.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's error; Arrow raises OSError without errno for data that does not decode
+        if _is_of_this_process(error):
+            raise
         raise DataCorrupted(f'the checkpoint "{path}" of a Delta table is damaged: {error}', hint=_HINT) from error
+
+
+def _is_of_this_process(error: Exception) -> bool:
+    """Return whether reading failed for want of something, such as memory or a file descriptor: the data may be good.
+
+    Arrow raises OSError without errno for data that does not decode, and for the memory that decoding lacked.
+    """
+    if isinstance(error, OSError):
+        return error.errno is not None or _NO_MEMORY in str(error)
+    return isinstance(error, _NOT_OF_THE_DATA)
 
 
 def _read_parquet(path: Place) -> Iterator[list[Action]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -310,6 +311,41 @@ def test_a_checkpoint_that_is_cut_short_and_needed(tmp_path: Path, often: None) 
             TableLog(table.path, JsonTransactions()).refresh()
         assert "RESYNC" in (raised.value.hint or "")
         assert checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowMemoryError("malloc of size 1048576 failed"),
+        MemoryError(),
+        OSError("ZSTD decompression failed: Allocation error : not enough memory"),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        pa.ArrowCancelled("Operation cancelled"),
+        pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["commits there", "commits gone"])
+def test_a_checkpoint_for_which_memory_lacks_is_not_damaged(
+    tmp_path: Path, often: None, monkeypatch: pytest.MonkeyPatch, error: Exception, whole: bool
+) -> None:
+    """It stays, and with memory it is read; not as an error that stops the table, whose remedy would be to copy it anew."""
+    path = tmp_path / "t"
+    table = made(path, 4)
+    expected = state(path)
+    if not whole:
+        (path / "_delta_log" / f"{1:020}.json").unlink()
+    before = checkpoints.complete(path / "_delta_log")
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pq.ParquetFile, "iter_batches", fails)
+        with pytest.raises(type(error)):
+            TableLog(table.path, JsonTransactions()).refresh()
+    assert checkpoints.complete(path / "_delta_log") == before
+    assert state(path) == expected
 
 
 @pytest.mark.parametrize("text", ["", "\0" * 100, '{"version":', '{"version":77,"size":9}'])
