@@ -42,7 +42,6 @@ from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
 from pubsub.delta.log import AddFile, TableLog
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.transactions import DELETING, Cleaning
-from pubsub.errors import ObjectInUse
 from pubsub.settings import HousekeepingSettings
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Housekeeper:
         self.nap = NAP
 
     async def run(self) -> None:
-        """Work until cancelled, or until another daemon has taken over the catalog."""
+        """Work until cancelled.  Nothing is done while the catalog is another daemon's, or an earlier JVM lives."""
         if self._settings.enabled:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_working(visits=False))
@@ -116,8 +115,6 @@ class Housekeeper:
                     await self._read_tables()
                 self._notice(time.time())
                 await self._work(visits=visits)
-            except ObjectInUse:
-                return  # the launcher finds out, too, and ends
             except Exception as error:
                 log.warning("housekeeping could not go on", reason=said(error))
 
