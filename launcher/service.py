@@ -134,24 +134,26 @@ class Service:
     async def stop(self) -> None:
         """Drain the workers within drain_timeout, end Spark and release the locks.  Raises the launcher's error."""
         self.launcher.stop()
-        try:
-            await self._running
-        finally:
-            if self._starting_spark is not None:
-                await self._starting_spark
+        # Work that waits for a JVM which hangs would otherwise never end.
+        with self.spark.killed_if_hung():
             try:
-                await self.engine.stop()
+                await self._running
             finally:
-                await asyncio.to_thread(self._stage.stop)
-            try:
-                await self._catalog.clear_daemon()
-            finally:
+                if self._starting_spark is not None:
+                    await self._starting_spark
                 try:
-                    await asyncio.to_thread(self._spill.release)
+                    await self.engine.stop()
                 finally:
-                    await self._catalog.let_go()
-                    if self._lock is not None:
-                        self._lock.release()
+                    await asyncio.to_thread(self._stage.stop)
+                try:
+                    await self._catalog.clear_daemon()
+                finally:
+                    try:
+                        await asyncio.to_thread(self._spill.release)
+                    finally:
+                        await self._catalog.let_go()
+                        if self._lock is not None:
+                            self._lock.release()
 
     async def _start_spark(self) -> None:
         try:

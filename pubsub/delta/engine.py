@@ -101,7 +101,11 @@ class Engine:
             session.sparkContext.setJobGroup(group, work.__qualname__, interruptOnCancel=True)
             return work(session, *args, **kwargs)
 
-        return await self._finish(in_thread, lambda: self._spark.cancel(group))
+        def cancel() -> None:
+            # In a thread that nobody waits for: the JVM may hang.
+            threading.Thread(target=self._spark.cancel, args=(group,), daemon=True).start()
+
+        return await self._finish(in_thread, cancel)
 
     async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work(…)` in such a thread without Spark.  Returns only when it has ended, even if cancelled."""
@@ -126,7 +130,7 @@ class Engine:
         self._spark.stop()
 
     def _session(self) -> SparkSession:
-        session = self._spark.session
+        session = self._spark.running()  # it may have stopped by itself, though its JVM lives
         if getattr(self._local, "session", None) is not session:
             session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{next(_pools)}")
             self._local.session = session

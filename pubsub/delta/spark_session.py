@@ -16,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from py4j.protocol import Py4JError
@@ -84,6 +86,7 @@ _LOCAL: Final = {
 _HADOOP_SECRET: Final = re.compile(r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)", re.IGNORECASE)
 _SECRET: Final = re.compile(r"secret|password|token|credential|access[._]?key", re.IGNORECASE)
 _STOP_SECONDS: Final = 20.0
+_ASK_SECONDS: Final = 1.0
 _DETAIL: Final = 2000  # characters of a JVM's stack trace
 
 # The JVM's second compiler begins at ten times its usual thresholds.  Otherwise it takes half of the processor time of
@@ -132,6 +135,8 @@ class Spark:
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._stopped = False
+        # From when on the JVM is asked again whether its Spark is running, in monotonic seconds.
+        self._ask_at = 0.0
         self._fencing = threading.Lock()
         self._fence: int | None = None
 
@@ -156,11 +161,68 @@ class Spark:
         """Return whether the JVM is running."""
         return self._process is not None and self._process.poll() is None
 
+    def usable(self) -> bool:
+        """Return whether the JVM is running, and its Spark too: that stops for good when its master is gone, for example.
+
+        The JVM is asked once a second at most, so a commit may yet find out by failing.  Blocks while the JVM hangs.
+        """
+        session = self._session
+        if session is None or not self.alive() or session._sc._jsc is None:  # None: somebody here has stopped it
+            return False
+        now = time.monotonic()
+        if now >= self._ask_at:
+            try:
+                if session._sc._jsc.sc().isStopped():
+                    return False
+            except (OSError, Py4JError) as error:
+                if _refused(error):
+                    return False
+                log.debug("Spark could not be asked whether it is running", reason=str(error))
+            self._ask_at = now + _ASK_SECONDS
+        return True
+
     def cancel(self, group: str) -> None:
-        """Cancel the jobs of a job group, if Spark is running."""
+        """Cancel the jobs of a job group, if Spark is running.  Blocks while the JVM hangs."""
         session = self._session
         if session is not None and self.alive():
-            session.sparkContext.cancelJobGroup(group)
+            with suppress(OSError, Py4JError):  # without its JVM, or its context, the job has ended
+                session.sparkContext.cancelJobGroup(group)
+
+    @contextmanager
+    def killed_if_hung(self, patience: float = _STOP_SECONDS) -> Iterator[None]:
+        """As long as the body runs, kill a JVM that leaves a question unanswered for `patience` seconds.
+
+        Whoever waits for that JVM then gets an error, instead of waiting for ever.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                self._kill_if_hung(patience)
+                over.wait(patience / 4)
+
+        watching = threading.Thread(target=watch, name="watch Spark")
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+
+    def _kill_if_hung(self, patience: float) -> None:
+        session, process = self._session, self._process
+        if session is None or process is None or process.poll() is not None:
+            return
+
+        jvm: Any = session._jvm
+
+        def ask() -> None:
+            with suppress(Exception):  # an answer, too
+                jvm.java.lang.System.nanoTime()
+
+        if not _ends(ask, patience):
+            log.warning("Spark does not answer: its JVM is killed", pid=process.pid)
+            process.kill()
 
     def fence(self, *, timeout: float = 60.0) -> None:
         """Wait until this node has no earlier JVM, at most `timeout` seconds; then table versions may be read.
@@ -172,7 +234,7 @@ class Spark:
                 self._fence = _acquire_fence(self._home / "jvm.lock", timeout)
 
     def running(self) -> SparkSession:
-        """Return the session of a running JVM: start it if it is not running, and replace one that died.
+        """Return the session of a running JVM: start it if it is not running, and replace one that died or stopped.
 
         Callers wait while another thread starts it.  Raises as `fence` does, and PubsubError if Java is missing, Spark
         does not start, or (57P03) it was stopped.
@@ -180,7 +242,9 @@ class Spark:
         with self._starting:
             if self._stopped:
                 raise PubsubError("Spark was stopped", sqlstate="57P03")
-            if not self.alive():
+            if not self.usable():
+                if self.alive():
+                    log.warning("Spark has stopped by itself: its JVM is replaced")
                 jars.require_java()
                 log.info("Spark is starting")
                 began = time.monotonic()
@@ -191,7 +255,7 @@ class Spark:
             return self.session
 
     def stop(self, *, timeout: float = _STOP_SECONDS) -> None:
-        """End the session and the JVM for good; kill it if that takes longer than `timeout` seconds.
+        """End the session and the JVM for good; kill it if either takes longer than `timeout` seconds.
 
         A JVM that is just starting is waited for.  Otherwise it would outlive this call.
         """
@@ -219,24 +283,16 @@ class Spark:
                 self._fence = None
             if process is None:
                 return
+            if session is not None and process.poll() is None and not _ends(partial(_stop_session, session), timeout):
+                process.kill()
+            _forget_gateway()
+            if process.stdin is not None:
+                process.stdin.close()
             try:
-                if session is not None and process.poll() is None:
-                    gateway = session._sc._gateway
-                    assert gateway is not None
-                    session.stop()
-                    gateway.shutdown()
-            except (OSError, Py4JError) as error:
-                # The JVM may disappear during this, which is fine: it was to end.
-                log.debug("Spark was gone before it was stopped", reason=str(error))
-            finally:
-                _forget_gateway()
-                if process.stdin is not None:
-                    process.stdin.close()
-                try:
-                    process.wait(timeout)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def _launch(self, descriptor: int) -> None:
         from pyspark import SparkConf, SparkContext
@@ -322,6 +378,34 @@ class Spark:
         if "spark.driver.extraJavaOptions" in self._conf:
             settings["spark.driver.extraJavaOptions"] = f"{java} {self._conf['spark.driver.extraJavaOptions']}"
         return settings
+
+
+def _stop_session(session: SparkSession) -> None:
+    gateway = session._sc._gateway
+    try:
+        session.stop()
+        assert gateway is not None
+        gateway.shutdown()
+    except Exception as error:
+        # The JVM may disappear during this, or its context be stopped already, which is fine: it was to end.
+        log.debug("Spark was gone before it was stopped", reason=str(error))
+
+
+def _ends(work: Callable[[], None], patience: float) -> bool:
+    """Run `work` in a thread; return whether it has ended within `patience` seconds."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(patience)
+    return not thread.is_alive()
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Return whether nobody listens in the JVM any more."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _acquire_fence(path: Path, timeout: float) -> int:

@@ -224,3 +224,19 @@ def test_a_daemon_that_is_stopped_leaves_nothing_undone(subscribed: Subscribed, 
     assert slot == [(False,)]
     daemon.start()
     subscribed.assert_equal()
+
+
+@pytest.mark.full
+def test_a_daemon_ends_though_its_jvm_hangs(subscribed: Subscribed, daemon: Daemon) -> None:
+    """A commit waits for the JVM, and the daemon for the commit."""
+    subscribed.subscribe()
+    subscribed.caught_up()
+    jvm = daemon.jvm()
+    wait_until(lambda: daemon.said("Spark has started"), "Spark")
+    jvm.suspend()
+    subscribed.write()
+    assert daemon.terminate() == 0, daemon.tail()
+    assert daemon.said("Spark does not answer: its JVM is killed")
+    wait_until(lambda: not jvm.is_running(), "the JVM's end")
+    daemon.start()
+    subscribed.assert_equal()
