@@ -83,6 +83,8 @@ class _Table:
     upkeep: Upkeep | None = None
     log: TableLog | None = None
     storage: TableStorage | None = None
+    vain: bool = False
+    """Whether the last OPTIMIZE found nothing to do."""
 
 
 class Housekeeper:
@@ -221,9 +223,10 @@ class Housekeeper:
         began = time.monotonic()
         if worn and await self._optimize_is_due(table, resting=resting):
             staged = table.staged
-            done = await self._engine.run(optimize, path)
-            if done:
-                table.optimized = staged
+            rewritten = await self._engine.run(optimize, path)
+            if rewritten is not None:
+                table.optimized, table.vain = staged, not rewritten
+            done = bool(rewritten)
         elif is_reached(path):
             found = self._log(table)
             load = partial(delta.load, path, relation.qualified_name, relation.definition)
@@ -241,8 +244,11 @@ class Housekeeper:
 
     async def _optimize_is_due(self, table: _Table, *, resting: bool) -> bool:
         """Return whether Delta's OPTIMIZE is to be run (delta_optimize.py)."""
+        enough_batches = enough(table.staged - table.optimized, resting=resting)
         if not is_reached(table.relation.path):
-            return enough(table.staged - table.optimized, resting=resting)
+            return enough_batches
+        if table.vain and not enough_batches:
+            return False
         return await self._engine.run_without_spark(_optimize_is_due, self._log(table), resting)
 
     async def _visit(self, table: _Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,6 +138,17 @@ def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatc
     replica.execute("UPDATE t SET n = -1 WHERE id < 5")
     replica.assert_equal("t")
     replica.assert_read_alike("t")
+
+
+def test_optimize_says_whether_it_has_merged_files(spark: Spark, tmp_path: Path) -> None:
+    """Small files of different partitions stay, so OPTIMIZE must not be run again for them."""
+    path = str(tmp_path / "t")
+    rows = spark.session.range(0, 4, 1, 1).selectExpr("id", "id % 2 AS p")
+    rows.write.format("delta").partitionBy("p").save(path)
+    assert delta_optimize.optimize(spark.session, path) is False
+    rows.write.format("delta").mode("append").save(path)
+    assert delta_optimize.optimize(spark.session, path) is True
+    assert delta_optimize.optimize(spark.session, path) is False
 
 
 @pytest.mark.full

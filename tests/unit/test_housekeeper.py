@@ -312,3 +312,50 @@ def test_files_are_not_merged_while_a_backlog_is_worked_off(node: Node, monkeypa
     node.write(table)
     node.turn(later=61)
     assert node.files(table) < 5, "a backlog may last for hours"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "runs"),
+    [
+        pytest.param([True, True, False], 3, id="it goes on as long as files are merged"),
+        pytest.param([False], 1, id="nothing was to be done"),
+        pytest.param([None], 1, id="a batch was in its way"),
+    ],
+)
+def test_optimize_is_run_again_only_after_it_has_merged_files(
+    node: Node, monkeypatch: pytest.MonkeyPatch, outcomes: list[bool | None], runs: int
+) -> None:
+    """It was run every few seconds, for ever, where Delta found nothing to merge."""
+    asked: list[str] = []
+
+    def optimize(_: object, path: str) -> bool | None:
+        asked.append(path)
+        return outcomes[min(len(asked), len(outcomes)) - 1]
+
+    monkeypatch.setattr(housekeeper, "optimize", optimize)
+    monkeypatch.setattr(housekeeper, "is_due", lambda *_, **__: True)
+    node.write(node.table(1), 4)
+    for _ in range(6):
+        node.turn()
+    assert len(asked) == runs
+
+
+def test_a_table_where_optimize_finds_nothing_is_optimized_less_often(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(housekeeper, "optimize", lambda _, path: bool(asked.append(path)))
+    monkeypatch.setattr(housekeeper, "is_due", lambda *_, **__: True)
+    table = node.table(1)
+    node.turn()
+    for _ in range(3):
+        node.write(table, 4)
+        node.turn()
+    assert len(asked) == 1
+    node.write(table, 4)
+    node.turn()
+    assert len(asked) == 2
+    node.write(table, 2)
+    node.turn()
+    node.turn(later=1000)
+    assert len(asked) == 3, "it rests"

@@ -315,6 +315,20 @@ def test_a_table_that_is_not_rewritten_here_is_optimized_for_enough_small_files(
     assert not due(99, resting=True, rewritten_here=True)
 
 
+def test_files_of_different_partitions_are_no_reason_to_optimize() -> None:
+    """OPTIMIZE merges those of one partition, so it did nothing, again and again."""
+
+    def due(*partitions: str, resting: bool) -> bool:
+        files = {str(number): replace(file(str(number), 1), partition={"p": p}) for number, p in enumerate(partitions)}
+        log: Any = SimpleNamespace(cluster_columns=(), files=files)
+        return is_due(log, rewritten_here=False, resting=resting)
+
+    assert not due(*(str(number) for number in range(99)), resting=True)
+    assert not due(*(str(number % 9) for number in range(99)), resting=False)
+    assert due("a", "b", "a", resting=True)
+    assert due(*(str(number % 6) for number in range(99)), resting=False)
+
+
 # retention
 
 

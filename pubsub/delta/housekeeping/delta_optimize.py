@@ -1,7 +1,7 @@
 """Delta's OPTIMIZE on Spark's executors, for the tables that are not rewritten here, and for those with cluster columns.
 
     a table with CLUSTER BY               a tenth of its bytes is not clustered yet: 64 MB, or less once it rests
-    one that only Spark's statement       16 small files, or two once it rests
+    one that only Spark's statement       16 small files in one partition, or two once it rests
     writes, or that tracks its rows
     one in another file system            16 batches, or two once it rests; only Delta knows its files
 
@@ -11,6 +11,7 @@ committed meanwhile may be in its way: then OPTIMIZE is run again later.  Blocks
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
@@ -34,7 +35,9 @@ def is_due(log: TableLog, *, rewritten_here: bool, resting: bool) -> bool:
         size = sum(file.size for file in files)
         loose = sum(file.size for file in files if not file.clustered)
         return loose > _UNCLUSTERED * size and (resting or loose >= SMALL_BYTES)
-    return not rewritten_here and enough(sum(file.size < SMALL_BYTES for file in files), resting=resting)
+    # OPTIMIZE does not merge files of different partitions.
+    small = Counter(file.partition_key for file in files if file.size < SMALL_BYTES)
+    return not rewritten_here and enough(max(small.values(), default=0), resting=resting)
 
 
 def enough(files: int, *, resting: bool) -> bool:
@@ -42,10 +45,10 @@ def enough(files: int, *, resting: bool) -> bool:
     return files >= (_MERGE_AT_REST if resting else _MERGE)
 
 
-def optimize(session: SparkSession, path: str) -> bool:
-    """Run it; return False if a batch was in its way.  Raises what Spark raises."""
+def optimize(session: SparkSession, path: str) -> bool | None:
+    """Run it; return whether it has rewritten files, None if a batch was in its way.  Raises what Spark raises."""
     try:
-        DeltaTable.forPath(session, path).optimize().executeCompaction()
+        (result,) = DeltaTable.forPath(session, path).optimize().executeCompaction().collect()
     except CONFLICTS:
-        return False
-    return True
+        return None
+    return bool(result.metrics.numFilesRemoved)
