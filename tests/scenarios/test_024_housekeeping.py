@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from deltalake import DeltaTable
 
 from launcher import housekeeper
+from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.housekeeping import choose_files, delta_optimize, upkeep
 from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
 from pubsub.delta.log import TableLog
 from pubsub.delta.places import place
 from pubsub.delta.spark_session import Spark
+from pubsub.delta.transactions import Listed
 from tests.support import stores
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
@@ -120,6 +123,21 @@ def test_old_files_go_when_the_retention_has_passed(replica: Replica) -> None:
     log = TableLog(replica.path("t"))
     log.refresh()
     assert log.properties[FILES] == "interval 1 seconds"
+
+
+def test_a_stray_file_goes_though_no_commit_has_expired(spark: Spark, tmp_path: Path) -> None:
+    """One of a killed process, in a table that rests: VACUUM is given a list, of which Delta leaves what a version needs."""
+    path = tmp_path / "t"
+    spark.session.range(0, 4, 1, 1).write.format("delta").save(str(path))
+    stray = path / "part-00000-stray.parquet"
+    stray.touch()
+    (needed,) = set(path.glob("*.parquet")) - {stray}
+    for file in (stray, needed):
+        os.utime(file, (1, 1))
+    vacuum = DeltaTransactions(spark.session).vacuum
+    vacuum(str(path), [Listed(stray.name, 0, 1000), Listed(needed.name, needed.stat().st_size, 1000)])
+    assert not stray.exists()
+    assert needed.exists()
 
 
 @pytest.mark.full

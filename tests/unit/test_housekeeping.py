@@ -441,6 +441,38 @@ def test_the_first_visit_lists_files_of_earlier_processes_and_later_ones_leave_i
     assert cleaning.vacuums[1:] == [None]
 
 
+@pytest.mark.parametrize("written", [True, False], ids=["written", "resting"])
+def test_a_file_that_a_process_left_within_the_retention_goes_when_that_has_passed(
+    table: Table, cleaning: Cleaning, written: bool
+) -> None:
+    """It was too young for the first list, and stayed for ever, since LITE does not find it."""
+    table.commit(added=[1, 2])
+    table.commit(deleted=[1])
+    age(table, 10_000)
+    age(table, 10_000, *table.files)
+    stray, young = Path(table.target.path, "part-stray.parquet"), Path(table.target.path, "part-young.parquet")
+    for path, seconds in ((stray, 10_000), (young, 100)):
+        path.touch()
+        age(table, seconds, path.name)
+    upkeep = kept(table, cleaning, started=time.time() - 50)
+    due = upkeep.visit(clean=True).due
+    assert due is not None
+    assert 500 < due - time.time() < 600, "when it has come to the retention's age"
+    if written:
+        table.commit(added=[3])
+    upkeep.visit(clean=True)
+    age(table, 600)
+    age(table, 600, young.name)
+    assert upkeep._list_at is not None
+    upkeep._list_at -= 600
+    upkeep._started -= 600
+    assert upkeep.visit(clean=True).due is None
+    first, second = cleaning.vacuums
+    assert first is not None
+    assert second is not None
+    assert (stray.name in first, young.name in first, young.name in second) == (True, False, True)
+
+
 def test_a_file_of_this_process_that_no_commit_names_is_left_however_old_it_is(
     table: Table, cleaning: Cleaning
 ) -> None:

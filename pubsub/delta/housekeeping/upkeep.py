@@ -3,7 +3,8 @@
     checkpoint once 400 commits have been made since the last one, or 20 to a table that rests
     VACUUM     once commits have removed files and the retention has passed since: as LITE, which takes the files from the
                log.  The first time in a process, and where Delta refuses LITE since commits are missing, from a list of
-               the table's files, so that files of a killed process go, too.
+               the table's files, so that files of a killed process go, too; again when the youngest of these have come
+               to the retention's age.
     the log    commits up to the newest checkpoint that leaves every version of the retention readable, and that VACUUM
                does not need; and files that a killed process has not made commits of
 
@@ -79,6 +80,8 @@ class Upkeep:
         self._cleaning = cleaning
         self._started = started
         self._listed = False
+        # When to list the table's files again, for those that were too young to be deleted; None: never.
+        self._list_at: float | None = None
         self._asked_at = 0.0
         # Up to this version no removed file waits for VACUUM.
         self._done = -1
@@ -138,38 +141,49 @@ class Upkeep:
             for version, made in listing.commits.items()
             if version > self._done and made <= now - retention.files
         )
-        if not expired or (self._listed and listing.commits[expired[0]] > now - retention.files - _pause(retention)):
+        lists = self._list_at is not None and self._list_at <= now
+        if not expired and not lists:
+            return False
+        if self._listed and not lists and listing.commits[expired[0]] > now - retention.files - _pause(retention):
             return False
         removed = any(self._removes(version) for version in expired)
         listed = None
-        if not self._listed or not _lite_suffices(listing):
-            listed = self._candidates(listing, now - retention.files)
+        if not self._listed or lists or not _lite_suffices(listing):
+            listed = self._candidates(listing, now, retention)
             self._listed = True
-        if not removed and not listed:
-            self._done = expired[-1]
-            return False
-        faults.point("before vacuum")
-        self._cleaning.vacuum(str(self._table.table), None if not listed and _lite_suffices(listing) else listed or [])
-        faults.point("vacuumed")
-        self._done = expired[-1]
-        return True
+        if removed or listed:
+            faults.point("before vacuum")
+            self._cleaning.vacuum(
+                str(self._table.table), None if not listed and _lite_suffices(listing) else listed or []
+            )
+            faults.point("vacuumed")
+        self._done = max([self._done, *expired])
+        return bool(removed or listed)
 
     def _removes(self, version: int) -> bool:
         return any("remove" in action for action in self._table.actions(version) or ())
 
-    def _candidates(self, listing: LogListing, before: float) -> list[Listed]:
+    def _candidates(self, listing: LogListing, now: float, retention: Retention) -> list[Listed]:
         """Return the files of the table's directory that Delta may delete if no version needs them.
 
-        A file that this process wrote and no commit named may belong to a batch that is not committed yet.
+        A file that this process wrote and no commit named may belong to a batch that is not committed yet.  Those of
+        earlier processes that are too young are listed again when they no longer are.
         """
-        files = [one for one in inventory.list_files(self._table.table) if one.modification_time < before * 1000]
         named: set[str] = set()
         for version in sorted(listing.commits):
             named |= inventory.removed(self._table.actions(version) or ())
         with self._table.writing:
             needed = inventory.needed(self._table.files.values())
-        ours = self._started * 1000
-        return [one for one in files if one.path not in needed and (one.path in named or one.modification_time < ours)]
+        ours, before = self._started * 1000, (now - retention.files) * 1000
+        files = [one for one in inventory.list_files(self._table.table) if one.path not in needed]
+        strays = {one.path: one.modification_time for one in files if one.path not in named}
+        young = [made for made in strays.values() if before <= made < ours]
+        self._list_at = max(young) / 1000 + retention.files + _SOONEST if young else None
+        return [
+            one
+            for one in files
+            if one.modification_time < before and (one.path in named or one.modification_time < ours)
+        ]
 
     def _clean_log(self, listing: LogListing, retention: Retention) -> bool:
         """Remove the commits and checkpoints that no version needs, if there are any; return whether Delta was asked."""
@@ -189,7 +203,7 @@ class Upkeep:
 
     def _due(self, listing: LogListing, retention: Retention) -> float | None:
         """Return when something will have expired: removed files, or commits before a checkpoint."""
-        times = []
+        times = [] if self._list_at is None else [self._list_at]
         waiting = [made for version, made in listing.commits.items() if version > self._done]
         if waiting:
             times.append(min(waiting) + retention.files + _pause(retention))
