@@ -61,6 +61,8 @@ _AFTER_FAILURE: Final = 300.0
 # has come for so many seconds, but at most for so many.
 _BACKLOG: Final = 5.0
 _LONGEST_WAIT: Final = 60.0
+# A file that no version names may be a statement's that has begun within so many seconds.
+_LONGEST_STATEMENT: Final = 86_400.0
 # A pause after work is so many times as long as the work, up to a bound in seconds.
 _PAUSE: Final = 3.0
 _LONGEST_PAUSE: Final = 60.0
@@ -257,7 +259,9 @@ class Housekeeper:
         table.visited = table.staged
         opens = self._window_opens()
         if not is_reached(relation.path):
-            again = await self._engine.run(_clean_elsewhere, relation.path, self._engine.transactions, opens)
+            again = await self._engine.run(
+                _clean_elsewhere, relation.path, self._engine.transactions, opens, self._started
+            )
             table.visit_at = None if again is None else time.time() + again
             return
         found = self._log(table)
@@ -315,17 +319,22 @@ def _visited(session: SparkSession, upkeep: Upkeep, clean: bool, resting: bool) 
     return upkeep.visit(clean=clean, resting=resting)
 
 
-def _clean_elsewhere(session: SparkSession, path: str, cleaning: Cleaning, opens: float) -> float | None:
+def _clean_elsewhere(
+    session: SparkSession, path: str, cleaning: Cleaning, opens: float, started: float
+) -> float | None:
     """Clean a table that only Spark reaches.
 
-    `opens`: the seconds until the window opens.  Returns in how many seconds to come again; None: not before it is
-    written again.
+    `opens`: the seconds until the window opens; `started`: when this process did.  Returns in how many seconds to come
+    again; None: not before it is written again.
     """
     if opens:
         return opens
+    now = time.time()
     with DELETING:
         retention = cleaning.retention(path)
-        cleaning.vacuum(path, None)
+        # A list of files has those of statements that are under way.
+        cleaning.vacuum_elsewhere(path, int(max(started, now - _LONGEST_STATEMENT) * 1000))
         if retention.cleans_log:
-            cleaning.clean_log(path, int((time.time() - retention.log) * 1000))
+            # VACUUM LITE has read the commits that are older than the files' retention, and needs the others.
+            cleaning.clean_log(path, int((now - max(retention.log, retention.files)) * 1000))
     return None

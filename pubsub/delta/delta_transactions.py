@@ -50,6 +50,10 @@ _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 # With it VACUUM makes two commits of its own, each of which makes a batch that is being committed start anew.
 _LOG_VACUUM: Final = "spark.databricks.delta.vacuum.logging.enabled"
 _WRITE_CHECKSUM: Final = "spark.databricks.delta.writeChecksumFile.enabled"
+# Delta's name for the refusal of LITE since the log lacks commits.
+_LITE_REFUSED: Final = "DELTA_CANNOT_VACUUM_LITE"
+# Delta does not let its tables' files be read as other files.
+_FORMAT_CHECK: Final = "spark.databricks.delta.formatCheck.enabled"
 # Delta keeps one DeltaLog of a table for each set of file system options; with these it keeps another than the commits'.
 _APART: Final = {"fs.pubsub.apart": "true"}
 _INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
@@ -92,6 +96,10 @@ class SparkTransactions:
     def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
         """See transactions.Cleaning."""
         self._running().vacuum(path, listed)
+
+    def vacuum_elsewhere(self, path: str, before: int) -> None:
+        """See transactions.Cleaning."""
+        self._running().vacuum_elsewhere(path, before)
 
     def clean_log(self, path: str, until: int) -> None:
         """See transactions.Cleaning."""
@@ -217,18 +225,48 @@ class DeltaTransactions:
 
     def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
         """See transactions.Cleaning."""
-        own = self.session.newSession()
-        own.conf.set(_LOG_VACUUM, "false")
+        own = self._quiet_session()
         if listed is None:
             own.sql(f"VACUUM delta.{quote(path)} LITE").collect()
             return
         place = self._java.path(path)
         base = place.getFileSystem(self.session._jsc.hadoopConfiguration()).makeQualified(place).toString()
         rows = [(f"{base}/{one.path}", one.size, False, one.modification_time) for one in listed]
-        inventory: Any = own.createDataFrame(rows, _INVENTORY)
+        self._vacuum_of(own, path, own.createDataFrame(rows, _INVENTORY))
+
+    def vacuum_elsewhere(self, path: str, before: int) -> None:
+        """See transactions.Cleaning.
+
+        Delta refuses LITE once its own clean-up of the log, after a checkpoint, has removed commits that no VACUUM has
+        read, and would do so ever after.
+        """
+        try:
+            self.vacuum(path, None)
+            return
+        except (Py4JJavaError, PySparkException) as error:
+            if _LITE_REFUSED not in str(error):
+                raise
+        own = self._quiet_session()
+        own.conf.set(_FORMAT_CHECK, "false")
+        # Spark lists the files without reading them, as long as nobody asks for their content.
+        files = own.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+        listed = files.selectExpr(
+            "path", "length", "false AS isDir", "unix_millis(modificationTime) AS modificationTime"
+        )
+        # Of an inventory Delta wants columns that may be null.
+        nothing: Any = own.createDataFrame([], _INVENTORY)
+        self._vacuum_of(own, path, nothing.union(listed.where(f"modificationTime < {before}")))
+
+    def _quiet_session(self) -> SparkSession:
+        own = self.session.newSession()
+        own.conf.set(_LOG_VACUUM, "false")
+        return own
+
+    def _vacuum_of(self, own: SparkSession, path: str, inventory: Any) -> None:
+        """Run VACUUM for the files of an inventory."""
         empty = _module(self._jvm.scala.collection.immutable, "Map").empty()
         table = self._delta.catalog.DeltaTableV2.apply(
-            own._jsparkSession, place, self._java.none, self._java.none, empty, self._java.none
+            own._jsparkSession, self._java.path(path), self._java.none, self._java.none, empty, self._java.none
         )
         # As LITE it records up to which version all removed files are gone; SQL refuses an inventory with LITE.
         self._delta.commands.VacuumCommand.gc(

@@ -135,6 +135,12 @@ class Cleaning(Protocol):
         within the retention.
         """
 
+    def vacuum_elsewhere(self, path: str, before: int) -> None:
+        """Run VACUUM LITE on a table that only Spark reaches; where Delta refuses it, VACUUM with a list that Spark makes.
+
+        The list has the files that were made before the time `before` (milliseconds).
+        """
+
     def clean_log(self, path: str, until: int) -> None:
         """Remove commits and checkpoints up to the time `until` (milliseconds), rounded down to a minute.
 

@@ -140,6 +140,30 @@ def test_a_stray_file_goes_though_no_commit_has_expired(spark: Spark, tmp_path: 
     assert needed.exists()
 
 
+def test_vacuum_of_a_table_elsewhere_goes_on_though_the_log_lacks_commits(spark: Spark, tmp_path: Path) -> None:
+    """Delta's own clean-up of the log removes commits up to midnight, whether VACUUM has read them or not."""
+    path = tmp_path / "t"
+    sql = spark.session.sql
+    retention = "'delta.deletedFileRetentionDuration' = 'interval 0 seconds'"
+    sql(f"CREATE TABLE delta.`{path}` (id int, p int) USING delta PARTITIONED BY (p) TBLPROPERTIES ({retention})")
+    for number in range(2):
+        sql(f"INSERT OVERWRITE delta.`{path}` VALUES ({number}, 1), ({number}, 2)")
+    transactions = DeltaTransactions(spark.session)
+    transactions.checkpoint(str(path))
+    for version in range(2):
+        (path / "_delta_log" / f"{version:020}.json").unlink()
+    with pytest.raises(Exception, match="DELTA_CANNOT_VACUUM_LITE"):
+        transactions.vacuum(str(path), None)
+    young = path / "p=1" / "part-00000-young.parquet"
+    young.touch()
+    os.utime(young, (2_000_000_000, 2_000_000_000))
+    transactions.vacuum_elsewhere(str(path), 1_990_000_000_000)
+    named = set(DeltaTable(str(path)).file_uris())
+    assert {str(file) for file in path.rglob("*.parquet") if "_delta_log" not in str(file)} == {*named, str(young)}
+    transactions.vacuum(str(path), None)
+    assert sql(f"SELECT id, p FROM delta.`{path}` ORDER BY p").collect() == [(1, 1), (1, 2)]
+
+
 @pytest.mark.full
 def test_checkpoints_are_written_beside_the_commits(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "CHECKPOINT", 3)

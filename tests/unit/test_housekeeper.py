@@ -74,6 +74,12 @@ class Transactions(JsonTransactions):
     def vacuum(self, path: str, listed: list[Listed] | None) -> None:
         raise AssertionError("nothing has expired")
 
+    def vacuum_elsewhere(self, path: str, before: int) -> None:
+        self.before = before
+
+    def clean_log(self, path: str, until: int) -> None:
+        self.until = until
+
 
 class Engine:
     def __init__(self) -> None:
@@ -293,6 +299,27 @@ def test_housekeeping_goes_on_once_an_earlier_jvm_has_ended(node: Node) -> None:
     node.engine.lingering = 3
     asyncio.run(run_until(node, lambda: node.catalog.storage != {}))
     assert node.engine.transactions.asked == ["t1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "log", "up", "listed", "keeps"),
+    [
+        pytest.param(3600, 7200, 100, 100, 7200, id="a daemon that has just started"),
+        pytest.param(7200, 3600, 100, 100, 7200, id="a log that is kept for less than the files"),
+        pytest.param(3600, 3600, 1_000_000, 86_400, 3600, id="a daemon that has run for days"),
+    ],
+)
+def test_what_may_go_from_a_table_that_only_spark_reaches(
+    node: Node, monkeypatch: pytest.MonkeyPatch, files: float, log: float, up: float, listed: float, keeps: float
+) -> None:
+    """No commit that VACUUM LITE has yet to read, without which Delta refuses it; no file that a statement may be writing."""
+    transactions: Any = node.engine.transactions
+    monkeypatch.setattr(transactions, "retention", lambda _: Retention(files, log, cleans_log=True))
+    now = time.time()
+    none: Any = None
+    assert housekeeper._clean_elsewhere(none, "abfss://c@a/t", transactions, 0.0, now - up) is None
+    assert abs(now - listed - transactions.before / 1000) < 60
+    assert abs(now - keeps - transactions.until / 1000) < 60
 
 
 def test_files_are_not_merged_while_a_backlog_is_worked_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
