@@ -531,6 +531,56 @@ def test_no_name_is_taken_twice(table: Table, spark: Spark) -> None:
     assert not list(log.glob(".*.tmp"))
 
 
+def test_a_log_of_weeks_is_not_listed_for_each_commit(spark: Spark, tmp_path: Path) -> None:
+    """LinkLogStore asks for the next commits by name.  Whatever else is new, and can be done without, is seen later."""
+    jvm: Any = spark.session._jvm
+    configuration = spark.session._jsc.hadoopConfiguration()
+    store = jvm.pubsub.LinkLogStore(configuration)
+    log = tmp_path / "t" / "_delta_log"
+    log.mkdir(parents=True)
+
+    def listed(version: int) -> list[str]:
+        prefix = jvm.org.apache.hadoop.fs.Path(str(log / f"{version:020}."))
+        found = store.listFrom(prefix, configuration)
+        names = []
+        while found.hasNext():
+            names.append(found.next().getPath().getName())
+        assert names == sorted(names)
+        return [name.lstrip("0") for name in names]
+
+    def touch(*names: str) -> None:
+        for name in names:
+            (log / f"{'0' * (20 - len(name.partition('.')[0]))}{name}").touch()
+
+    touch("9.json", "10.json", "11.json")
+    assert listed(10) == ["10.json", "11.json"]
+    touch("12.json", "12.crc", "13.json", "15.json", "10.checkpoint.parquet")
+    assert listed(10) == ["10.json", "11.json", "12.crc", "12.json", "13.json"], "the directory was not listed"
+    assert listed(12) == ["12.crc", "12.json", "13.json"]
+    touch("14.json")
+    assert listed(13)[-2:] == ["14.json", "15.json"]
+    assert listed(9)[0] == "9.json", "a name before those that are remembered"
+    (log / "_last_checkpoint").write_text('{"version":11}')
+    touch("11.checkpoint.parquet")
+    assert "11.checkpoint.parquet" in listed(10), "it was announced"
+    (log / f"{10:020}.json").unlink()
+    assert "10.json" not in listed(9)
+    # The log of another table, or of a time when the JVM's view had expired.
+    for path in log.iterdir():
+        path.unlink()
+    touch("0.json", "1.json", "20.json")
+    assert listed(0) == [".json", "1.json", "20.json"]
+    (log / f"{20:020}.json").unlink()
+    assert listed(1) == ["1.json"]
+    touch("2.json")
+    assert listed(1) == ["1.json", "2.json"]
+    for path in log.iterdir():
+        path.unlink()
+    log.rmdir()
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+        listed(1)
+
+
 def test_a_node_starts_its_jvm_at_the_first_commit(spark: Spark, tmp_path: Path) -> None:
     transactions = SparkTransactions(spark)
     metadata = {

@@ -17,9 +17,13 @@ import java.nio.file.StandardOpenOption;
 import java.nio.file.attribute.BasicFileAttributes;
 import java.util.HashSet;
 import java.util.Iterator;
+import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
@@ -41,6 +45,11 @@ public class LinkLogStore extends HadoopFileSystemLogStore {
 
     private static final String FIRST = String.format("%020d.json", 0L);
     private static final String LAST_CHECKPOINT = "_last_checkpoint";
+
+    private static final Pattern COMMIT = Pattern.compile("[0-9]{20}[.]json");
+
+    /** What was listed of each log, by its directory. */
+    private static final Map LISTED = new ConcurrentHashMap();
 
     private final ObjectMapper json = new ObjectMapper();
 
@@ -94,30 +103,103 @@ public class LinkLogStore extends HadoopFileSystemLogStore {
     }
 
     /**
-     * List the files from this name on, by name.  Delta's own store asks the system for every file of the directory, whatever
-     * its name; each commit lists the log, which holds thousands of files, but only the newest commits are asked for.
+     * List the files from this name on, by name.  Each commit lists the log, which may hold the commits of weeks, of which only
+     * the newest are asked for.  Therefore the names that were found are remembered, and of the commits after the newest one
+     * the system is asked by their names, until one is missing.  All names are listed again if that newest commit is gone (a
+     * clean-up, or another table), if another checkpoint was announced, or for names before those that are remembered.
      */
     public Iterator listFrom(Path path, Configuration configuration) throws IOException {
         FileSystem files = path.getFileSystem(configuration);
         Path directory = files.makeQualified(path.getParent());
         java.nio.file.Path local = Paths.get(directory.toUri().getPath());
-        String[] names = local.toFile().list();
-        if (names == null) {
-            throw new FileNotFoundException("No such file or directory: " + directory);
+        Listed listed = (Listed) LISTED.get(local);
+        if (listed == null || !listed.serves(path.getName())) {
+            listed = new Listed(local, path.getName(), directory);
+            LISTED.put(local, listed);
         }
         TreeMap found = new TreeMap();
-        for (int place = 0; place < names.length; place++) {
-            String name = names[place];
-            // Hadoop does not list its checksums of files.
-            if (name.compareTo(path.getName()) >= 0 && !(name.startsWith(".") && name.endsWith(".crc"))) {
-                try {
-                    found.put(name, status(new Path(directory, name), local.resolve(name), files.getDefaultBlockSize(path)));
-                } catch (NoSuchFileException error) {
-                    // Removed since, as an expired commit or a file that is being written.
-                }
+        for (Iterator each = listed.from(path.getName()).iterator(); each.hasNext(); ) {
+            String name = (String) each.next();
+            try {
+                found.put(name, status(new Path(directory, name), local.resolve(name), files.getDefaultBlockSize(path)));
+            } catch (NoSuchFileException error) {
+                // Removed since, as an expired commit or a file that is being written.
+                listed.forget(name);
             }
         }
         return found.values().iterator();
+    }
+
+    /** The names in a log's directory from `first` on, with the commits up to `newest`. */
+    private static final class Listed {
+
+        private final java.nio.file.Path directory;
+        private final String first;
+        private final Object announced;
+        private final TreeSet names = new TreeSet();
+        private long newest = -1L;
+
+        Listed(java.nio.file.Path directory, String first, Path shown) throws IOException {
+            this.directory = directory;
+            this.first = first;
+            // Looked at before the list, so that a checkpoint which is announced meanwhile is looked for again.
+            this.announced = announcement(directory);
+            String[] all = directory.toFile().list();
+            if (all == null) {
+                throw new FileNotFoundException("No such file or directory: " + shown);
+            }
+            for (int place = 0; place < all.length; place++) {
+                String name = all[place];
+                // Hadoop does not list its checksums of files.
+                if (name.compareTo(first) >= 0 && !(name.startsWith(".") && name.endsWith(".crc"))) {
+                    names.add(name);
+                    if (name.length() == FIRST.length() && COMMIT.matcher(name).matches()) {
+                        newest = Math.max(newest, Long.parseLong(name.substring(0, 20)));
+                    }
+                }
+            }
+        }
+
+        synchronized boolean serves(String from) throws IOException {
+            return newest >= 0
+                && from.compareTo(first) >= 0
+                && Files.exists(directory.resolve(commit(newest)))
+                && announced.equals(announcement(directory));
+        }
+
+        synchronized TreeSet from(String name) {
+            while (Files.exists(directory.resolve(commit(newest + 1)))) {
+                newest++;
+                names.add(commit(newest));
+            }
+            // A commit's checksum file comes after it.
+            for (long version = Math.max(0L, newest - 1); version <= newest; version++) {
+                String checksum = String.format("%020d.crc", version);
+                if (Files.exists(directory.resolve(checksum))) {
+                    names.add(checksum);
+                }
+            }
+            return new TreeSet(names.tailSet(name));
+        }
+
+        synchronized void forget(String name) {
+            names.remove(name);
+        }
+
+        private static String commit(long version) {
+            return String.format("%020d.json", version);
+        }
+
+        /** Return what distinguishes one announcement of a checkpoint from another. */
+        private static Object announcement(java.nio.file.Path directory) throws IOException {
+            try {
+                BasicFileAttributes found =
+                    Files.readAttributes(directory.resolve(LAST_CHECKPOINT), BasicFileAttributes.class);
+                return found.fileKey() + " " + found.lastModifiedTime() + " " + found.size();
+            } catch (NoSuchFileException error) {
+                return "none";
+            }
+        }
     }
 
     /** Delta asks for neither owner nor permissions, which Hadoop's own status of a local file looks for, too. */
