@@ -135,8 +135,10 @@ class _Search:
         for redo in sorted({redo for redo in self.redos if redo >= first}, reverse=True):
             for lsn, xids in self._lists:
                 if lsn >= redo:
-                    # A list after the start does not say which of its transactions began before this checkpoint.
-                    if not xids or (lsn < self._start and self._alive is not None and not xids & self._alive):
+                    # Nothing that ends before the first list is decoded, so one after the start comes too late.
+                    if lsn <= self._start and not xids:
+                        return redo
+                    if lsn < self._start and self._alive is not None and not xids & self._alive:
                         return redo
                     break
         return None
