@@ -31,6 +31,7 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta import table as delta
 from pubsub.delta.choose_writer import Stage
+from pubsub.delta.demands import managed_by_catalog
 from pubsub.delta.engine import Engine, said
 from pubsub.delta.file_rows import rows_in
 from pubsub.delta.housekeeping import inventory
@@ -197,6 +198,10 @@ class Housekeeper:
 
     async def _work_on(self, table: _Table, *, visits: bool) -> None:
         try:
+            if is_reached(table.relation.path) and await self._engine.run_without_spark(_is_managed, self._log(table)):
+                table.look_at = table.visit_at = None
+                log.info("housekeeping leaves a table to its catalog", relation=table.relation.qualified_name)
+                return
             await (self._visit(table) if visits else self._look(table))
         except Exception as error:
             log.warning("housekeeping of a table failed", relation=table.relation.qualified_name, reason=said(error))
@@ -309,6 +314,12 @@ def _optimize_is_due(log: TableLog, resting: bool) -> bool:
         return is_due(log, rewritten_here=can_be_rewritten(log), resting=resting)
 
 
+def _is_managed(log: TableLog) -> bool:
+    with log.writing:
+        log.refresh()
+        return managed_by_catalog(log.protocol)
+
+
 def _chosen(log: TableLog, files: Sequence[AddFile], *, worn: bool, resting: bool) -> list[AddFile]:
     """Return the files to rewrite, but none that OPTIMIZE has clustered and that are whole."""
     loose = [file for file in files if not file.clustered or file.deleted]
@@ -332,6 +343,8 @@ def _clean_elsewhere(
     now = time.time()
     with DELETING:
         retention = cleaning.retention(path)
+        if retention.managed:
+            return None
         # A list of files has those of statements that are under way.
         cleaning.vacuum_elsewhere(path, int(max(started, now - _LONGEST_STATEMENT) * 1000))
         if retention.cleans_log:

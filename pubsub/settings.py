@@ -280,6 +280,10 @@ class VerifySettings(_Table):
         return shown
 
 
+# A setting of Delta's store for S3, in lower case.
+_FAST_LISTING: Final = "delta.enablefasts3alistfrom"
+
+
 class SparkSettings(_Table):
     """The table [spark]: which Spark to use.  `conf` is passed on unchanged and overrides this program's settings.
 
@@ -412,6 +416,13 @@ class Settings(_Table):
                 detail="Commits are made by Delta's classes in Spark's driver, which a Spark Connect client cannot call.",
                 hint='Use "spark.master", such as "spark://host:7077": the daemon is the driver then.',
             )
+        for name, value in settings.spark.conf.items():
+            if name.lower().removeprefix("spark.hadoop.") == _FAST_LISTING and value.strip().lower() != "false":
+                raise FeatureNotSupported(
+                    f'parameter "spark.conf.{name}" is not supported',
+                    detail="With it Delta reads wrong snapshots of tables on S3.",
+                    hint="Remove it.",
+                )
         settings.walsender.place()
         settings.http.place()
         if settings.walsender.archive_directory and settings.walsender.restore_command:

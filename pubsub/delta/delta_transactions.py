@@ -26,6 +26,7 @@ import delta.exceptions
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from pubsub.delta.demands import managed_by_catalog
 from pubsub.delta.spark_session import Spark
 from pubsub.delta.table import quote
 from pubsub.delta.transactions import (
@@ -216,11 +217,13 @@ class DeltaTransactions:
     def retention(self, path: str) -> Retention:
         """See transactions.Cleaning."""
         log = self._log(path)
-        metadata = self._snapshot(log).metadata()
+        snapshot = self._snapshot(log)
+        metadata = snapshot.metadata()
         return Retention(
             files=self._delta.DeltaLog.tombstoneRetentionMillis(metadata) / 1000,
             log=log.deltaRetentionMillis(metadata) / 1000,
             cleans_log=bool(log.enableExpiredLogCleanup(metadata)),
+            managed=managed_by_catalog(json.loads(snapshot.protocol().json())["protocol"]),
         )
 
     def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:

@@ -29,6 +29,8 @@ _KNOWN_FEATURES: Final = frozenset(
         "variantType",
     }
 )
+# With these the log alone does not tell the table's newest version: a catalog does, and decides what may go.
+_OF_A_CATALOG: Final = frozenset({"catalogManaged", "catalogOwned-preview"})
 # Table properties that demand something of each writer that our files do not do.
 _DEMANDING: Final = {"delta.appendOnly": "true", "delta.enableChangeDataFeed": "true"}
 _CONSTRAINT: Final = "delta.constraints."
@@ -41,6 +43,11 @@ _CLUSTERED: Final = frozenset({"byte", "short", "integer", "long", "string", "da
 # Types of partition columns whose values have one text that each reader reads back exactly (partitions.py).  A float has
 # two zeros and NaN; engines differ in how they write binary.
 _PARTITIONED: Final = _CLUSTERED | {"boolean", "timestamp", "timestamp_ntz"}
+
+
+def managed_by_catalog(protocol: Mapping[str, Any]) -> bool:
+    """Return whether a catalog manages the table, so that cleaning it is that catalog's affair."""
+    return bool(_OF_A_CATALOG & {*(protocol.get("writerFeatures") or ()), *(protocol.get("readerFeatures") or ())})
 
 
 def of_properties(protocol: Mapping[str, Any], properties: Mapping[str, str]) -> str | None:

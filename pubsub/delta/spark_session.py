@@ -54,6 +54,8 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.delta.logStore.file.impl": log_store.CLASS,
+    # With it Delta 4.4.0 reads wrong snapshots, whatever a core-site.xml says.
+    "spark.hadoop.delta.enableFastS3AListFrom": "false",
     # Without the checksum file of each version a commit takes half the time, and a log half the files (but see
     # delta_transactions.py: checkpoint).
     _DELTA + "writeChecksumFile.enabled": "false",

@@ -97,11 +97,13 @@ class Retention:
 
     `files`: how long a file stays after the version that removed it (delta.deletedFileRetentionDuration).  `log`: how
     long commits stay (delta.logRetentionDuration); `cleans_log`: whether they go at all (delta.enableExpiredLogCleanup).
+    `managed`: whether a catalog manages the table, and nothing may be deleted here.
     """
 
     files: float
     log: float
     cleans_log: bool
+    managed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -320,6 +321,23 @@ def test_what_may_go_from_a_table_that_only_spark_reaches(
     assert housekeeper._clean_elsewhere(none, "abfss://c@a/t", transactions, 0.0, now - up) is None
     assert abs(now - listed - transactions.before / 1000) < 60
     assert abs(now - keeps - transactions.until / 1000) < 60
+
+
+@pytest.mark.parametrize("feature", ["catalogManaged", "catalogOwned-preview"])
+def test_a_table_that_a_catalog_manages_is_left_to_it(node: Node, feature: str) -> None:
+    target = node.table(1)
+    node.write(target, 9)
+    log = TableLog(target.path)
+    log.refresh()
+    protocol = {**log.protocol, "writerFeatures": [*log.protocol["writerFeatures"], feature]}
+    commit = Path(target.path, "_delta_log", f"{log.version + 1:020}.json")
+    commit.write_text(json.dumps({"protocol": protocol}) + "\n")
+    assert node.turn() == []
+    assert node.turn(later=10_000) == []
+    assert node.files(target) == 9
+    transactions: Any = SimpleNamespace(retention=lambda _: Retention(1, 1, cleans_log=True, managed=True))
+    none: Any = None
+    assert housekeeper._clean_elsewhere(none, "abfss://c@a/t", transactions, 0.0, time.time()) is None
 
 
 def test_files_are_not_merged_while_a_backlog_is_worked_off(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,16 @@ def test_http(tmp_path: Path) -> None:
         load(tmp_path, '[http]\nlisten = "9187"')
 
 
+@pytest.mark.parametrize("prefix", ["", "spark.hadoop."])
+def test_a_listing_of_s3_that_reads_wrong_snapshots_is_refused(prefix: str, tmp_path: Path) -> None:
+    def read(value: str) -> Settings:
+        return Settings.read({"spark": {"conf": {f"{prefix}delta.enableFastS3AListFrom": value}}}, tmp_path)
+
+    with pytest.raises(FeatureNotSupported, match="enableFastS3AListFrom"):
+        read("true")
+    assert read("false").spark.conf
+
+
 @pytest.mark.parametrize("text", ['[spark]\nremote = "sc://x"', '[spark.conf]\n"spark.remote" = "sc://x"'])
 def test_spark_connect_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(FeatureNotSupported, match=r"spark\.remote"):
