@@ -91,7 +91,7 @@ class RelationMap:
         entry.relation, entry.app_id = relation, app_id
         entry.refresh_requests = relation.look_again
         # A table that joined without a copy may lack rows that the publisher has, and have others.
-        entry.contested = relation.foreign is not None or relation.copy_generation == 0
+        entry.contested = relation.foreign is not None or not relation.copied
         if relation.stopped:
             # Release the tasks that wait for its sync worker.
             entry.stopped, entry.after, entry.sync_lsn = True, None, None
@@ -118,7 +118,7 @@ class RelationMap:
         """Take over a table in s or r; how much it holds is read from the table itself."""
         relation = entry.relation
         held = await asyncio.to_thread(delta.committed_lsn, relation.path, entry.app_id)
-        if held is None and relation.copy_generation:
+        if held is None and relation.copied:
             await asyncio.to_thread(delta.check_exists, relation.path, relation.qualified_name)
             raise UndefinedTable(
                 f'the Delta table of "{relation.qualified_name}" does not hold its copy any more',

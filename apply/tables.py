@@ -201,7 +201,7 @@ class ApplyTables:
         for again in tables:
             assert again.relid is not None
             entry = self.relations.entries.get(again.relid)
-            if entry is not None and not entry.relation.copy_generation:
+            if entry is not None and not entry.relation.copied:
                 raise again
         for again in tables:
             assert again.relid is not None

@@ -36,7 +36,7 @@ from pubsub.sql.options import COMMAND_OPTIONS, SubscriptionOptions
 Row = Mapping[Any, Any]
 
 #: Raised with every added column or table; opening an older catalog adds the ones it lacks.
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 
 #: Fields of SubscriptionOptions that have a column of their own, or are not stored at all.
 _NOT_IN_JSON: Final = COMMAND_OPTIONS | {"enabled", "slot_name", "target", "specified"}
@@ -93,6 +93,7 @@ def relation(row: Row) -> SubscriptionRel:
         if row["foreign_version"] is None
         else ForeignCommit(row["foreign_version"], row["foreign_operation"], row["foreign_engine"]),
         look_again=row["look_again"] or 0,
+        joined_generation=row["joined_generation"] or 0,
     )
 
 

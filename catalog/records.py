@@ -151,12 +151,13 @@ class CopyPlan:
 class SubscriptionRel:
     """A row of pg_subscription_rel, with further columns.
 
-    `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` counts the copies
-    begun: 0 before the first.  `definition` is the table as decided at the copy (columns, key), JSON text.  `error` is
-    set while the table is stopped or its last worker failed.  `stopped`: the table stopped alone (on_table_error =
-    isolate), at the transaction that finished at `error_lsn` if one caused it; only a new copy brings it back.
-    `foreign`: the last commit by another writer since the copy.  `look_again`: how many of REFRESH's requests to
-    compare the columns with the publisher's are unanswered.
+    `lsn` is where the sync worker stopped (`s`, `r`), or where it was (`f`).  `copy_generation` rises with each copy
+    that begins, and with each joining without a copy that follows an earlier stay: no commit of that stay has it.
+    `joined_generation` is its value when the table joined.  `definition` is the table as decided at the copy (columns,
+    key), JSON text.  `error` is set while the table is stopped or its last worker failed.  `stopped`: the table stopped
+    alone (on_table_error = isolate), at the transaction that finished at `error_lsn` if one caused it; only a new copy
+    brings it back.  `foreign`: the last commit by another writer since the copy.  `look_again`: how many of REFRESH's
+    requests to compare the columns with the publisher's are unanswered.
     """
 
     subid: int
@@ -176,6 +177,12 @@ class SubscriptionRel:
     error_lsn: Lsn | None = None
     foreign: ForeignCommit | None = None
     look_again: int = 0
+    joined_generation: int = 0
+
+    @property
+    def copied(self) -> bool:
+        """Whether a copy has begun since the table joined; if not, its rows are those of the stream alone."""
+        return self.copy_generation > self.joined_generation
 
     @property
     def qualified_name(self) -> str:

@@ -200,11 +200,11 @@ class Relations(Database):
 async def _remember_generation(connection: AsyncConnection, subid: int, relid: int) -> None:
     """Keep the copy generation of a table that leaves, so that it gets a higher one if it joins again.
 
-    Its Delta table stays, with the transaction identifiers of the earlier copies, which a new copy must not reuse.
+    Its Delta table stays, with the transaction identifiers of this stay, which the next one must not reuse.
     """
     copied = (await connection.execute(select(_T.c.copy_generation).where(_here(subid, relid)))).scalar_one_or_none()
-    known = func.coalesce(_S.c.left_generation, 0)
-    if copied:
+    known = func.coalesce(_S.c.left_generation, -1)
+    if copied is not None:
         await connection.execute(update(_S).where(_S.c.oid == subid, known < copied).values(left_generation=copied))
 
 
@@ -218,6 +218,8 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
         )
     )
     taken = {row.path: row.name for row in owners}
+    left = (await connection.execute(select(_S.c.left_generation).where(_S.c.oid == subid))).scalar_one_or_none()
+    joined = 0 if left is None else left + 1
     known = set((await connection.execute(select(_T.c.relid).where(_T.c.subid == subid))).scalars())
     for new in relations:
         if new.relid in known:
@@ -240,7 +242,9 @@ async def insert_relations(connection: AsyncConnection, subid: int, relations: S
                 "name": new.name,
                 "state": new.state.value,
                 "lsn": new.lsn,
-                "copy_generation": 0,
+                # One that is to be copied gets its generation from begin_copy.
+                "copy_generation": 0 if new.state is RelState.INIT else joined,
+                "joined_generation": 0 if new.state is RelState.INIT else joined,
                 "path": new.path,
                 "definition": new.definition,
                 "estimated_rows": new.estimated_rows,

@@ -119,7 +119,7 @@ subscription: Final = Table(
     Column("owner", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("dropping", Boolean, nullable=False),
-    # The greatest copy generation of the tables that have left; a table that joins again continues from there.
+    # The greatest copy generation of the tables that have left; a table that joins again continues after it.
     Column("left_generation", Integer),
 )
 
@@ -138,6 +138,8 @@ relation: Final = Table(
     ),
     Column("lsn", LsnType),
     Column("copy_generation", BigInteger, nullable=False),
+    # The copy generation with which the table joined; NULL: 0.
+    Column("joined_generation", BigInteger),
     Column("sync_slot", Text),
     Column("path", Text, nullable=False),
     Column("error", Text),

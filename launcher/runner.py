@@ -41,6 +41,10 @@ from tablesync.worker import SyncWorker
 log = structlog.get_logger()
 
 
+#: How often in a row a worker may be overtaken before that is a failure: nobody else commits that often by chance.
+_OVERTAKEN_AT_MOST = 3
+
+
 @dataclass(frozen=True, slots=True)
 class NodeServices:
     """Everything that the workers of a node share."""
@@ -80,6 +84,8 @@ class Runner:
         self._asking: set[int] = set()
         # Row counts from commits, also of workers that have ended, which are not yet stored in the catalog.
         self._rows: dict[int, TableRows] = {}
+        # How often in a row the workers were overtaken, without a batch in between, by table (None: the apply worker).
+        self._overtaken: dict[int | None, int] = {}
         self._applying: asyncio.Task[None] | None = None
         self._may_begin = False
 
@@ -181,7 +187,9 @@ class Runner:
                     _go_on_unless_cancelled()
                     cause = cause_of(error)
                     if isinstance(cause, Overtaken):
-                        self._log_overtaken(cause)
+                        if self._overtaken_again(cause, None, worker.figures):
+                            self.apply = None
+                            await self._report(error, None, count=True)
                     elif isinstance(cause, StartAgain):
                         log.info("apply worker starts again", subscription=self.subscription.name, reason=cause.message)
                         continue
@@ -244,12 +252,14 @@ class Runner:
                 self.syncing[relid] = worker
                 await worker.run()
             self._copies.succeeded(relid)
+            self._overtaken.pop(relid, None)
         except Exception as error:
             _go_on_unless_cancelled()
             cause = cause_of(error)
             if isinstance(cause, Overtaken):
-                self._log_overtaken(cause)
                 self._copies.failed(relid, time.monotonic())
+                if self._overtaken_again(cause, relid, worker.figures):
+                    await self._report(error, relation)
                 return
             if isinstance(cause, StartAgain) or await self._isolate(error, relation, worker):
                 return
@@ -265,10 +275,15 @@ class Runner:
             self._changed.set()
             await self._node.catalog.clear_worker_stats(self.subscription.oid, relid)
 
-    def _log_overtaken(self, error: Overtaken) -> None:
+    def _overtaken_again(self, error: Overtaken, relid: int | None, figures: Figures) -> bool:
+        """Count that a worker was overtaken; tell whether it was so too often in a row.  If not, log it."""
+        count = self._overtaken[relid] = 1 if figures.batches else self._overtaken.get(relid, 0) + 1
+        if count > _OVERTAKEN_AT_MOST:
+            return True
         log.warning(
             "worker starts again", subscription=self.subscription.name, reason=error.message, detail=error.detail
         )
+        return False
 
     async def _isolate(self, error: BaseException, relation: SubscriptionRel, worker: SyncWorker) -> bool:
         """Stop this table alone if the failure is its own and will last, and on_table_error is isolate.

@@ -158,7 +158,7 @@ def commits(node_id: str, relation: SubscriptionRel) -> Iterator[tuple[int, Held
 
 def _is_as_it_joined(node_id: str, relation: SubscriptionRel, version: int) -> bool:
     """Return whether the table was never copied, and at `version` nothing had been applied to it yet."""
-    if relation.copy_generation:
+    if relation.copied:
         return False
     if version == 0:
         return True

@@ -372,6 +372,25 @@ def test_copy_data_false(replica: Replica) -> None:
     assert {row["id"] for row in replica.rows("b")} >= {2}
 
 
+def test_a_table_that_leaves_and_joins_again_without_a_copy(replica: Replica) -> None:
+    """Its Delta table has the commits of its first stay, which are not taken for another worker's."""
+    replica.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, t text); INSERT INTO a VALUES (1, 'copied'); CREATE TABLE b (id int)",
+        "CREATE PUBLICATION p FOR TABLE a, b",
+    )
+    replica.subscribe()
+    replica.execute("INSERT INTO a VALUES (2, 'applied')")
+    replica.assert_equal("a", "b")
+    for _ in range(2):
+        replica.execute("ALTER PUBLICATION p DROP TABLE a")
+        replica.alter("REFRESH PUBLICATION")
+        replica.execute("ALTER PUBLICATION p ADD TABLE a")
+        replica.alter("REFRESH PUBLICATION WITH (copy_data = false)")
+        replica.execute("INSERT INTO a SELECT max(id) + 1, 'joined' FROM a", "UPDATE a SET t = 'changed' WHERE id = 1")
+        replica.execute("INSERT INTO b VALUES (1)")
+        replica.assert_equal("a", "b")
+
+
 def test_copy_data_false_and_an_alter_while_the_table_is_made(replica: Replica, fault: Faults) -> None:
     """The worker ends between the Delta table's creation and the storing of its definition: then the table has older columns."""
     replica.execute("CREATE TABLE a (id int PRIMARY KEY, t text); CREATE PUBLICATION p FOR TABLE a")

@@ -140,6 +140,23 @@ async def test_a_table_that_joins_again_has_copies_of_its_own(catalog: Catalog) 
     assert await catalog.begin_copy(sub.oid, 1) == 4
 
 
+async def test_a_table_that_joins_again_without_a_copy_has_a_generation_of_its_own(catalog: Catalog) -> None:
+    """With an earlier one its commits would look overtaken by those of its first stay, or its columns be taken for that stay's."""
+    joins = NewRelation(1, "public", "a", "/w/a", RelState.READY, Lsn(1))
+    sub = await catalog.create_subscription(new(), [joins])
+    seen = []
+    for copies in (0, 0, 1):
+        if copies:
+            await catalog.set_relation_state(sub.oid, 1, RelState.INIT)
+            await catalog.begin_copy(sub.oid, 1)
+        (rel,) = await catalog.relations(sub.oid)
+        seen.append((rel.copy_generation, rel.copied))
+        await catalog.remove_relation(sub.oid, 1)
+        await catalog.add_relations(sub.oid, [joins])
+    (rel,) = await catalog.relations(sub.oid)
+    assert [*seen, (rel.copy_generation, rel.copied)] == [(0, False), (1, False), (3, True), (4, False)]
+
+
 async def test_an_error_of_a_table_that_has_left_is_passed_over(catalog: Catalog) -> None:
     sub = await catalog.create_subscription(new())
     await catalog.set_relation_error(sub.oid, 1, "e", "h")

@@ -32,6 +32,56 @@ class Catalog:
         return
 
 
+def runner_of(*, disable_on_error: bool) -> Runner:
+    options = SimpleNamespace(disable_on_error=disable_on_error, on_table_error="isolate")
+    subscription: Any = SimpleNamespace(oid=1, name="s", options=options)
+    settings = SimpleNamespace(
+        wal_retrieve_retry_interval=PAUSE, catalog_poll_interval=1.0, max_sync_workers_per_subscription=1
+    )
+    node: Any = SimpleNamespace(
+        node_id="n", catalog=Catalog(), engine=None, stage=None, settings=settings, workers=WorkerSlots(1)
+    )
+    return Runner(subscription, node, Handover())
+
+
+def test_a_worker_that_is_overtaken_again_and_again_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few times another process may be at work; then status must show it.  A batch in between begins the count anew."""
+    reported: list[tuple[int, str]] = []
+    begun = 0
+
+    class Worker:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.figures = Figures()
+            self.streaming = True
+
+        async def run(self) -> None:
+            nonlocal begun
+            begun += 1
+            self.figures.batches = int(begun == 4)
+            if begun < 10:
+                raise Overtaken("public.t", "It holds more.")
+            runner.drain()
+
+        def drain(self) -> None:
+            return
+
+    async def report(_: Runner, error: BaseException, relation: object, *, count: bool) -> None:
+        reported.append((begun, str(error)))
+
+    runner: Any = None
+
+    async def go() -> None:
+        nonlocal runner
+        runner = runner_of(disable_on_error=False)
+        await runner.run()
+
+    monkeypatch.setattr(launcher.runner, "ApplyWorker", Worker)
+    monkeypatch.setattr(Runner, "_report", report)
+    run(go(), launcher.runner)
+    assert [at for at, _ in reported] == [7, 8, 9]
+    assert "was changed by another process" in reported[0][1]
+
+
 @pytest.mark.parametrize(
     ("error", "pause"), [(StartAgain("again"), 0.0), (Overtaken("public.t", "It holds more."), PAUSE)]
 )
@@ -53,23 +103,9 @@ def test_a_worker_that_starts_again(error: Exception, pause: float) -> None:
         def drain(self) -> None:
             return
 
-    options = SimpleNamespace(disable_on_error=True, on_table_error="isolate")
-    subscription: Any = SimpleNamespace(oid=1, name="s", options=options)
-    settings = SimpleNamespace(
-        wal_retrieve_retry_interval=PAUSE, catalog_poll_interval=1.0, max_sync_workers_per_subscription=1
-    )
-
     async def go() -> None:
         nonlocal runner
-        node: Any = SimpleNamespace(
-            node_id="n",
-            catalog=Catalog(),
-            engine=None,
-            stage=None,
-            settings=settings,
-            workers=WorkerSlots(1),
-        )
-        runner = Runner(subscription, node, Handover())
+        runner = runner_of(disable_on_error=True)
         await runner.run()
 
     runner: Any = None
