@@ -19,7 +19,7 @@ from apply.schema_changes.table_definition import column_type
 from pubsub.delta.alter import Alteration
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState
-from pubsub.protocol.column_types import is_nested, shaped_type
+from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import COLUMN_IN_REPLICA_IDENTITY, Column, Relation, ReplicaIdentity
 from pubsub.protocol.text.columns import from_text
@@ -174,8 +174,8 @@ class _Wanted:
         keep = self._keep and bool(key or self._message.replica_identity != "f")
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
-        taken = {name.casefold() for name in (*renamed.values(), *(column.name for column, _ in added))}
-        kept = tuple(one for one in (*self._known.kept, *gone) if keep and one[1].casefold() not in taken)
+        taken = {folded_name(name) for name in (*renamed.values(), *(column.name for column, _ in added))}
+        kept = tuple(one for one in (*self._known.kept, *gone) if keep and folded_name(one[1]) not in taken)
         stays = {name for _, name in kept}
         dropped = [name for _, name in (*self._known.kept, *gone) if name not in stays]
         self._refuse_same_names([*(column.name for column in columns), *stays])
@@ -291,7 +291,7 @@ class _Wanted:
     def _refuse_same_names(self, names: Sequence[str]) -> None:
         seen: dict[str, str] = {}
         for name in names:
-            other = seen.setdefault(name.casefold(), name)
+            other = seen.setdefault(folded_name(name), name)
             if other != name:
                 raise FeatureNotSupported(
                     f'columns "{other}" and "{name}" of table "{self._target.relation}" differ only in case',

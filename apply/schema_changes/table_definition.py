@@ -10,7 +10,7 @@ import pyarrow as pa
 from apply.schema_changes.attributes import of_definition
 from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
-from pubsub.protocol.column_types import is_nested, shaped_type
+from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
 from pubsub.sql.typechoices import TypeChoices
@@ -33,7 +33,7 @@ def target_table(
     ]
     folded: dict[str, str] = {}
     for column in columns:
-        other = folded.setdefault(column.name.lower(), column.name)
+        other = folded.setdefault(folded_name(column.name), column.name)
         if other != column.name:
             raise FeatureNotSupported(
                 f'columns "{other}" and "{column.name}" of table "{qualified}" differ only in case',

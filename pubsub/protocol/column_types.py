@@ -18,6 +18,22 @@ from pubsub.protocol.type_contract import ARRAYS, BY_OID, COMPOSITES, JSONB, VAR
 UNSAFE_NAME: Final = frozenset(" ,;{}()\n\t=")
 """Characters not allowed in a Parquet column's name without column mapping (Delta: DeltaColumnMapping, SchemaUtils)."""
 
+
+def folded_name(name: str) -> str:
+    """Return a form of a column's name that is equal for names that Delta does not tell apart.
+
+    Spark compares as Java's String.equalsIgnoreCase does: letter by letter, in upper case and then in lower case, where
+    a letter without a single counterpart stays.  Thus "ſ" is "s" and "ı" is "i", but "ß" is not "ss".
+    """
+    return "".join(_folded(letter) for letter in name)
+
+
+def _folded(letter: str) -> str:
+    upper = letter.upper()
+    # Only "İ" has a longer lower case; Java's Character.toLowerCase gives its "i" without the dot.
+    return (upper if len(upper) == 1 else letter).lower()[0]
+
+
 MAX_DECIMAL_PRECISION: Final = 38
 """Digits of Delta's widest decimal."""
 
@@ -119,7 +135,7 @@ def _refuse_attributes(shape: TypeShape) -> None:
         if UNSAFE_NAME & set(name):
             reason = f'Delta cannot hold a field with the name of attribute "{name}".'
         for other in names[:index]:
-            if name.lower() == other.lower():
+            if folded_name(name) == folded_name(other):
                 reason = (
                     f'Attributes "{other}" and "{name}" differ only in case; Delta does not tell such fields apart.'
                 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from pubsub.errors import FeatureNotSupported, PubsubError
-from pubsub.protocol.column_types import delta_type
+from pubsub.protocol.column_types import delta_type, folded_name
 from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
@@ -355,7 +355,7 @@ def _room(setting: str, free: int, most: int, full: str, hint: str) -> Finding:
 def _same_but_for_case(names: Iterable[str]) -> list[str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        groups[name.casefold()].append(name)
+        groups[folded_name(name)].append(name)
     return [", ".join(f'"{name}"' for name in group) for group in groups.values() if len(group) > 1]
 
 

@@ -156,6 +156,7 @@ def test_a_table_that_works() -> None:
     ("table", "known", "severity", "message"),
     [
         ({}, definition(column("a"), column("A")), "error", 'columns "a", "A" of table "public.t" differ only in case'),
+        ({}, definition(column("i"), column("ı")), "error", 'columns "i", "ı" of table "public.t" differ only in case'),
         ({}, definition(), "error", 'table "public.t" has no column that is published'),
         (
             {},

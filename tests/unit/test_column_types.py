@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pubsub.errors import FeatureNotSupported
-from pubsub.protocol.column_types import delta_type, shaped_type, spark_ddl
+from pubsub.protocol.column_types import delta_type, folded_name, shaped_type, spark_ddl
 from pubsub.protocol.shapes import TypeShape
 from pubsub.sql.typechoices import TypeChoices
 
@@ -90,6 +90,7 @@ def test_types_and_choices() -> None:
         (TypeShape(1020, name="box[]", element=TypeShape(603), delimiter=";"), "natural", 'divided by ";"'),
         (TypeShape(1, kind="c", name="empty"), "natural", "no attributes"),
         (TypeShape(1, kind="c", attributes=(("a", TypeShape(23)), ("A", TypeShape(23)))), "natural", "only in case"),
+        (TypeShape(1, kind="c", attributes=(("s", TypeShape(23)), ("ſ", TypeShape(23)))), "natural", "only in case"),
         (TypeShape(1, kind="c", attributes=(("a b", TypeShape(23)),)), "natural", '"a b"'),
         (TypeShape(114, name="json"), "variant", "jsonb"),
     ],
@@ -98,3 +99,13 @@ def test_types_that_are_refused(shape: TypeShape, own: str, words: str) -> None:
     with pytest.raises(FeatureNotSupported) as caught:
         shaped_type(shape, TypeChoices().of_type, own)
     assert words in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("a", "A", True), ("s", "ſ", True), ("k", "\N{KELVIN SIGN}", True), ("i", "ı", True), ("i", "İ", True),
+     ("σ", "ς", True), ("ß", "ss", False), ("ß", "ẞ", True), ("a", "b", False)],
+)  # fmt: skip
+def test_names_that_delta_does_not_tell_apart(one: str, other: str, same: bool) -> None:
+    """As String.equalsIgnoreCase does, letter by letter: neither lower() nor casefold() is the same."""
+    assert (folded_name(f"x{one}") == folded_name(f"x{other}")) is same

@@ -73,6 +73,8 @@ def test_generated_columns_come_only_where_they_are_published() -> None:
 def test_names_that_differ_only_in_case_are_refused() -> None:
     with pytest.raises(FeatureNotSupported, match=r'columns "Id" and "iD" of table "s\.t" differ only in case'):
         target_table(table(column("Id"), column("iD"), pk=()), None, "")
+    with pytest.raises(FeatureNotSupported, match='columns "k" and "\N{KELVIN SIGN}"'):
+        target_table(table(column("k"), column("\N{KELVIN SIGN}"), pk=()), None, "")
     assert target_table(table(column("Id"), column("iD"), pk=()), ["iD"], "").schema.names == ["iD"]
 
 
