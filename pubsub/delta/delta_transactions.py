@@ -132,10 +132,7 @@ class DeltaTransactions:
             raise
         except Exception as error:
             # Whatever failed, and be it the question what the JVM's exception says: the JVM may have committed.
-            raise UnknownOutcome(
-                f'could not find out whether a commit to the Delta table "{request.path}" was made: {error}',
-                hint="The worker starts again and looks.",
-            ) from error
+            raise UnknownOutcome.of_commit(request.path, error) from error
 
     def _commit_once(self, request: Request) -> str:
         name = ""

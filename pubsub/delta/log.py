@@ -36,6 +36,7 @@ from pubsub.delta.transactions import (
     Transactions,
     UnknownOutcome,
     applications_of,
+    text_of,
 )
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
@@ -308,7 +309,7 @@ class TableLog:
             replaced = before >= 0 and self._look(before) not in (stamp, None)  # None: it has expired
         except Exception as error:
             # The commit is made but may be lost in a crash; callers must read the log again before relying on it.
-            raise PubsubError(f'could not fsync "{self._log}": {_said(error)}', sqlstate="58030") from error
+            raise PubsubError(f'could not fsync "{self._log}": {text_of(error)}', sqlstate="58030") from error
         if replaced:
             raise went_back(str(self.table), f"Version {before} was replaced.")
 
@@ -321,10 +322,7 @@ class TableLog:
         try:
             return self._follow_to(txn_id)
         except Exception as error:
-            raise UnknownOutcome(
-                f'could not find out whether a commit to the Delta table "{self.table}" was made: {_said(error)}',
-                hint="The worker starts again and looks.",
-            ) from error
+            raise UnknownOutcome.of_commit(self.table, error) from error
 
     def _follow_to(self, txn_id: str) -> bool:
         before = self._state.version
@@ -570,10 +568,6 @@ def went_back(path: str, detail: str) -> DataCorrupted:
         detail=detail,
         hint=_RESYNC,
     )
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _data_file(add: Mapping[str, Any]) -> AddFile:

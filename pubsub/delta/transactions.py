@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from pubsub.errors import PubsubError
 
@@ -31,10 +31,23 @@ class Conflict(Exception):
     """Another writer's commit came first; nothing was committed.  Read the log again and work the commit out anew."""
 
 
+def text_of(error: Exception) -> str:
+    """Return what the error says, or its type's name if it says nothing, as MemoryError does."""
+    return str(error) or type(error).__name__
+
+
 class UnknownOutcome(PubsubError):
     """Whether the commit was made cannot be determined, so its files must stay."""
 
     default_sqlstate = "08007"
+
+    @classmethod
+    def of_commit(cls, path: object, error: Exception) -> Self:
+        """Return it for a commit to the table at `path`; `error`: what kept it from being found out."""
+        return cls(
+            f'could not find out whether a commit to the Delta table "{path}" was made: {text_of(error)}',
+            hint="The worker starts again and looks.",
+        )
 
 
 class CommitFailed(PubsubError):
