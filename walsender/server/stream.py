@@ -138,12 +138,11 @@ class Stream:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
         await self._take_back(client, end)
-        if end.how not in {CLOSED, CUT}:
-            await asking.query(_SET_IDLE, [str(idle)])
         if end.how in {CLOSED, CUT}:
             if end.error is not None:
                 log.error("a stream has ended", slot=slot.name, reason=end.error["message"])
             raise m.Closed
+        await asking.query(_SET_IDLE, [str(idle)])
         if end.error is not None:
             raise requests.error_of(end.error)
         if end.how == COPY_DONE:
