@@ -49,13 +49,7 @@ def change(pair: Pair, first: int, count: int = 10) -> None:
 
 @pytest.mark.parametrize(
     ("publisher", "subscriber"),
-    [
-        ("18", "18"),
-        *(
-            pytest.param(one, other, marks=pytest.mark.full)
-            for one, other in [("15", "18"), ("18", "15"), ("16", "17"), ("17", "16"), ("15", "15")]
-        ),
-    ],
+    [("18", "18"), ("15", "18"), ("18", "15"), ("16", "17"), ("17", "16"), ("15", "15")],
 )
 @pytest.mark.full
 def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscriber: str) -> None:
@@ -94,8 +88,8 @@ def test_copy_and_stream_through_every_kill(make: Make, publisher: str, subscrib
         ("streaming = on", "18"),
         ("streaming = parallel, two_phase", "18"),
         ("failover, origin = none", "18"),
-        pytest.param("streaming = on, two_phase", "15", marks=pytest.mark.full),
-        pytest.param("streaming = parallel, binary", "16", marks=pytest.mark.full),
+        ("streaming = on, two_phase", "15"),
+        ("streaming = parallel, binary", "16"),
     ],
 )
 @pytest.mark.full

@@ -188,7 +188,7 @@ def test_where_no_one_has_the_wal_the_slot_is_refused(
     assert not list((tmp_path / "node" / "walsender" / "slots").iterdir())
 
 
-@pytest.mark.parametrize("kind", [pytest.param("directory", marks=pytest.mark.full), "command"])
+@pytest.mark.parametrize("kind", ["directory", "command"])
 @pytest.mark.full
 def test_a_slot_that_lags_past_the_limit_reads_the_archive(
     upstream: EmbeddedPostgres, archive: Path, make: Callable[..., Publish], kind: str
