@@ -285,9 +285,10 @@ class Spark:
                 self._fence = None
             if process is None:
                 return
+            gateway = None if session is None else session._sc._gateway
             if session is not None and process.poll() is None and not _ends(partial(_stop_session, session), timeout):
                 process.kill()
-            _forget_gateway()
+            _forget_gateway(gateway)
             if process.stdin is not None:
                 process.stdin.close()
             try:
@@ -335,7 +336,7 @@ class Spark:
             # A JVM without a session would be taken for a running Spark forever.
             gateway.proc.kill()
             gateway.proc.wait()
-            _forget_gateway()
+            _forget_gateway(gateway)
             if not isinstance(error, Py4JError):
                 raise
             raise PubsubError(
@@ -439,11 +440,16 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, files.FILE_MODE)
 
 
-def _forget_gateway() -> None:
-    """Let pyspark start a new JVM in this process: it keeps the first JVM's gateway in class attributes."""
+def _forget_gateway(gateway: object) -> None:
+    """Let pyspark start a new JVM in this process: it keeps the first JVM's gateway in class attributes.
+
+    Those of another JVM, which goes on, stay as they are.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    if SparkContext._gateway is not gateway:
+        return
     SparkContext._gateway = None
     SparkContext._jvm = None
     SparkContext._active_spark_context = None

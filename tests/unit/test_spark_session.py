@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 from pubsub.delta import spark_session
 from pubsub.delta.spark_session import Spark
@@ -130,3 +131,13 @@ def test_a_jvm_that_answers_is_left(spark: Node) -> None:
         assert asked.wait(60)
     assert jvm.process.poll() is None
     assert spark.running() is jvm
+
+
+def test_the_gateway_of_another_jvm_of_the_process_is_left(spark: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nothing goes through that JVM any more: pyspark has one for the process, and keeps it in a class."""
+    others: Any = object()
+    monkeypatch.setattr(SparkContext, "_gateway", others)
+    monkeypatch.setattr(SparkContext, "_jvm", others)
+    spark.running()
+    spark.stop()
+    assert (SparkContext._gateway, SparkContext._jvm) == (others, others)
