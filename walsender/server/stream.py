@@ -104,13 +104,13 @@ class Stream:
         """Stream until the client ends it.  Raises the error that ended it, Closed if the client is gone."""
         session, slot = self._session, self._slot
         feed = session.service.feed
-        await feed.wait_for(min(self._start, feed.received))
-        decoder = await session.service.decoders.of(slot)
         asking = _Asking(session)
-        texts = await upstream.session_texts(asking, session.service.zones, current=True)
-        # The session's backend has nothing to do while a walsender's would be busy.
+        # The session's backend has nothing to do while a walsender's would be busy, also until the decoding begins.
         ((idle,),) = await asking.query(_IDLE)
         await asking.query(_SET_IDLE, ["0"])
+        await feed.wait_for(min(self._start, feed.received))
+        decoder = await session.service.decoders.of(slot)
+        texts = await upstream.session_texts(asking, session.service.zones, current=True)
         session.send(_COPY_BOTH)
         client = await _Client.of(session)
         request = {
