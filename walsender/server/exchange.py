@@ -74,6 +74,7 @@ class Exchange:
         """Whether it takes COPY data, and ignores Sync meanwhile (postgres.c: CopyGetData)."""
         self._extended = False
         """Whether messages of the extended protocol were passed on since the last Sync."""
+        self._closed = False
         self.lent = False
         """Whether a stream writes to the client's socket: what the server says meanwhile, of its own accord, is left out."""
         self.status = b"I"
@@ -137,10 +138,24 @@ class Exchange:
                 await self.ask("SELECT 1/0")
 
     async def idle(self) -> None:
-        """Wait until the server has answered everything."""
+        """Wait until the server has answered everything.  Raises Closed."""
         await self._idle.wait()
+        if self._closed:
+            raise m.Closed
+
+    def close(self) -> None:
+        """The server has ended the connection: raise Closed where an answer is waited for, and for questions to come.
+
+        A session that ends asks for something more on its way out, and would wait for ever.
+        """
+        self._closed = True
+        while self._questions:
+            self._finish(self._questions.popleft())
+        self._idle.set()
 
     def _expect(self, kind: bytes, *, ours: bool = False, hidden: int = 0) -> _Question:
+        if self._closed:
+            raise m.Closed
         number = kind[0]
         question = _Question(number, [] if ours else None, asyncio.Event() if ours else None, hidden)
         if number in b"cf":
@@ -164,6 +179,8 @@ class Exchange:
         assert question.collected is not None
         await self._writer.drain()
         await question.done.wait()
+        if self._closed:
+            raise m.Closed
         failure = next((body for kind, body in question.collected if kind == b"E"), None)
         if failure is not None:
             raise m.read_error(failure)

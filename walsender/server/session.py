@@ -139,6 +139,7 @@ class Session:
 
     def _upstream_ended(self, _: asyncio.Task[None]) -> None:
         self.end()
+        self.exchange.close()
 
     def end(self) -> None:
         """End the session from outside, as its process's SIGTERM does."""
