@@ -86,10 +86,13 @@ def layout_of(file: CatalogFile, server: Upstream) -> CatalogLayout:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Catalogs to be saved.  `contents`: None if nothing has changed since the position `whole`."""
+    """Catalogs to be saved.  `changes`: the tracker, and its count of changes.
+
+    `contents`: None if nothing has changed since the position `whole`.
+    """
 
     position: int
-    changes: int
+    changes: tuple[object, int]
     contents: bytes | None
     whole: int
 
@@ -99,8 +102,8 @@ class CatalogStates:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._newest: tuple[int, int] | None = None
-        """The position of the last whole file of this process, and the tracker's count of changes there."""
+        self._newest: tuple[int, tuple[object, int]] | None = None
+        """The position of the last whole file of this process, and what says that nothing has changed since (Taken)."""
         checked_files.prepare(directory)
 
     def positions(self) -> list[int]:
@@ -118,7 +121,7 @@ class CatalogStates:
         """
         if not tracker.settled:
             return None
-        changes = tracker.catalogs.changes
+        changes = (tracker.identity, tracker.catalogs.changes)
         if self._newest is not None and self._newest[1] == changes and self._newest[0] <= position:
             return Taken(position, changes, None, self._newest[0])
         return Taken(position, changes, _pack(tracker, position, like), position)

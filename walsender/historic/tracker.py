@@ -76,6 +76,8 @@ class CatalogTracker:
         aborted: Iterable[int] = (),
     ) -> None:
         self._database = database
+        self.identity = object()
+        """Stands for this tracker where the catalogs themselves must not be kept."""
         self.catalogs = Catalogs(tables, frozenset(oids.values()))
         """The tables; the walk over records changes them, too (walk.py)."""
         self._files = tables
