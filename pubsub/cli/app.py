@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from pubsub.cli.common import Common
+from pubsub.cli.interruption import cancelled_by
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
@@ -55,23 +56,16 @@ def carry_out(common: Common, work: Coroutine[object, object, int | None]) -> No
     SIGINT and SIGTERM cancel it; it then removes what it has created so far.
     """
     try:
-        code = asyncio.run(_until_terminated(work))
+        code = asyncio.run(cancelled_by((signal.SIGINT, signal.SIGTERM), work))
     except (BrokenPipeError, typer.BadParameter):
         raise
     except Exception as error:
         tell(error, verbose=common.verbose)
         code = FAILED
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except asyncio.CancelledError:
         print("ERROR:  canceling statement due to user request", file=sys.stderr)
         code = INTERRUPTED
     raise typer.Exit(code or 0)
-
-
-async def _until_terminated(work: Coroutine[object, object, int | None]) -> int | None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await work
 
 
 def _version(wanted: bool) -> None:
@@ -115,6 +109,7 @@ def setup(
     """Fetch the jars that Spark needs, each checked by its digest; needed once after an installation."""
     from pubsub import jars
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         where = jars.set_up(s3=s3, source=source)
     except PubsubError as error:

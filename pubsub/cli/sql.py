@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from launcher.notices import SHOWN, Notice
 from pubsub.cli.daemon_session import DaemonSession
 from pubsub.cli.display import Display
+from pubsub.cli.interruption import cancelled_by
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
@@ -35,6 +37,7 @@ def run_terminal(common: Common, output: Format) -> int:
 
     A failed statement's error is printed, and the prompt goes on.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with asyncio.Runner() as runner:
             node = Node(common.home, workers=False, make=False)
@@ -56,10 +59,10 @@ def _prompt(runner: asyncio.Runner, node: Node, common: Common, output: Format) 
 
     def tried(work: Coroutine[object, object, None]) -> None:
         try:
-            runner.run(work)
+            runner.run(cancelled_by((signal.SIGINT,), work))
         except Exception as error:
             tell(error, verbose=common.verbose)
-        except KeyboardInterrupt:
+        except asyncio.CancelledError:
             print("ERROR:  canceling statement due to user request", file=sys.stderr)
 
     prompt = Prompt(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
+import re
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +43,14 @@ class Cli:
     def arguments(self, *arguments: str) -> list[str]:
         return ["--home", str(self.home), "--verbose", *arguments]
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command in a process of its own, so that a test can send it signals."""
+    def start(self, *arguments: str, ignored: bool = False) -> subprocess.Popen[str]:
+        """Start a command in a process of its own, so that a test can send it signals.
+
+        `ignored`: with SIGINT ignored, as a shell starts its background jobs.
+        """
         command = [sys.executable, "-m", "pubsub.cli", *self.arguments(*arguments)]
+        if ignored:
+            command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *arguments: str) -> Result:
@@ -303,7 +313,7 @@ def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> Non
     database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
     with database.server.connect(database.name) as other:
         other.execute("BEGIN; INSERT INTO t VALUES (1)")  # creating the slot waits for this transaction
-        process = cli.start("sql", create(database.conninfo))
+        process = cli.start("sql", create(database.conninfo), ignored=True)
         with process:
             try:
                 wait_until(lambda: slots(database) == ["s"], "the slot is being made")
@@ -314,6 +324,45 @@ def test_interrupted_while_the_slot_is_made(cli: Cli, database: Database) -> Non
         assert process.returncode == 130
         assert err == "ERROR:  canceling statement due to user request\n"
         other.execute("ROLLBACK")
+    assert nothing_left(cli, database)
+
+
+def ignores_sigint(pid: int) -> bool:
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> signal.SIGINT - 1 & 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ignored", [False, True])
+def test_interrupted_at_any_moment(cli: Cli, database: Database, ignored: bool) -> None:
+    """From the start of the program on: it ends, and leaves nothing behind."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    r = random.Random(60 + ignored)
+    created = ("sql", create(database.conninfo))
+    commands = (created, ("check", database.conninfo, "p"), ("sql", "SELECT oid FROM pg_subscription"))
+    ended: Counter[int] = Counter()
+    with database.server.connect(database.name) as other:
+        other.execute("BEGIN; INSERT INTO t VALUES (1)")  # creating the slot waits for this transaction
+        begun = time.monotonic()
+        with cli.start(*created) as process:
+            wait_until(lambda: slots(database) == ["s"], "the slot is being made")
+            takes = time.monotonic() - begun
+            process.send_signal(signal.SIGINT)
+        for _ in range(50):
+            with cli.start(*r.choices(commands, (8, 1, 1))[0], ignored=ignored) as process:
+                # Before its first step the program cannot know of a signal that is ignored.
+                wait_until(lambda process=process: not ignores_sigint(process.pid), "the program has begun")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(r.uniform(0, 2 * takes))
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=PATIENCE)
+            ended[process.returncode] += 1
+            if process.returncode == 130:
+                assert err.endswith("ERROR:  canceling statement due to user request\n"), err
+                assert "Traceback" not in err, err
+            assert slots(database) == []
+    assert ended[130] > 10, ended
+    assert set(ended) <= {0, 1, 130, -signal.SIGINT}, ended
     assert nothing_left(cli, database)
 
 
