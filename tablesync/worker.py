@@ -169,6 +169,8 @@ class SyncWorker:
                 if _same_shape(before, definition):
                     # It includes all alterations up to `since`, and none that came later.
                     break
+        # A transaction that ends exactly there is included, too.
+        since = Lsn(since + 1)
         attributes = of_definition(definition, target.schema.names, app_id, since).as_json()
         with self._table.blaming():
             await self._claim(target, {PROPERTY: attributes})

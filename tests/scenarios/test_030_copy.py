@@ -460,10 +460,12 @@ def test_copy_data_false_and_an_alter_while_the_publisher_is_asked(
     async def visible(connection: Connection) -> Lsn:
         lsn = await visible_wal_lsn(connection)
         if len(altered) < 2:
-            altered.append(lsn)
-            row = f"INSERT INTO a (id) VALUES ({len(altered)})"
-            replica.execute(f"{row}; ALTER TABLE a ADD COLUMN n{len(altered)} int")
-        return lsn
+            row = f"INSERT INTO a (id) VALUES ({len(altered) + 1})"
+            replica.execute(f"{row}; ALTER TABLE a ADD COLUMN n{len(altered) + 1} int")
+            altered.append(Lsn.parse(replica.database.query("SELECT pg_current_wal_insert_lsn()")[0][0]))
+            return lsn
+        # A quiet server writes nothing after the transaction.
+        return min(lsn, altered[-1])
 
     visible_wal_lsn = slots.visible_wal_lsn
     monkeypatch.setattr(slots, "visible_wal_lsn", visible)
