@@ -9,7 +9,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.follower import Follower
 from tests.support.publish import Publish
@@ -54,9 +53,7 @@ def test_slots_go_on_along_the_new_timeline(tmp_path: Path) -> None:
             with Follower(publish.conninfo, "s") as follower:
                 _insert(primary, 1, 10)
                 wait_until(lambda: len(follower.ids) == 10, "what the primary wrote has come")
-                confirmed = f"SELECT confirmed_flush_lsn >= '{Lsn(follower.applied)}' FROM pg_replication_slots"
-                confirmed += " WHERE slot_name = 's'"
-                wait_until(lambda: publish.query(confirmed) == [(True,)], "the slot's position has followed")
+                wait_until(lambda: follower.is_confirmed(publish.query), "the slot's position has followed")
                 # A transaction in progress ends with its server.
                 open_one = psycopg.connect(primary.conninfo("postgres"))
                 open_one.execute("INSERT INTO t VALUES (1000)")

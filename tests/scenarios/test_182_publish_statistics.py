@@ -72,6 +72,7 @@ def test_what_streams_send_and_a_restart_keeps(database: Database, publish: Publ
             database.execute(f"INSERT INTO t VALUES ({number}, 'a')")
         wait_until(lambda: len(follower.ids) == 20, "all have come")
         wait_until(lambda: _counted(publish.query(_COUNTED))["total_txns"] == 20, "they are counted")
+        wait_until(lambda: follower.is_confirmed(publish.query), "they do not come again")
     before = publish.query(_COUNTED)
     publish.terminate()
     publish.start()

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pubsub.errors import ConnectionFailure, PubsubError
 from pubsub.protocol.copyboth import XLogData, read_server_message
+from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication
 from pubsub.publisher.connection import Connection
 
@@ -47,6 +48,11 @@ class Follower:
         self._stop.set()
         self._thread.join(60)
         assert not self._thread.is_alive()
+
+    def is_confirmed(self, query: Callable[[str], list[tuple[Any, ...]]]) -> bool:
+        """Return whether the slot's position has followed: what was applied does not come again."""
+        slot = f"SELECT confirmed_flush_lsn >= '{Lsn(self.applied)}' FROM pg_replication_slots WHERE slot_name = '{self._slot}'"
+        return query(slot) == [(True,)]
 
     def _run(self) -> None:
         while not self._stop.is_set() and self.error is None:
