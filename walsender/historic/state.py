@@ -121,7 +121,7 @@ class CatalogStates:
         """
         if not tracker.settled:
             return None
-        changes = (tracker.identity, tracker.catalogs.changes)
+        changes = (tracker.identity, int(tracker.catalogs.changes))
         if self._newest is not None and self._newest[1] == changes and self._newest[0] <= position:
             return Taken(position, changes, None, self._newest[0])
         return Taken(position, changes, _pack(tracker, position, like), position)
