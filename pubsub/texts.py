@@ -46,12 +46,23 @@ def text(value: object) -> str:
             return str(value)
 
 
+class Single(float):
+    """A real: the double whose shortest text is also the shortest one that denotes the real."""
+
+
 def _float(value: float) -> str:
+    """Follows float.c (float8out_internal) and d2s.c, f2s.c: from how many digits on there is an exponent."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    shown = repr(value)
+    shown = float.__repr__(value)
+    digits = 6 if isinstance(value, Single) else 15
+    if "e" not in shown and abs(value) >= 10**digits:
+        mantissa = shown.removesuffix(".0").lstrip("-").replace(".", "").rstrip("0")
+        exponent = len(shown.lstrip("-").partition(".")[0]) - 1
+        point = "." if len(mantissa) > 1 else ""
+        return f"{'-' if value < 0 else ''}{mantissa[0]}{point}{mantissa[1:]}e+{exponent:02}"
     return shown.removesuffix(".0")
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.select.literals import constant, interval_text, shown
 from pubsub.select.types import (
     BOOL,
+    DIGITS,
     FLOAT8,
     INT8,
     INTERVAL,
     LSN,
+    NUMERIC,
     TEXT,
     UNKNOWN,
     Type,
     numeric,
 )
-from pubsub.select.values import Value, composed, rounded
+from pubsub.select.values import Value, composed, quoted, rounded
 
 _UTC = """arrow_cast({}, 'Timestamp(Microsecond, Some("UTC"))')"""
 _LOCAL = "arrow_cast({}, 'Timestamp(Microsecond, None)')"
+_ZONED = r"(:\d{2}(?:\.\d+)?)\s*(?:[Zz]|UTC|[+-]\d{1,2}(?::?\d{2})?)$"
 
 
 def coerced(value: Value, wanted: Type) -> Value:
@@ -27,8 +32,8 @@ def coerced(value: Value, wanted: Type) -> Value:
         if isinstance(value.literal, str):
             return constant(value.literal, wanted)
         if value.sql == "NULL":
-            engine = "VARCHAR" if wanted.kept else wanted.engine if wanted.element is None else None
-            return Value(wanted, f"CAST(NULL AS {engine})" if engine and not wanted.is_time else _null(wanted))
+            has_name = wanted.element is None and not wanted.is_time
+            return Value(wanted, f"CAST(NULL AS {wanted.engine})" if wanted.kept or has_name else _null(wanted))
         return cast(value.typed(TEXT), wanted)
     if (value.type.name, value.type.kept) == (wanted.name, wanted.kept):
         return value
@@ -55,8 +60,11 @@ def cast(value: Value, wanted: Type) -> Value:
     Raises PubsubError (42846) for a cast that PostgreSQL lacks, and FeatureNotSupported.
     """
     given = value.type
+    if wanted == NUMERIC:
+        return _unscaled(value)
     if given == UNKNOWN:
-        return coerced(value, wanted)
+        found = coerced(value, wanted)
+        return found if found.type == wanted else _number(found, wanted)
     if (given.name, given.kept) == (wanted.name, wanted.kept) and given.name != "numeric":
         return value
     if wanted.is_text:
@@ -87,6 +95,13 @@ def kept_hint(type_: Type) -> str | None:
 
 def _text(value: Value, wanted: Type) -> Value:
     given = value.type
+    if given.kept and given.name == "inet":
+        # The cast writes the length of the network in any case (network.c: network_show).
+        whole = f"(CASE WHEN strpos({value.engine}, ':') > 0 THEN '/128' ELSE '/32' END)"
+        return Value(
+            wanted,
+            f"(CASE WHEN strpos({value.engine}, '/') > 0 THEN {value.engine} ELSE {value.engine} || {whole} END)",
+        )
     if given.kept or given.is_integer or given == BOOL or given.name in ("numeric", "date"):
         return Value(wanted, f"CAST({value.engine} AS VARCHAR)", _shown(value) if value.exact else None)
     if given.is_text:
@@ -131,12 +146,53 @@ def _from_text(value: Value, wanted: Type) -> Value:
         raise FeatureNotSupported(f"a cast of a column to {wanted.name} is not supported")
     source = f"trim({value.engine})"
     if wanted.is_time:
-        return Value(wanted, _moment(source, TEXT, wanted))
-    if wanted.name == "numeric" and not wanted.scale and value.type.name != "numeric":
-        raise FeatureNotSupported(
-            "a cast of a column to numeric without a scale is not supported", hint="Name precision and scale."
-        )
+        return Value(wanted, _read_moment(source, wanted))
     return Value(wanted, f"CAST({source} AS {wanted.engine})")
+
+
+def _read_moment(source: str, wanted: Type) -> str:
+    if wanted.name == "timestamp with time zone":
+        return _UTC.format(source)
+    # Only timestamptz heeds a zone.
+    local = _LOCAL.format(f"regexp_replace({source}, {quoted(_ZONED)}, '\\1')")
+    return f"arrow_cast({local}, 'Date32')" if wanted.name == "date" else local
+
+
+def _unscaled(value: Value) -> Value:
+    """Cast to numeric without a scale: a number keeps its digits."""
+    if value.type == UNKNOWN:
+        return coerced(value, numeric(0))
+    if value.type.is_integer:
+        return coerced(value, numeric(0))
+    if value.type.name == "numeric":
+        return value
+    if value.type.is_number or value.type.is_text:
+        raise FeatureNotSupported(
+            f"a cast of type {value.type.name} to numeric without a scale is not supported",
+            hint="Its digits follow from each value." if value.type.is_number else "Name precision and scale.",
+        )
+    return cast(value, numeric(0))
+
+
+def bounded(value: Value, precision: int) -> Value:
+    """Return a numeric that must have at most `precision` digits (numeric.c: apply_typmod)."""
+    scale = value.type.scale
+    if precision >= DIGITS:
+        return value
+    limit = Decimal(1).scaleb(precision - scale)
+
+    def check(one: Decimal) -> Decimal:
+        if abs(one) >= limit:
+            raise PubsubError(
+                "numeric field overflow",
+                sqlstate="22003",
+                detail=f"A field with precision {precision}, scale {scale} must round to an absolute value less than "
+                f"{'1' if precision == scale else f'10^{precision - scale}'}.",
+            )
+        return one
+
+    sql = f"CAST(CAST({value.engine} AS DECIMAL({precision}, {scale})) AS {value.type.engine})"
+    return Value(value.type, sql, composed(check, value) if value.exact else None)
 
 
 def _number(value: Value, wanted: Type) -> Value:

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.select import documents, functions, operators
-from pubsub.select.casts import cast, coerced, kept_hint
+from pubsub.select.casts import bounded, cast, coerced, kept_hint
 from pubsub.select.known_parts import check_parts
 from pubsub.select.literals import interval, number
 from pubsub.select.names import called
@@ -28,7 +28,7 @@ from pubsub.select.types import (
     Type,
     array_of,
 )
-from pubsub.select.values import NULL, Value, quoted
+from pubsub.select.values import NULL, Value, name, quoted
 
 if TYPE_CHECKING:
     from pubsub.select.translated import Translated
@@ -85,12 +85,13 @@ class Expressions:
                 word = "AND" if isinstance(node, exp.And) else "OR"
                 sides = [self.truth(side, word).engine for side in _chained(node)]
                 return Value(BOOL, f"({f' {word} '.join(sides)})")
+            case exp.Not() if self._of_rows(node.this):
+                return self._not_among(node)
             case exp.Not():
                 return Value(BOOL, f"(NOT {self.truth(node.this, 'NOT').engine})")
             case exp.Neg():
                 if isinstance(node.this, exp.Literal) and not node.this.is_string:
-                    found = number(node.this.this)
-                    return Value(found.type, f"(- {found.engine})")
+                    return number(node.this.this, negative=True)
                 return operators.negated(self.value(node.this))
             case exp.Cast():
                 return self._cast(node)
@@ -181,6 +182,8 @@ class Expressions:
         value = self.value(node.this)
         wanted, length = type_of(node.to)
         found = cast(value, wanted)
+        if length is not None and wanted.name == "numeric":
+            return bounded(found, length)
         if length is not None:
             found = Value(wanted, f"left({found.engine}, {length})")
             if wanted == BPCHAR:
@@ -210,14 +213,56 @@ class Expressions:
             raise FeatureNotSupported("IN with row values is not supported")
         query = node.args.get("query")
         if query is not None:
-            found = self._one_column(query, "subquery has too many columns")
-            other = Value(found.columns[0].type, "0")
-            self._same_family("=", value, other)
-            return Value(BOOL, f"({value.engine} IN ({found.sql}))")
+            return self._among_rows("=", value, query, node)
         return operators.among(value, [self.value(one) for one in node.expressions])
 
+    @staticmethod
+    def _of_rows(node: Any) -> bool:
+        """Return whether it is value IN (query)."""
+        while isinstance(node, exp.Paren):
+            node = node.this
+        return isinstance(node, exp.In) and node.args.get("query") is not None
+
+    def _not_among(self, node: exp.Not) -> Value:
+        inner = node.this
+        while isinstance(inner, exp.Paren):
+            inner = inner.this
+        if isinstance(inner.this, exp.Tuple):
+            raise FeatureNotSupported("IN with row values is not supported")
+        return self._among_rows("<>", self.value(inner.this), inner.args["query"], node)
+
+    def _among_rows(self, operator: str, value: Value, query: Any, node: Any) -> Value:
+        """Translate value = ANY (query), or <> ALL: both sides are converted to the type in which they are compared.
+
+        Where the result is NULL, it is false here, or DataFusion's: so it must be a condition itself, or a part of one joined
+        by AND and OR.
+        """
+        found = self._one_column(query, "subquery has too many columns")
+        column = found.columns[0]
+        row = Value(column.type, name(column.engine))
+        self._same_family(operator, value, row)
+        one, other = operators.sides(operator, value, row)
+        above = node.parent
+        while isinstance(above, exp.Paren | exp.And | exp.Or):
+            above = above.parent
+        if not isinstance(above, exp.Where | exp.Having | exp.Join | exp.Filter):
+            raise FeatureNotSupported(
+                "a comparison with a subquery's rows is supported in conditions, joined by AND and OR"
+            )
+        sql = found.sql if other == row.engine else f"SELECT {other} AS {row.engine} FROM ({found.sql}) AS rows"
+        if operator == "=":
+            return Value(BOOL, f"({one} IN ({sql}))")
+        # DataFusion's NOT IN overlooks that a comparison with NULL is neither true nor false.
+        rows = f"FROM ({sql}) AS rows"
+        known = f"SELECT {row.engine} {rows} WHERE {row.engine} IS NOT NULL"
+        nulls = f"(SELECT count(*) {rows} WHERE {row.engine} IS NULL)"
+        return Value(
+            BOOL,
+            f"({one} NOT IN ({known}) AND {nulls} = 0 AND ({one} IS NOT NULL OR (SELECT count(*) {rows}) = 0))",
+        )
+
     def _same_family(self, operator: str, left: Value, right: Value) -> None:
-        """Refuse to compare a value with a subquery's rows if that needs a cast, since none is applied there."""
+        """Refuse to compare a value with a subquery's rows of a type of another kind."""
         one, other = left.type, right.type
         if (one in (UNKNOWN, other) or other == UNKNOWN) and one.has_equality:
             return
@@ -261,22 +306,19 @@ class Expressions:
             ]
             return Value(BOOL, f"({' AND '.join(parts)})")
         if isinstance(right, exp.Any | exp.All) or (isinstance(right, exp.Anonymous) and right.this.lower() == "all"):
-            return self._quantified(operator, left, right)
+            return self._quantified(node, operator, left, right)
         return operators.comparison(operator, self.value(left), self.value(right))
 
-    def _quantified(self, operator: str, left: Any, right: Any) -> Value:
+    def _quantified(self, node: Any, operator: str, left: Any, right: Any) -> Value:
         """Translate value = ANY (…) and value <> ALL (…)."""
         inner = right.this if isinstance(right, exp.Any | exp.All) else right.expressions[0]
         every = not isinstance(right, exp.Any)
         inner = inner.this if isinstance(inner, exp.Paren) else inner
         if operator != ("<>" if every else "="):
             raise FeatureNotSupported(f"{operator} {'ALL' if every else 'ANY'} is not supported")
-        word = "NOT IN" if every else "IN"
         value = self.value(left)
         if isinstance(inner, exp.Query | exp.Subquery):
-            found = self._one_column(inner, "subquery has too many columns")
-            self._same_family(operator, value, Value(found.columns[0].type, "0"))
-            return Value(BOOL, f"({value.engine} {word} ({found.sql}))")
+            return self._among_rows(operator, value, inner, node)
         if isinstance(inner, exp.Array):
             return operators.among(value, [self.value(one) for one in inner.expressions], every=every)
         array = self.value(inner)

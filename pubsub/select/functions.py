@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from pubsub import __version__
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.select.casts import cast, coerced, half_even, kept_hint
-from pubsub.select.literals import moment
+from pubsub.select.literals import DAY, moment
 from pubsub.select.types import (
     BOOL,
+    BPCHAR,
     DATE,
     FLOAT4,
     FLOAT8,
@@ -39,7 +41,7 @@ from pubsub.select.types import (
 from pubsub.select.values import NULL, Value, composed, divide, quoted, rounded
 
 _TYPES: Final = {
-    "text": TEXT, "int4": INT4, "int8": INT8, "float8": FLOAT8, "bool": BOOL, "date": DATE, "ts": TIMESTAMP,
+    "text": TEXT, "int4": INT4, "int8": INT8, "float8": FLOAT8, "bool": BOOL, "date": DATE, "bpchar": BPCHAR, "ts": TIMESTAMP,
     "tstz": TIMESTAMPTZ, "lsn": LSN,
 }  # fmt: skip
 #: name(types) result: DataFusion's SQL.  The first line that fits is taken.
@@ -49,7 +51,7 @@ upper(text) text: upper({0})
 length(text) int4: character_length({0})
 char_length(text) int4: character_length({0})
 character_length(text) int4: character_length({0})
-octet_length(text) int4: octet_length({0})
+octet_length(bpchar) int4: octet_length({0})
 reverse(text) text: reverse({0})
 md5(text) text: md5({0})
 left(text, int4) text: left({0}, {1})
@@ -74,7 +76,7 @@ position(text, text) int4: strpos({0}, {1})
 starts_with(text, text) bool: starts_with({0}, {1})
 translate(text, text, text) text: translate({0}, {1}, {2})
 ascii(text) int4: ascii({0})
-to_hex(int4) text: to_hex({0})
+to_hex(int4) text: to_hex(CAST({0} AS BIGINT) & 4294967295)
 to_hex(int8) text: to_hex({0})
 date(ts) date: arrow_cast({0}, 'Date32')
 date(tstz) date: arrow_cast({0}, 'Date32')
@@ -94,6 +96,10 @@ _FIELDS: Final = {
     "minutes": "minute",
 }  # fmt: skip
 _TRUNCATED: Final = frozenset(["second", "minute", "hour", "day", "week", "month", "quarter", "year"])
+
+
+BEGUN: Final[ContextVar[datetime]] = ContextVar("BEGUN")
+"""When the statement began that is being translated: now() is the same moment all through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +181,17 @@ def _coalesce(name: str, given: Sequence[Value]) -> Value | None:
 def _nullif(_: str, given: Sequence[Value]) -> Value | None:
     if len(given) != 2:
         return None
-    from pubsub.select.operators import comparison
+    from pubsub.select.operators import comparison, operands
 
     condition = comparison("=", given[0], given[1]).engine
-    value = given[0] if given[0].type != UNKNOWN else coerced(given[0], TEXT)
+    # The result has the type in which the operator takes it (parse_expr.c: transformAExprNullIf).
+    value, other = given[0], given[1].type
+    if value.type == UNKNOWN:
+        value = coerced(value, TEXT)
+    elif operands(value.type, other) == FLOAT8 and value.type not in (FLOAT4, FLOAT8):
+        value = cast(value, FLOAT8)
+    elif value.type == BPCHAR and other == TEXT:
+        value = coerced(value, TEXT)
     return Value(value.type, f"(CASE WHEN {condition} THEN NULL ELSE {value.engine} END)")
 
 
@@ -197,9 +210,13 @@ def _concat(name: str, given: Sequence[Value]) -> Value | None:
 
 
 def _concatenated(value: Value) -> str:
-    """Convert to text with the type's output function: unlike a cast, it gives t and f for booleans."""
+    """Convert to text with the type's output function: unlike a cast, it gives t and f for booleans, and a character's blanks."""
     if value.type == BOOL:
         return f"(CASE WHEN {value.engine} THEN 't' WHEN NOT {value.engine} THEN 'f' END)"
+    if value.type == BPCHAR:
+        return value.engine
+    if value.type.kept:
+        return f"CAST({value.engine} AS VARCHAR)"
     return cast(value, TEXT).engine if value.type != UNKNOWN else coerced(value, TEXT).engine
 
 
@@ -215,7 +232,9 @@ def _abs(name: str, given: Sequence[Value]) -> Value | None:
     if type_ == FLOAT4 or type_.is_integer:  # for integers, too, ceil, floor and sign are those of double precision
         value, type_ = cast(value, FLOAT8), FLOAT8
     if name == "sign":
-        sign = f"(CASE WHEN {value.engine} > 0 THEN 1 WHEN {value.engine} < 0 THEN -1 ELSE {value.engine} * 0 END)"
+        # Neither is NaN (float.c: dsign), which DataFusion takes for the greatest.
+        nan = f"WHEN isnan({value.engine}) THEN 0 " if type_ == FLOAT8 else ""
+        sign = f"(CASE {nan}WHEN {value.engine} > 0 THEN 1 WHEN {value.engine} < 0 THEN -1 ELSE {value.engine} * 0 END)"
         return Value(
             numeric(0) if type_ != FLOAT8 else FLOAT8,
             f"CAST({sign} AS {'DOUBLE' if type_ == FLOAT8 else 'DECIMAL(38, 0)'})",
@@ -255,8 +274,7 @@ def _round(name: str, given: Sequence[Value]) -> Value | None:
 def _now(name: str, given: Sequence[Value]) -> Value | None:
     if given:
         return None
-    now = datetime.now(UTC)
-    return moment(now, DATE if name == "current_date" else TIMESTAMPTZ)
+    return moment(BEGUN.get(), DATE if name == "current_date" else TIMESTAMPTZ)
 
 
 def _version(_: str, given: Sequence[Value]) -> Value | None:
@@ -284,7 +302,7 @@ def extract(field: str, value: Value) -> Value:
     if type_.name == "interval":
         if field != "epoch":
             raise FeatureNotSupported(f'unit "{field}" not supported for type interval')
-        micro = value.engine
+        micro = str(_epoch(*value.literal)) if isinstance(value.literal, tuple) else value.engine
     elif not type_.is_time:
         raise undefined("extract", [Value(UNKNOWN, "''"), value])
     elif field in ("epoch", "second", "seconds", "milliseconds", "microseconds"):
@@ -305,6 +323,13 @@ def extract(field: str, value: Value) -> Value:
     if type_ == DATE and field.rstrip("s") in ("hour", "minute"):
         raise FeatureNotSupported(f'unit "{field}" not supported for type date')
     return Value(numeric(0), f"CAST(date_part('{_FIELDS[field]}', {value.engine}) AS DECIMAL(38, 0))")
+
+
+def _epoch(months: int, days: int, microseconds: int) -> int:
+    """Return the microseconds of an interval, with years of 365.25 days (timestamp.c: interval_part_common)."""
+    years, rest = abs(months) // 12, abs(months) % 12
+    quarters = (1461 * years + 120 * rest) * (1 if months >= 0 else -1) + 4 * days
+    return quarters * (DAY // 4) + microseconds
 
 
 def _date_part(_: str, given: Sequence[Value]) -> Value | None:

@@ -6,13 +6,13 @@ Dates and times are read in ISO 8601's forms only; others that PostgreSQL accept
 from __future__ import annotations
 
 import re
-import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.select.kept_literals import canonical
 from pubsub.select.types import INTERVAL, Type, bits_of, numeric
 from pubsub.select.values import NULL, Value, quoted
 
@@ -52,17 +52,20 @@ _PART: Final = re.compile(
 DAY: Final = 86_400 * _SECOND
 
 
-def number(text: str) -> Value:
-    """Translate a number in a statement (scan.l, make_const)."""
+def number(text: str, *, negative: bool = False) -> Value:
+    """Translate a number in a statement, with the sign before it (scan.l, gram.y: doNegate, make_const)."""
     from pubsub.select.types import INT4, INT8
 
     if re.fullmatch(r"\d+", text):
         size = int(text)
-        if size < 1 << 63:
-            return Value(INT4 if size < 1 << 31 else INT8, text)
+        least = size - negative
+        if least < 1 << 63:
+            sql = text if not negative else f"(- {text})" if size < 1 << 63 else f"CAST('-{text}' AS BIGINT)"
+            return Value(INT4 if least < 1 << 31 else INT8, sql)
     if not _NUMERIC.fullmatch(text):
         raise FeatureNotSupported(f"the number {text} is not supported")
-    return _decimal(Decimal(text))
+    found = _decimal(Decimal(text))
+    return Value(found.type, f"(- {found.engine})") if negative else found
 
 
 def constant(text: str, type_: Type) -> Value:
@@ -99,12 +102,7 @@ def constant(text: str, type_: Type) -> Value:
             return Value(type_, f"CAST({int(Lsn.parse(text))} AS DECIMAL(20, 0))")
         case _:
             pass
-    if type_.name == "uuid":
-        try:
-            text = str(uuid.UUID(text.strip()))
-        except ValueError as error:
-            raise _invalid(text, type_) from error
-    return Value(type_, quoted(text))
+    return Value(type_, quoted(canonical(text, type_.name) if type_.kept else text))
 
 
 def moment(value: datetime, type_: Type) -> Value:

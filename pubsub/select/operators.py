@@ -56,22 +56,24 @@ def undefined(operator: str, left: Value | None, right: Value) -> PubsubError:
 
 def comparison(operator: str, left: Value, right: Value) -> Value:
     """Translate a comparison: = <> < <= > >= IS [NOT] DISTINCT FROM."""
-    one, other = _sides(operator, left, right)
+    one, other = sides(operator, left, right)
     return Value(BOOL, f"({one} {operator} {other})")
 
 
 def among(value: Value, others: Sequence[Value], *, every: bool = False) -> Value:
     """Translate value IN (others), or if `every` value <> ALL (others)."""
     operator = "<>" if every else "="
-    sides = [_sides(operator, value, one) for one in others]
-    if not sides:
+    # Several constants are compared in the type that all have in common (parse_expr.c: transformAExprIn).
+    listed = len(others) > 1 and all(map(_is_constant, others))
+    pairs = [sides(operator, value, one, listed=listed) for one in others]
+    if not pairs:
         return Value(BOOL, "TRUE" if every else "FALSE")
-    if len({one for one, _ in sides}) == 1 and all(map(_is_constant, others)):
+    if len({one for one, _ in pairs}) == 1 and all(map(_is_constant, others)):
         # A list of constants is one node, whereas comparisons joined by OR are a tree as deep as their number.
-        listed = ", ".join(other for _, other in sides)
-        return Value(BOOL, f"({sides[0][0]} {'NOT ' if every else ''}IN ({listed}))")
+        constants = ", ".join(other for _, other in pairs)
+        return Value(BOOL, f"({pairs[0][0]} {'NOT ' if every else ''}IN ({constants}))")
     return Value(
-        BOOL, f"({(' AND ' if every else ' OR ').join(f'({one} {operator} {other})' for one, other in sides)})"
+        BOOL, f"({(' AND ' if every else ' OR ').join(f'({one} {operator} {other})' for one, other in pairs)})"
     )
 
 
@@ -82,21 +84,30 @@ def _is_constant(value: Value) -> bool:
     return isinstance(value.literal, str) or _CONSTANT.fullmatch(value.sql) is not None
 
 
-def _sides(operator: str, left: Value, right: Value) -> tuple[str, str]:
-    """Return the SQL of both sides, converted to the type in which they are compared.  Raises `undefined`."""
-    type_ = common([left.type, right.type])
+def sides(operator: str, left: Value, right: Value, *, listed: bool = False) -> tuple[str, str]:
+    """Return the SQL of both sides, converted to the type in which they are compared.  Raises `undefined`.
+
+    `listed`: the right side is one of a list of constants.
+    """
+    type_ = common([left.type, right.type]) if listed else operands(left.type, right.type)
     if type_ is None or type_.element is not None:
         raise undefined(operator, left, right)
     ordered = operator in ("<", "<=", ">", ">=")
     if not (type_.has_order if ordered else type_.has_equality):
         raise undefined(operator, left, right)
-    if left.type.name == right.type.name == "character" or (type_.name == "character"):
+    if type_.name == "character" or {left.type.name, right.type.name} == {"character", "character varying"}:
         one, other = (f"rtrim({coerced(value, TEXT).engine}, ' ')" for value in (left, right))
     elif left.type.is_exact and right.type.is_exact:
         one, other = left.engine, right.engine
     else:
         one, other = coerced(left, type_).engine, coerced(right, type_).engine
     return one, other
+
+
+def operands(left: Type, right: Type) -> Type | None:
+    """Return the type whose operator is taken for two types: of real and another number that of double precision."""
+    type_ = common([left, right])
+    return FLOAT8 if type_ == FLOAT4 and UNKNOWN not in (left, right) and left != right else type_
 
 
 def arithmetic(operator: str, left: Value, right: Value) -> Value:
@@ -110,7 +121,7 @@ def arithmetic(operator: str, left: Value, right: Value) -> Value:
         left = coerced(left, right.type)
     if right.type == UNKNOWN:
         right = coerced(right, left.type)
-    type_ = common([left.type, right.type])
+    type_ = operands(left.type, right.type)
     if type_ is None or not type_.is_number or (operator == "%" and not type_.is_exact):
         raise undefined(operator, left, right)
     if type_.is_integer:
@@ -238,7 +249,12 @@ def like(operator: str, left: Value, right: Value, escape: str | None) -> Value:
         pattern = quoted(_escaped(right.literal, escape))
     elif isinstance(right.literal, str) and _ends_in_escape(right.literal):
         raise PubsubError("LIKE pattern must not end with escape character", sqlstate="22025")
-    return Value(BOOL, f"({coerced(left, TEXT).engine} {operator} {pattern})")
+    return Value(BOOL, f"({_with_blanks(left)} {operator} {pattern})")
+
+
+def _with_blanks(value: Value) -> str:
+    """Return a text as LIKE and regular expressions see it: they have operators for character, with its blanks."""
+    return value.engine if value.type.name == "character" else coerced(value, TEXT).engine
 
 
 def _ends_in_escape(pattern: str) -> bool:
@@ -276,4 +292,4 @@ def matches(left: Value, right: Value, *, ignore_case: bool) -> Value:
             detail="Literals, . ^ $ | ( ) [ ] * + ? { } and \\d, \\s, \\w are.",
         )
     # In PostgreSQL a point matches any character, also a newline.
-    return Value(BOOL, f"({coerced(left, TEXT).engine} {operator} {quoted('(?s)' + right.literal)})")
+    return Value(BOOL, f"({_with_blanks(left)} {operator} {quoted('(?s)' + right.literal)})")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pubsub.errors import FeatureNotSupported, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.select.translated import Output, Translated
+from pubsub.texts import Single
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +23,7 @@ _COMPLAINTS: Final = (
     (re.compile(r"is out of range Int32"), "integer out of range", "22003"),
     (re.compile(r"is out of range Int64|Can't cast value \S+ to type Int64"), "bigint out of range", "22003"),
     (re.compile(r"[Oo]verflow"), "value out of range", "22003"),
-    (re.compile(r"too large to store in a Decimal|is too large to store"), "numeric field overflow", "22003"),
+    (re.compile(r"too (?:large|small) to store"), "numeric field overflow", "22003"),
     (
         re.compile(r"Correlated scalar subquery|more than one row|returned more than one"),
         "more than one row returned by a subquery used as an expression",
@@ -64,11 +65,11 @@ def _column(held: dict[str, pa.ChunkedArray], column: Output) -> Sequence[Any]:
     return values if convert is None else [None if value is None else convert(value) for value in values]
 
 
-def single(value: float) -> float:
+def single(value: float) -> Single:
     """Return the double with the shortest decimal text that denotes the same real."""
     import numpy as np
 
-    return float(str(np.float32(value)))
+    return Single(str(np.float32(value)))
 
 
 def _moment(value: Any) -> Any:

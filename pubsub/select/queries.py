@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlglot import exp
@@ -57,6 +58,7 @@ class Queries:
 
     def statement(self, node: Any) -> Translated:
         """Translate the outermost query.  Raises PubsubError in PostgreSQL's words, and FeatureNotSupported."""
+        functions.BEGUN.set(datetime.now(UTC))
         return self.query(node, None, outermost=True)
 
     def query(self, node: Any, parent: Scope | None, *, outermost: bool = False) -> Translated:

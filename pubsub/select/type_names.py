@@ -18,6 +18,7 @@ from pubsub.select.types import (
     INT4,
     INT8,
     INTERVAL,
+    NUMERIC,
     OID,
     TEXT,
     TIMESTAMP,
@@ -38,17 +39,17 @@ _TYPES: Final = {
 
 
 def type_of(node: Any) -> tuple[Type, int | None]:
-    """Return the type that a cast names, and the length of a character type (None: unlimited)."""
+    """Return the type that a cast names, and the length of a character type or numeric's precision (None: unlimited)."""
     kind = node.this.name if hasattr(node.this, "name") else str(node.this)
     sizes = [one.this.this for one in node.expressions if isinstance(one, exp.DataTypeParam)]
     shown = node.sql("postgres").lower()
     if kind in ("DECIMAL", "BIGDECIMAL"):
         if not sizes:
-            return numeric(0), None
+            return NUMERIC, None
         precision, scale = int(sizes[0]), int(sizes[1]) if len(sizes) > 1 else 0
         if not 0 <= scale <= precision <= 38:
             raise FeatureNotSupported(f"type {shown} is not supported")
-        return numeric(scale), None
+        return numeric(scale), precision
     if kind == "USERDEFINED" or kind not in _TYPES:
         if kind in ("UNKNOWN", "USERDEFINED"):
             raise PubsubError(f'type "{shown}" does not exist', sqlstate="42704")

@@ -153,6 +153,10 @@ _PG_NAMES: Final = {
 }
 
 
+NUMERIC: Final = Type("numeric", scale=-1)
+"""What a cast to numeric without a scale names: each value keeps its own."""
+
+
 def numeric(scale: int) -> Type:
     """Return numeric whose values show `scale` digits after the point."""
     return Type("numeric", scale=scale)

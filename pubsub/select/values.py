@@ -93,12 +93,17 @@ def subtract(one: Any, other: Any) -> Any:
 
 
 def multiply(one: Any, other: Any) -> Any:
-    return _CONTEXT.multiply(Decimal(one), Decimal(other))
+    return _signed(_CONTEXT.multiply(Decimal(one), Decimal(other)))
+
+
+def _signed(value: Decimal) -> Decimal:
+    """Return a numeric, whose zero has no sign."""
+    return value or value.copy_abs()
 
 
 def rounded(value: Any, digits: int) -> Decimal:
     """Round half away from zero (numeric.c: numeric_round)."""
-    shown = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _CONTEXT)
+    shown = _signed(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, _CONTEXT))
     return shown if digits >= 0 else shown.quantize(Decimal(1))
 
 
@@ -110,7 +115,7 @@ def divide(one: Any, other: Any) -> Decimal:
     (weight, first), (other_weight, other_first) = _leading(left), _leading(right)
     quotient = weight - other_weight - (1 if first <= other_first else 0)
     scale = max(16 - quotient * 4, _scale(left), _scale(right), 0)
-    return _CONTEXT.divide(left, right).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _CONTEXT)
+    return _signed(_CONTEXT.divide(left, right).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _CONTEXT))
 
 
 def _leading(value: Decimal) -> tuple[int, int]:

@@ -131,3 +131,158 @@ SELECT id FROM customers WHERE full_name NOT IN ('bob', 'x') AND id NOT IN (-1, 
 SELECT id FROM orders WHERE customer_id > 0 AND id = NULL
 SELECT id FROM (SELECT id, NULL::int AS n FROM orders) AS s WHERE id > 0 AND n <> 1
 SELECT o.id FROM orders o JOIN customers c ON o.id = c.id AND o.customer_id = NULL
+-- numeric's scale and precision, literals of types that are kept as text, character beside other texts, real beside other numbers
+SELECT 10.99::numeric
+SELECT avg(balance)::numeric FROM customers
+SELECT round(avg(balance)::numeric, 2) FROM customers
+SELECT 123.456::numeric(5,2)
+SELECT balance::numeric(3,1) FROM customers WHERE id < 3
+SELECT 5::numeric
+SELECT balance::numeric + 1 FROM customers ORDER BY id
+SELECT '10.990'::numeric
+SELECT sum(x::numeric(5,3)) FROM (VALUES ('1.0005'), ('2.5')) v(x)
+SELECT id FROM kept WHERE t = '10:00'
+SELECT id FROM kept WHERE t < '9:45' ORDER BY 1
+SELECT id FROM kept WHERE t IN ('9:45', '10:00:00') ORDER BY 1
+SELECT id FROM kept WHERE t = time '10:00'
+SELECT id FROM kept WHERE i = '10.0.0.1/32'
+SELECT id FROM kept WHERE i = '::ffff:1.2.3.4'
+SELECT id FROM kept WHERE c = '10.0.0.0/8'
+SELECT id FROM kept WHERE c = '0:0::1'
+SELECT id FROM kept WHERE m = '08-00-2B-01-02-03'
+SELECT id FROM kept WHERE m = '08002b010203'
+SELECT id FROM kept WHERE m < '0800.2b01.0204'
+SELECT id FROM kept WHERE r = '[1,2]'
+SELECT id FROM kept WHERE r = '(0,3)'
+SELECT id FROM kept WHERE r = '[3,3)'
+SELECT id FROM kept WHERE r = '(,4]'
+SELECT id FROM kept WHERE d = '[2024-01-01,2024-02-01)'
+SELECT id FROM kept WHERE d = '[2024-1-1,]'
+SELECT id FROM kept WHERE l = '0/16b3748'
+SELECT id FROM kept WHERE b = '101'
+SELECT id FROM kept WHERE b = 'b101'
+SELECT id FROM kept WHERE v = ''
+SELECT id FROM kept WHERE x8 = '5'
+SELECT id FROM kept WHERE ch IN (SELECT vc FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE ch = ANY (SELECT vc FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE ch <> ALL (SELECT vc FROM kept WHERE vc IS NOT NULL) ORDER BY 1
+SELECT id FROM kept WHERE vc IN (SELECT ch FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE 'ab' IN (SELECT ch FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE ch IN (SELECT ch FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE ch IN ('ab  ', 'x') ORDER BY 1
+SELECT id FROM kept WHERE ch = ANY (ARRAY['ab', 'x']) ORDER BY 1
+SELECT id FROM kept WHERE ch = vc
+SELECT id FROM kept WHERE f IN (SELECT n FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE f IN (SELECT 0.1) ORDER BY 1
+SELECT id FROM kept WHERE n IN (SELECT g FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE g = ANY (SELECT f FROM kept) ORDER BY 1
+SELECT x::timestamp FROM kept WHERE id < 3 ORDER BY id
+SELECT x::date FROM kept WHERE id < 3 ORDER BY id
+SELECT x::timestamptz FROM kept WHERE id < 3 ORDER BY id
+SELECT id FROM kept WHERE f = 0.1
+SELECT id FROM kept WHERE f = 1.5
+SELECT id FROM kept WHERE f > 0.1 ORDER BY 1
+SELECT f + 1 FROM kept ORDER BY id
+SELECT f * 0.1 FROM kept ORDER BY id
+SELECT f + g FROM kept ORDER BY id
+SELECT f / 3 FROM kept ORDER BY id
+SELECT id FROM kept WHERE f IN (0.1, 1.5)
+SELECT coalesce(f, 1) FROM kept ORDER BY id
+SELECT extract(epoch from interval '1 year')
+SELECT extract(epoch from interval '1 year 2 months 3 days 04:05:06.7')
+SELECT extract(epoch from interval '-13 months')
+SELECT to_hex(-1)
+SELECT to_hex(-1::bigint)
+SELECT to_hex(255)
+SELECT to_hex(id - 2) FROM kept ORDER BY id
+SELECT concat(ch, '|') FROM kept ORDER BY id
+SELECT concat_ws('-', ch, vc) FROM kept ORDER BY id
+SELECT octet_length(ch), length(ch), char_length(ch) FROM kept ORDER BY id
+SELECT ch || '|' FROM kept ORDER BY id
+SELECT now() = now()
+SELECT now() = current_timestamp
+SELECT current_date = now()::date
+SELECT date_trunc('day', now()) = current_date
+SELECT now() - now()
+SELECT id FROM kept WHERE ch = vc ORDER BY 1
+SELECT id FROM kept WHERE vc = 'ab' ORDER BY 1
+SELECT a.id, b.id FROM kept a JOIN kept b ON a.ch = b.vc ORDER BY 1, 2
+SELECT a.id, b.id FROM kept a JOIN kept b ON a.vc = b.ch ORDER BY 1, 2
+SELECT id FROM kept WHERE ch::text = vc ORDER BY 1
+SELECT id FROM kept WHERE ch = vc::text ORDER BY 1
+SELECT id FROM kept WHERE ch < vc ORDER BY 1
+SELECT id FROM kept WHERE ch IN (SELECT x FROM kept) ORDER BY 1
+SELECT '{"b":1,"a":[1,2.50,null]}'::jsonb
+SELECT '{"b":1,"a":1,"b":2}'::jsonb ->> 'b'
+SELECT id FROM customers WHERE balance = '10.5'
+SELECT id FROM customers WHERE balance = '10.505'
+SELECT '1.005'::numeric(10,2)
+SELECT '1.005'::numeric(10,2) + 0
+SELECT NULL::numeric(5,2), NULL::numeric
+SELECT x::numeric(10,1) FROM kept WHERE id = 3
+SELECT x::numeric(4,2) FROM kept WHERE id = 3
+SELECT x::numeric(10,0) FROM kept WHERE id = 3
+SELECT n::numeric(6,1), n::numeric(6,2) FROM kept ORDER BY id
+SELECT n::int FROM kept ORDER BY id
+SELECT avg(n)::numeric(10,4) FROM kept
+SELECT avg(n)::numeric(2,1) FROM kept
+SELECT sum(n)::numeric(10,1), round(sum(n)::numeric, 1) FROM kept
+SELECT loose::numeric(10,2) FROM customers WHERE id < 3 ORDER BY id
+SELECT loose::numeric FROM customers WHERE id < 3 ORDER BY id
+SELECT id::numeric / 3 FROM kept ORDER BY id
+SELECT (id::numeric(10,2)) / 3 FROM kept ORDER BY id
+SELECT CASE WHEN id = 1 THEN n::numeric ELSE 1 END FROM kept WHERE id = 1
+SELECT time '9:05:03.10', '24:00'::time
+SELECT inet '10.0.0.1/32', inet '::1', inet '::ffff:1.2.3.4', inet '::1.2.3.4', inet '1:0:0:2:0:0:0:3'
+SELECT inet '010.1.2.3'
+SELECT id FROM kept WHERE c = '10.0.0.1/8'
+SELECT id FROM kept WHERE l <> '0/0' ORDER BY 1
+SELECT id FROM kept WHERE i <> '10.0.0.1' ORDER BY 1
+SELECT id FROM kept WHERE t BETWEEN '9:30' AND '10:00' ORDER BY 1
+SELECT CASE t WHEN '10:00' THEN 1 ELSE 2 END FROM kept ORDER BY id
+SELECT nullif(t, '10:00') FROM kept ORDER BY id
+SELECT coalesce(t, '1:00') FROM kept ORDER BY id
+SELECT id FROM kept WHERE v = 'x1F'
+SELECT id FROM kept WHERE f = 0.1::real
+SELECT id FROM kept WHERE f = '0.1'
+SELECT id FROM kept WHERE f = g ORDER BY 1
+SELECT id FROM kept WHERE f = 1
+SELECT id FROM kept WHERE f IN (0.1)
+SELECT id FROM kept WHERE f IN ('0.1')
+SELECT id FROM kept WHERE f NOT IN (0.1, 7) ORDER BY 1
+SELECT id FROM kept WHERE f BETWEEN 0.1 AND 1.5 ORDER BY 1
+SELECT f - 0.1 FROM kept ORDER BY id
+SELECT f + '0.5' FROM kept ORDER BY id
+SELECT f * f FROM kept ORDER BY id
+SELECT f / id FROM kept ORDER BY id
+SELECT n * f FROM kept ORDER BY id
+SELECT sum(f), avg(f) FROM kept
+SELECT id FROM kept WHERE id IN (SELECT n FROM kept)
+SELECT id FROM kept WHERE n NOT IN (SELECT n FROM kept WHERE n > 0)
+SELECT id FROM kept WHERE '1' IN (SELECT id FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE t IN (SELECT t FROM kept WHERE id = 1)
+SELECT id FROM kept k WHERE id IN (SELECT n FROM kept o WHERE o.id = k.id)
+SELECT to_hex(-9223372036854775808)
+SELECT to_hex(2147483647), to_hex(-2147483648)
+SELECT extract(epoch from now() - now())
+SELECT extract(epoch from interval '3 days 1 hour')
+SELECT concat('a'::char(3), 'b')
+SELECT octet_length('a'::char(3)), octet_length('äb'), octet_length(vc) FROM kept WHERE id = 2
+SELECT lower(ch) || '|', upper(ch) || '|', md5(ch) = md5(vc) FROM kept WHERE id = 1
+SELECT max(ch), min(vc) FROM kept
+SELECT string_agg(ch, ',') FROM kept
+SELECT ch, count(*) FROM kept GROUP BY ch ORDER BY 1
+SELECT id FROM kept WHERE n NOT IN (SELECT n FROM kept) ORDER BY 1
+SELECT id FROM kept WHERE n NOT IN (SELECT n FROM kept WHERE n IS NOT NULL AND n > 0) ORDER BY 1
+SELECT id FROM kept WHERE n NOT IN (SELECT n FROM kept WHERE false) ORDER BY 1
+SELECT id FROM kept WHERE NOT (n IN (SELECT n FROM kept WHERE n > 0)) ORDER BY 1
+SELECT id FROM kept WHERE n IN (SELECT n FROM kept WHERE n > 0) OR id = 2 ORDER BY 1
+SELECT id FROM kept WHERE n NOT IN (SELECT n FROM kept WHERE n > 0) OR id = 3 ORDER BY 1
+SELECT id FROM kept WHERE vc <> ALL (SELECT ch FROM kept WHERE ch IS NOT NULL) ORDER BY 1
+SELECT id FROM orders WHERE customer_id NOT IN (SELECT id FROM customers WHERE id = 1) ORDER BY 1
+SELECT customer_id, count(*) FROM orders GROUP BY customer_id HAVING customer_id NOT IN (SELECT id FROM customers WHERE id = 1)
+SELECT i::text, i FROM kept ORDER BY id
+SELECT concat(i, '') FROM kept ORDER BY id
+SELECT i || '' FROM kept ORDER BY id
+SELECT c::text FROM kept ORDER BY id
+SELECT id, ch LIKE 'ab', ch LIKE 'ab%', ch ~ 'b$' FROM kept ORDER BY id

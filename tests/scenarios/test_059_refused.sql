@@ -84,3 +84,18 @@ SELECT abs('x')
 SELECT id FROM customers c WHERE customers.id = 1
 WITH x AS (SELECT 1), x AS (SELECT 2) SELECT 1
 SELECT * FROM (VALUES (1, 2), (3)) v
+SELECT id FROM customers WHERE avg(1)::numeric > 2
+SELECT 1234.5::numeric(5,2)
+SELECT 99999::numeric(4,0)
+SELECT id FROM kept WHERE t = '25:00'
+SELECT id FROM kept WHERE i = 'x'
+SELECT id FROM kept WHERE r = '[5,1]'
+SELECT 'x'::jsonb
+SELECT ('1234.5'::numeric(5,2))
+SELECT x::numeric(3,2) FROM kept WHERE id = 3
+SELECT avg(n * 100)::numeric(2,1) FROM kept
+SELECT '24:01'::time
+SELECT inet '10.1.2.300'
+SELECT inet '10.1.2.3/33'
+SELECT id FROM kept WHERE b = '1x1'
+SELECT f % 2 FROM kept
