@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pubsub.protocol.copyboth import Keepalive, XLogData, read_server_message
@@ -34,19 +35,20 @@ _SLOTS: dict[str, tuple[str, bool, dict[str, str]]] = {
 """Plugin, two_phase, options."""
 _DESCRIPTIONS = (b"R", b"Y")
 """Messages of pgoutput that come again whenever a subscriber joins others."""
+_FILLER = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))"
 
 
 class Reader:
     """Reads a slot's stream by way of `conninfo`, and confirms nothing."""
 
-    def __init__(self, conninfo: str, slot: str, options: dict[str, str]) -> None:
-        self._conninfo, self._slot, self._options = conninfo, slot, options
+    def __init__(self, conninfo: str, slot: str, options: dict[str, str], start: int = 0) -> None:
+        self._conninfo, self._slot, self._options, self._start = conninfo, slot, options, start
         self.messages: list[bytes] = []
 
     async def __aenter__(self) -> Reader:
         self._connection = await Connection.connect(self._conninfo, replication=True)
         await self._connection.__aenter__()
-        self._stream = await replication.start(self._connection, self._slot, 0, self._options)
+        self._stream = await replication.start(self._connection, self._slot, self._start, self._options)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -171,6 +173,65 @@ def test_a_client_that_reads_nothing_keeps_nobody_waiting(slots: Database, publi
     slow, fast = asyncio.run(asyncio.wait_for(read(), 300))
     assert sum(one[:1] == b"I" for one in fast) == 80_001
     assert _rows(slow, "pgoutput") == _rows(fast, "pgoutput")
+
+
+def test_a_stream_that_begins_later_beside_one_that_is_behind(slots: Database, publish: Publish) -> None:
+    """Both join a third one; what begins then is sent to each once, and not before its start."""
+
+    async def read(other: psycopg.Connection) -> list[list[bytes]]:
+        conninfo, future = publish.conninfo(), _end(slots) + (1 << 20)
+        behind, there = Reader(conninfo, "one", _PGOUTPUT), Reader(conninfo, "same", _PGOUTPUT)
+        later, alike = (
+            Reader(conninfo, slot, options, future)
+            for slot, options in (("other", _SLOTS["other"][2]), ("both", _PGOUTPUT))
+        )
+        async with there:
+            await there.read(_end(slots))
+            # A transaction in progress: otherwise a stream that begins later joins those at the end at once.
+            await asyncio.to_thread(other.execute, "BEGIN; INSERT INTO b VALUES (0, 'open')")
+            await asyncio.to_thread(slots.execute, "INSERT INTO a VALUES (1, 'behind')")
+            await asyncio.gather(*(one.__aenter__() for one in (behind, later)))
+            await behind.read(_end(slots))
+            await alike.__aenter__()
+            for number in range(2, 5):
+                await asyncio.to_thread(slots.execute, f"INSERT INTO a VALUES ({number}, 'new')")
+                await asyncio.to_thread(slots.execute, f"INSERT INTO b VALUES ({number}, 'early')")
+                await behind.read(_end(slots))
+            await asyncio.to_thread(other.execute, "ROLLBACK")
+            await asyncio.to_thread(slots.execute, "INSERT INTO a VALUES (6, 'new')")
+            while _end(slots) < future:
+                await asyncio.to_thread(slots.query, _FILLER)
+            for table in ("a", "b"):
+                await asyncio.to_thread(slots.execute, f"INSERT INTO {table} VALUES (5, 'in time')")
+            await asyncio.gather(*(one.read(_end(slots)) for one in (behind, there, later, alike)))
+        for reader in (behind, later, alike):
+            await reader.__aexit__()
+        return [_rows(one.messages, "pgoutput") for one in (behind, there, later, alike)]
+
+    with slots.server.connect(slots.name) as other:
+        behind, there, later, alike = asyncio.run(asyncio.wait_for(read(other), 300))
+    assert [one[:1] for one in behind] == [b"B", b"I", b"C"] * 6
+    assert there == behind
+    assert [one[:1] for one in later] == [b"B", b"I", b"C"]
+    assert alike == behind[-3:]
+
+
+def test_a_stream_that_begins_later_beside_one_that_gets_the_same(slots: Database, publish: Publish) -> None:
+    async def read() -> tuple[list[bytes], list[bytes]]:
+        conninfo, future = publish.conninfo(), _end(slots) + (1 << 20)
+        async with Reader(conninfo, "one", _PGOUTPUT) as there, Reader(conninfo, "same", _PGOUTPUT, future) as later:
+            await there.read(_end(slots))
+            await asyncio.to_thread(slots.execute, "INSERT INTO a VALUES (1, 'early')")
+            await there.read(_end(slots))
+            while _end(slots) < future:
+                await asyncio.to_thread(slots.query, _FILLER)
+            await asyncio.to_thread(slots.execute, "INSERT INTO a VALUES (2, 'in time')")
+            await asyncio.gather(*(one.read(_end(slots)) for one in (there, later)))
+            return _rows(there.messages, "pgoutput"), _rows(later.messages, "pgoutput")
+
+    there, later = asyncio.run(asyncio.wait_for(read(), 300))
+    assert [one[:1] for one in there] == [b"B", b"I", b"C"] * 2
+    assert later == there[-3:]
 
 
 # Kills

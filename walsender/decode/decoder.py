@@ -179,8 +179,9 @@ class Decoder:
             if assembly.memory is not None:
                 assembly.memory.move(self._may_stream(assembly), self._goes_on, self._stream)
             self._assemblies.append(assembly)
-            for output in list(assembly.outputs):
-                if not assembly.closed and output.start <= here:
+            # All of them or none: an output in two open assemblies would be sent everything twice.
+            if not assembly.closed and all(output.start <= here for output in assembly.outputs):
+                for output in list(assembly.outputs):
                     self._settle(output, assembly, here)
         for output in other.outputs:
             # Generations are counted by each tracker.
@@ -198,6 +199,7 @@ class Decoder:
             or other.waits
             or output.joining
             or other.joining
+            or max(output.start, other.start) > self._here()
         ):
             return False
         together = [one for one in self._assemblies if output in one.outputs or other in one.outputs]
