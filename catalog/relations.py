@@ -46,20 +46,7 @@ class Relations(Database):
     async def remove_relations(self, subid: int, relids: Iterable[int]) -> None:
         """Remove tables in one transaction, each as `remove_relation` does."""
         async with self._write(bump=True) as connection:
-            for relid in relids:
-                await _remember_generation(connection, subid, relid)
-                for table in (
-                    _T,
-                    _I,
-                    schema.copy,
-                    schema.copy_plan,
-                    schema.rows,
-                    schema.storage,
-                    schema.verification,
-                    schema.worker,
-                    schema.origin,
-                ):
-                    await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
+            await delete_relations(connection, subid, relids)
 
     async def set_relation_state(self, subid: int, relid: int, state: RelState, lsn: Lsn | None = None) -> None:
         """Store a state and its LSN, and clear the error (pg_subscription.c: UpdateSubscriptionRelState).
@@ -72,16 +59,7 @@ class Relations(Database):
                 f"state {state.value} of a table needs the LSN where its synchronization ended"
             )
         async with self._write(bump=True) as connection:
-            old = await _locked(connection, subid, relid)
-            if not may_store(RelState(old.state), state):
-                raise NotInPrerequisiteState(
-                    f"table {old.schema_name}.{old.name} cannot go from state {old.state} to state {state.value}"
-                )
-            await connection.execute(
-                update(_T).where(_here(subid, relid)).values(state=state.value, lsn=lsn, error=None, error_hint=None)
-            )
-            if state is RelState.INIT:
-                await _forget_incidents(connection, subid, relid)
+            await store_state(connection, subid, relid, state, lsn)
 
     async def begin_copy(
         self,
@@ -195,6 +173,46 @@ class Relations(Database):
             done = await connection.execute(update(_T).where(_here(subid, relid)).values(**values))
             if done.rowcount == 0:
                 raise _undefined(subid, relid)
+
+
+async def store_state(
+    connection: AsyncConnection, subid: int, relid: int, state: RelState, lsn: Lsn | None = None
+) -> None:
+    """Store a table's state within the caller's transaction, as `set_relation_state` does."""
+    old = await _locked(connection, subid, relid)
+    if not may_store(RelState(old.state), state):
+        raise NotInPrerequisiteState(
+            f"table {old.schema_name}.{old.name} cannot go from state {old.state} to state {state.value}"
+        )
+    await connection.execute(
+        update(_T).where(_here(subid, relid)).values(state=state.value, lsn=lsn, error=None, error_hint=None)
+    )
+    if state is RelState.INIT:
+        await _forget_incidents(connection, subid, relid)
+
+
+async def copy_relation_again(connection: AsyncConnection, subid: int, relid: int) -> None:
+    """Have a table copied again, within the caller's transaction; its slot has been dropped."""
+    await store_state(connection, subid, relid, RelState.INIT)
+    await connection.execute(update(_T).where(_here(subid, relid)).values(sync_slot=None))
+
+
+async def delete_relations(connection: AsyncConnection, subid: int, relids: Iterable[int]) -> None:
+    """Remove tables within the caller's transaction, as `remove_relations` does."""
+    for relid in relids:
+        await _remember_generation(connection, subid, relid)
+        for table in (
+            _T,
+            _I,
+            schema.copy,
+            schema.copy_plan,
+            schema.rows,
+            schema.storage,
+            schema.verification,
+            schema.worker,
+            schema.origin,
+        ):
+            await connection.execute(delete(table).where(table.c.subid == subid, table.c.relid == relid))
 
 
 async def _remember_generation(connection: AsyncConnection, subid: int, relid: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Unpack
 
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from catalog import from_rows, schema
 from catalog.database import Database
 from catalog.records import NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
-from catalog.relations import insert_relations
+from catalog.relations import copy_relation_again, delete_relations, insert_relations
 from pubsub.errors import DuplicateObject, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
@@ -62,24 +62,43 @@ class Subscriptions(Database):
         Raises UndefinedObject, and DuplicateObject for a name that is taken.
         """
         async with self._write(bump=True) as connection:
-            if "name" in changes:
-                await _refuse_taken_name(connection, changes["name"], besides=oid)
-            values: dict[str, Any] = dict(changes)
-            if callable(changes.get("options")) or callable(changes.get("publications")):
-                await connection.execute(select(_T.c.oid).where(_T.c.oid == oid).with_for_update())
-                stored = await _one(connection, oid)
-                given = {name: values[name] for name in ("options", "publications") if callable(values.get(name))}
-                values |= {name: change(getattr(stored, name)) for name, change in given.items()}
-            if "options" in values:
-                values["options"] = _options_json(values["options"])
-            if "publications" in values:
-                values["publications"] = list(values["publications"])
-            done = await connection.execute(
-                update(_T).where(_T.c.oid == oid).values(generation=_T.c.generation + 1, **values)
-            )
-            if done.rowcount == 0:
-                raise _undefined(oid)
+            await _alter(connection, oid, changes)
             return await _one(connection, oid)
+
+    async def refresh_subscription(
+        self, oid: int, changes: SubscriptionChanges, leave: Iterable[int], join: Sequence[NewRelation]
+    ) -> None:
+        """Change fields, if any are given, and remove and add tables, all in one transaction.
+
+        Raises as `alter_subscription` and `add_relations` do.
+        """
+        async with self._write(bump=True) as connection:
+            if changes:
+                await _alter(connection, oid, changes)
+            await delete_relations(connection, oid, leave)
+            await insert_relations(connection, oid, join)
+
+    async def copy_again(
+        self, oid: int, relations: Mapping[int, NewRelation | None], publisher: tuple[str, int] | None
+    ) -> None:
+        """Have tables copied again, in one transaction; their slots have been dropped.
+
+        `relations` has for each table's oid what takes its place, None if it stays.  `publisher` is given when the
+        stream begins anew: the system identifier and timeline to follow from now on.  The origin is then unset, since
+        the stream may begin anywhere: no table holds anything of it.  Raises UndefinedObject.
+        """
+        async with self._write(bump=True) as connection:
+            for relid, now in relations.items():
+                if now is None:
+                    await copy_relation_again(connection, oid, relid)
+            replaced = {relid: now for relid, now in relations.items() if now is not None}
+            await delete_relations(connection, oid, replaced)
+            await insert_relations(connection, oid, list(replaced.values()))
+            if publisher is not None:
+                await _store_publisher(connection, oid, *publisher, None)
+                o = schema.origin
+                here = (o.c.subid == oid) & (o.c.relid == 0)
+                await connection.execute(update(o).where(here).values(remote_lsn=INVALID_LSN, local_lsn=None))
 
     async def set_enabled(self, oid: int, enabled: bool) -> Subscription:
         """Enable or disable the subscription (ALTER SUBSCRIPTION … ENABLE or DISABLE)."""
@@ -89,21 +108,8 @@ class Subscriptions(Database):
         self, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None = None
     ) -> None:
         """Store the publisher's identity.  The generation stays, so that no worker restarts."""
-        here = _T.c.oid == oid
         async with self._write(bump=False) as connection:
-            stored = (await connection.execute(select(_T.c.options).where(here).with_for_update())).scalar_one_or_none()
-            if stored is None:
-                raise _undefined(oid)
-            await connection.execute(
-                update(_T)
-                .where(here)
-                .values(
-                    publisher_system_identifier=system_identifier,
-                    publisher_timeline=timeline,
-                    publisher_timeline_start=timeline_start,
-                    options=dict(stored) | {"rebound": False},
-                )
-            )
+            await _store_publisher(connection, oid, system_identifier, timeline, timeline_start)
 
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
         """Clear skip_lsn if it is `finish_lsn`, and return whether it was (worker.c: clear_subscription_skip_lsn)."""
@@ -163,14 +169,6 @@ class Subscriptions(Database):
             await connection.execute(update(o).where(here).values(remote_lsn=lsn, local_lsn=local_lsn))
             return Lsn(lsn)
 
-    async def restart_origin(self, subid: int, lsn: Lsn) -> None:
-        """Set the origin to `lsn`, even behind the old one: every table is copied again, after `lsn`."""
-        o = schema.origin
-        async with self._write(bump=True) as connection:
-            await connection.execute(
-                update(o).where(o.c.subid == subid, o.c.relid == 0).values(remote_lsn=lsn, local_lsn=None)
-            )
-
 
 async def read_subscriptions(connection: AsyncConnection) -> list[Subscription]:
     found = await connection.execute(select(_T).order_by(_T.c.oid))
@@ -189,6 +187,43 @@ async def _one(connection: AsyncConnection, name_or_oid: str | int) -> Subscript
     if row is None:
         raise _undefined(name_or_oid)
     return from_rows.subscription(row)
+
+
+async def _alter(connection: AsyncConnection, oid: int, changes: SubscriptionChanges) -> None:
+    if "name" in changes:
+        await _refuse_taken_name(connection, changes["name"], besides=oid)
+    values: dict[str, Any] = dict(changes)
+    if callable(changes.get("options")) or callable(changes.get("publications")):
+        await connection.execute(select(_T.c.oid).where(_T.c.oid == oid).with_for_update())
+        stored = await _one(connection, oid)
+        given = {name: values[name] for name in ("options", "publications") if callable(values.get(name))}
+        values |= {name: change(getattr(stored, name)) for name, change in given.items()}
+    if "options" in values:
+        values["options"] = _options_json(values["options"])
+    if "publications" in values:
+        values["publications"] = list(values["publications"])
+    done = await connection.execute(update(_T).where(_T.c.oid == oid).values(generation=_T.c.generation + 1, **values))
+    if done.rowcount == 0:
+        raise _undefined(oid)
+
+
+async def _store_publisher(
+    connection: AsyncConnection, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None
+) -> None:
+    here = _T.c.oid == oid
+    stored = (await connection.execute(select(_T.c.options).where(here).with_for_update())).scalar_one_or_none()
+    if stored is None:
+        raise _undefined(oid)
+    await connection.execute(
+        update(_T)
+        .where(here)
+        .values(
+            publisher_system_identifier=system_identifier,
+            publisher_timeline=timeline,
+            publisher_timeline_start=timeline_start,
+            options=dict(stored) | {"rebound": False},
+        )
+    )
 
 
 async def _refuse_taken_name(connection: AsyncConnection, name: str, besides: int = 0) -> None:

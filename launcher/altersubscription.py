@@ -178,16 +178,15 @@ async def _refresh(
         await published_tables.refuse_owned(session.catalog, plans, leaving={r.path for r in gone})
         if store_publications:
             changes["publications"] = subscription.publications
-        if changes:
-            await session.catalog.alter_subscription(subscription.oid, **changes)
-        if gone:
-            await _remove(session, subscription, connection, gone)
-        if plans:
-            await session.catalog.add_relations(
-                subscription.oid, [one.relation(copy_data=copy_data, lsn=None) for one in plans]
-            )
-            for one in plans:
-                session.notice(f'table "{one.target.relation}" added to subscription "{subscription.name}"', "DEBUG1")
+        joining = [one.relation(copy_data=copy_data, lsn=None) for one in plans]
+        async with _without_slots(session, subscription, connection, gone):
+            leaving = [relation.relid for relation in gone]
+            await session.catalog.refresh_subscription(subscription.oid, changes, leaving, joining)
+        for relation in gone:
+            name = relation.qualified_name
+            session.notice(f'table "{name}" removed from subscription "{subscription.name}"', "DEBUG1")
+        for one in plans:
+            session.notice(f'table "{one.target.relation}" added to subscription "{subscription.name}"', "DEBUG1")
 
 
 async def _follow_names(
@@ -241,10 +240,11 @@ async def _first_connection(subscription: Subscription, connection: Connection) 
     }
 
 
-async def _remove(
+@asynccontextmanager
+async def _without_slots(
     session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
-) -> None:
-    """Drop the slots of tables, and remove them.  If one of them may have a slot, stop the workers first.
+) -> AsyncIterator[None]:
+    """Run the body, which removes tables, when their slots are dropped.  If one may have a slot, stop the workers first.
 
     Otherwise a worker could create a slot after this command has looked, and the slot would remain.  So would one whose
     table is removed first, if this command is killed then; a table that has lost its slot is copied anew, or removed by
@@ -253,11 +253,7 @@ async def _remove(
     node_id = (await session.catalog.node()).node_id
     async with _paused(session, subscription) if slot_names(gone, node_id) else nullcontext():
         await drop_slots_of(session, connection, gone, node_id)
-        await session.catalog.remove_relations(subscription.oid, [relation.relid for relation in gone])
-        for relation in gone:
-            session.notice(
-                f'table "{relation.qualified_name}" removed from subscription "{subscription.name}"', "DEBUG1"
-            )
+        yield
 
 
 @asynccontextmanager
@@ -307,18 +303,22 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
             # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)
+            again: dict[int, NewRelation | None] = {}
             for relation in wanted:
                 now = oids[relation.schema, relation.name]
-                if now == relation.relid:
-                    await catalog.set_sync_slot(oid, now, None)
-                    await catalog.set_relation_state(oid, now, RelState.INIT)
-                else:
-                    await catalog.remove_relations(oid, [relation.relid])
-                    new = NewRelation(now, relation.schema, relation.name, relation.path)
-                    await catalog.add_relations(oid, [new])
-            if every:
-                # Last: if the command ends before it, no table lacks what the stream skips.
-                await _begin_stream_anew(session, subscription, connection)
+                made_anew = now != relation.relid
+                again[relation.relid] = (
+                    NewRelation(now, relation.schema, relation.name, relation.path) if made_anew else None
+                )
+            if not every:
+                await catalog.copy_again(oid, again, None)
+                return
+            if subscription.slot_name is None:
+                raise NotInPrerequisiteState(f'subscription "{subscription.name}" does not have a slot name')
+            identity = await identify_system(connection)
+            await catalog.copy_again(oid, again, (identity.system_identifier, identity.timeline))
+            # Last: if the command ends before it, no table lacks what the stream skips.
+            await _begin_stream_anew(session, subscription, connection, subscription.slot_name)
 
 
 async def _check_stream(connection: Connection, subscription: Subscription) -> None:
@@ -335,24 +335,21 @@ async def _check_stream(connection: Connection, subscription: Subscription) -> N
         )
 
 
-async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection) -> None:
-    """Restart the stream at the publisher's current position, because every table is copied again.
+async def _begin_stream_anew(session: Session, subscription: Subscription, connection: Connection, name: str) -> None:
+    """Move the slot `name` to the publisher's current position, because every table is copied again.
 
-    Creates a slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
+    Creates the slot if there is none or it is lost.  Otherwise skips the changes that the slot retains, which also gets
     past changes that cannot be decoded.  With two-phase commit enabled it skips nothing: of a transaction prepared
-    before the new position only the COMMIT PREPARED would arrive.
+    before the new position only the COMMIT PREPARED would arrive.  The stream begins where the slot does: no origin is
+    stored.
     """
-    name = subscription.slot_name
-    if name is None:
-        raise NotInPrerequisiteState(f'subscription "{subscription.name}" does not have a slot name')
     two_phase = subscription.options.two_phase_state == "e"
-    identity = await identify_system(connection)
     slot = await slots.slot_info(connection, name)
     if slot is not None and slot.wal_status == "lost":
         await drop_slot(connection, name, missing_ok=True, wait=True)
         slot = None
     if slot is None:
-        begin = await make_slot(
+        await make_slot(
             session,
             connection,
             subscription.name,
@@ -362,12 +359,8 @@ async def _begin_stream_anew(session: Session, subscription: Subscription, conne
             failover=subscription.options.failover,
         )
         session.notice(f'created replication slot "{name}" on publisher')
-    elif two_phase:
-        begin = slot.confirmed_flush_lsn or identity.xlogpos
-    else:
-        begin = await slots.advance_slot(connection, name)
-    await session.catalog.set_publisher(subscription.oid, identity.system_identifier, identity.timeline)
-    await session.catalog.restart_origin(subscription.oid, begin)
+    elif not two_phase:
+        await slots.advance_slot(connection, name)
 
 
 async def _set_options(session: Session, subscription: Subscription, options: SubscriptionOptions) -> None:

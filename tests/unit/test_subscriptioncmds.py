@@ -136,7 +136,8 @@ async def test_a_table_leaves_after_its_slot(client: Client, nowhere: str, monke
     monkeypatch.setattr(altersubscription, "drop_slots_of", killed)
     relations = await catalog.relations(subscription.oid)
     with pytest.raises(ConnectionFailure):
-        await altersubscription._remove(client.session, subscription, cast(Connection, None), relations)
+        async with altersubscription._without_slots(client.session, subscription, cast(Connection, None), relations):
+            await catalog.remove_relation(subscription.oid, 7)
     assert await catalog.relations(subscription.oid) == relations
     assert not (await catalog.subscription("s")).dropping
 
