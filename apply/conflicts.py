@@ -5,10 +5,11 @@
     update_origin_differs,            another writer wrote the row last: the change is applied, counted and logged
     delete_origin_differs
 
-Conflicts are looked for only in a table whose rows are not all this subscription's.  A Delta table has one key, so there are no
-multiple_unique_conflicts.  The last writer of a row is known (in PostgreSQL: by track_commit_timestamp) only while its data file
-is one that another writer's commit made in full: not after files were merged, and not for a file that such a commit rewrote
-together with rows that it did not change.
+A batch is staged without a look at its table, and committed only if the table has the rows that the batch takes for granted
+(pubsub.delta.expectations).  If it does not, and in a table whose rows are not all this subscription's, rows are looked up while
+a batch is staged.  A Delta table has one key, so there are no multiple_unique_conflicts.  The last writer of a row is known (in
+PostgreSQL: by track_commit_timestamp) only while its data file is one that another writer's commit made in full: not after files
+were merged, and not for a file that such a commit rewrote together with rows that it did not change.
 
 `judge` finds the conflicts while a batch is staged.  Once the batch is committed, or a conflict has ended a worker or stopped a
 table, they are logged and counted in the catalog.
@@ -186,6 +187,11 @@ async def count_conflict_of(catalog: Catalog, subid: int, error: PubsubError) ->
     """Count the conflict that ended a worker or stopped a table, if `error` is one."""
     if isinstance(error, UniqueViolation):
         await catalog.add_counters(subid, **cast(Counters, {f"confl_{error.conflict.value}": 1}))
+
+
+def note_look_ups(relation: str) -> None:
+    """Log that a table's rows are looked up from now on."""
+    log.info("rows of a table are not as its changes expect, and are looked up", relation=relation)
 
 
 async def record_other_commits(

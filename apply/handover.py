@@ -44,6 +44,7 @@ class Handover:
         self._synced: dict[int, asyncio.Event] = {}
         self._applying: Applying | None = None
         self._attached = asyncio.Event()
+        self._looked_up: set[str] = set()
 
     @property
     def promised(self) -> Mapping[int, Lsn]:
@@ -59,6 +60,14 @@ class Handover:
         """Forget the apply worker, which ends; promises stand."""
         self._applying = None
         self._attached.clear()
+
+    def look_up(self, app_id: str) -> None:
+        """Have the rows of this copy of a table looked up from now on, by each worker of this process (Destination.contested)."""
+        self._looked_up.add(app_id)
+
+    def looks_up(self, app_id: str) -> bool:
+        """Return whether the rows of this copy of a table are looked up."""
+        return app_id in self._looked_up
 
     def state(self, relid: int) -> tuple[str, Lsn] | None:
         """Return ('w', X) or ('c', C) while the table is in that state, else None."""

@@ -33,7 +33,7 @@ class RelationEntry:
     synced: bool = False
     """The sync worker is done with the table (s or r); apply may write it."""
     contested: bool = False
-    """The table may hold rows of other writers, so changes may conflict."""
+    """The table may hold other rows than the changes expect, so they are looked up to find conflicts."""
     failed: bool = False
     """The table is about to stop; only what is staged for it is still committed."""
     stopped: bool = False

@@ -91,7 +91,7 @@ class RelationMap:
         entry.relation, entry.app_id = relation, app_id
         entry.refresh_requests = relation.look_again
         # A table that joined without a copy may lack rows that the publisher has, and have others.
-        entry.contested = relation.foreign is not None or not relation.copied
+        entry.contested = relation.foreign is not None or not relation.copied or self._handover.looks_up(app_id)
         if relation.stopped:
             # Release the tasks that wait for its sync worker.
             entry.stopped, entry.after, entry.sync_lsn = True, None, None

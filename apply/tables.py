@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import structlog
 
 from apply.batch import Batch
-from apply.conflicts import Conflicts, count_conflict_of, count_conflicts, record_other_commits
+from apply.conflicts import Conflicts, count_conflict_of, count_conflicts, note_look_ups, record_other_commits
 from apply.handover import Handover
 from apply.isolation import Failure, hint_to_resync, is_own
 from apply.pipeline.dispatch import PassedSkip
@@ -266,6 +266,14 @@ class ApplyTables:
         await record_other_commits(self._catalog, self._subid, destination.relid, destination.table.relation, commits)
         entry = self.relations.entries.get(destination.relid)
         if entry is not None:
+            entry.contested = True
+
+    def look_up(self, destination: Destination) -> None:
+        """See interfaces.Tables."""
+        note_look_ups(destination.table.relation)
+        self._handover.look_up(destination.app_id)
+        entry = self.relations.entries.get(destination.relid)
+        if entry is not None and entry.is_copy_of(destination):
             entry.contested = True
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:

@@ -147,7 +147,17 @@ class CatchUp:
             await promotion.begin(connection)
             types = await binary_types(self._subscription, connection)
             tables = CatchUpTable(
-                self._table.slot, columns, at, types, following, relation, held, self._catalog, window, promotion
+                self._table.slot,
+                columns,
+                at,
+                types,
+                following,
+                relation,
+                held,
+                self._catalog,
+                window,
+                promotion,
+                self._handover,
             )
             options = stream_options(self._subscription, connection.server_version)
             stream = await replication.start(connection, self._table.slot, at, options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from apply.batch import Batch
-from apply.conflicts import Conflicts, count_conflicts, record_other_commits
+from apply.conflicts import Conflicts, count_conflicts, note_look_ups, record_other_commits
+from apply.handover import Handover
 from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
@@ -40,6 +41,7 @@ class CatchUpTable:
         catalog: Catalog,
         window: Window | None,
         promotion: Promotion,
+        handover: Handover,
     ) -> None:
         self.origin = origin
         self._promotion = promotion
@@ -50,7 +52,8 @@ class CatchUpTable:
         self._after = after
         self._types = types
         self._follower = following
-        self._contested = relation.foreign is not None
+        self._handover = handover
+        self._contested = relation.foreign is not None or handover.looks_up(columns.app_id)
         self._name = (relation.schema, relation.name)
         self._version = version
 
@@ -99,6 +102,11 @@ class CatchUpTable:
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         await record_other_commits(self._catalog, self._subid, destination.relid, destination.table.relation, commits)
+        self._contested = True
+
+    def look_up(self, destination: Destination) -> None:
+        note_look_ups(destination.table.relation)
+        self._handover.look_up(destination.app_id)
         self._contested = True
 
     async def met(self, relation: str, conflicts: Conflicts) -> None:

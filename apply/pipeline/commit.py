@@ -18,7 +18,8 @@ from apply.staging.destination import WrittenByOthers
 from apply.staging.staged_table import StagedTable
 from pubsub.delta import arrow_writer, constraints, spark_writer, table
 from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.choose_writer import AnyStaged
+from pubsub.delta.changeset import NotAsExpected
+from pubsub.delta.choose_writer import AnyStaged, Stage
 from pubsub.delta.engine import said
 from pubsub.delta.lanes import Lane
 from pubsub.delta.other_commits import ConcurrentCommit
@@ -44,12 +45,28 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
+async def look_at_table(engine: Lane, stage: Stage, staged_table: StagedTable, before: Lsn) -> None:
+    """Look whether one table is as its part of a batch expects, before any table's part is committed.
+
+    Raises NotAsExpected, WrittenByOthers, and what the reading of the table raises.
+    """
+    destination = staged_table.destination
+    record = replace(staged_table.commit, before=before or None)
+    try:
+        await engine.run_without_spark(stage.look, staged_table.staged, record)
+    except ConcurrentCommit as error:
+        raise WrittenByOthers(destination, error.commits) from error
+    except (UndefinedTable, DataCorrupted) as error:
+        error.relid = destination.relid
+        raise
+
+
 async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> int | None:
     """Commit one table's part of a batch in the worker's lane, and return when the commit is durable.
 
     `before`: the table's version before the batch (0: none), as this worker committed or read it.  Returns the number
     of rows that the table then holds, None if its log does not tell.  Raises PubsubError if the commit failed for good;
-    WrittenByOthers or Overtaken if the batch must be staged again.
+    WrittenByOthers, NotAsExpected or Overtaken if the batch must be staged again.
     """
     destination, staged = staged_table.destination, staged_table.staged
     target = staged.table
@@ -66,6 +83,8 @@ async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> 
             break
         except ConcurrentCommit as error:
             raise WrittenByOthers(destination, error.commits) from error
+        except NotAsExpected:
+            raise
         except Exception as error:
             if isinstance(error, PubsubError):
                 if isinstance(error, UndefinedTable | DataCorrupted):

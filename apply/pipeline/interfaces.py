@@ -80,6 +80,9 @@ class Tables(Protocol):
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         """Store durably that others have changed rows of the table; its later destinations are `contested`."""
 
+    def look_up(self, destination: Destination) -> None:
+        """Have the rows of a table looked up that a batch did not find as it expected: later destinations are `contested`."""
+
     async def met(self, relation: str, conflicts: Conflicts) -> None:
         """Log and count the conflicts of a batch that was just committed to the table."""
 

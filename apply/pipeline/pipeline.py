@@ -27,13 +27,13 @@ import structlog
 
 from apply.batch import Batch
 from apply.isolation import Failure, failure, is_own, stage_isolating
-from apply.pipeline.commit import commit_table
+from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.held_back import HeldBack
 from apply.pipeline.interfaces import Limits, Tables
 from apply.pipeline.trigger import Trigger
-from apply.staging.destination import Destination, WrittenByOthers
+from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from apply.staging.stream_ahead import Ahead
@@ -41,6 +41,8 @@ from apply.twophase import Preparation, TwoPhase
 from apply.worker_statistics import Changes, Figures
 from pubsub import allocators, faults
 from pubsub.concurrency import in_thread
+from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.changeset import NotAsExpected
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.delta.lanes import Lane
 from pubsub.errors import (
@@ -538,6 +540,9 @@ class Pipeline:
                 await self._until_not_committing()
                 await self._others_wrote(found)
                 continue
+            except RowInTheWay as found:
+                self._tables.look_up(found.destination)
+                continue
             tables.failed(staged.failures)
             return
 
@@ -568,12 +573,16 @@ class Pipeline:
             batch, tables, failures = item.batch, item.tables, list(item.failures)
             try:
                 await self._tables.before_commit()
+                looked = await self._look(tables)
                 # Wait for all, even if one fails: the others still read from their staged files.
-                results = await asyncio.gather(*map(self._commit, tables), return_exceptions=True)
+                results = await asyncio.gather(
+                    *(self._commit(table) for table, error in zip(tables, looked, strict=True) if error is None),
+                    return_exceptions=True,
+                )
             finally:
                 for table in tables:
                     discard(table.staged)
-            for error in results:
+            for error in (*looked, *results):
                 if isinstance(error, PubsubError) and self._tables.isolates and is_own(error):
                     failures.append(failure(error, batch))
                 elif error is not None:
@@ -598,6 +607,39 @@ class Pipeline:
             self._committing = False
             self._changed.set()
 
+    async def _look(self, tables: Sequence[StagedTable]) -> Sequence[BaseException | None]:
+        """Look whether the tables are as the batch expects; return for each table the error that it failed with, or None.
+
+        Raises StartAgain if one is not, while nothing of the batch is committed: a transaction that a conflict stops is in none of
+        its tables.
+        """
+        if len(tables) == 1 and isinstance(tables[0].staged, DirectStaged):
+            return [None]  # its commit looks itself
+        looked = await asyncio.gather(*map(self._look_at, tables), return_exceptions=True)
+        for error in looked:
+            if isinstance(error, StartAgain):
+                raise error
+        return looked
+
+    async def _look_at(self, table: StagedTable) -> None:
+        destination = table.destination
+        if destination.window is not None or not await self._tables.may_write(destination):
+            return
+        async with self._starting_again(destination):
+            await look_at_table(self._engine, self._stage, table, self._tables.version(destination.relid))
+
+    @asynccontextmanager
+    async def _starting_again(self, destination: Destination) -> AsyncIterator[None]:
+        """Have the worker start again if a batch does not find its table as it was when it was staged, or as it expects it."""
+        try:
+            yield
+        except WrittenByOthers as found:
+            await self._others_wrote(found)
+            raise StartAgain("a table was written by others: the worker starts again from its origin") from found
+        except NotAsExpected as found:
+            self._tables.look_up(destination)
+            raise StartAgain("rows of a table must be looked up: the worker starts again from its origin") from found
+
     async def _commit(self, table: StagedTable) -> None:
         destination = table.destination
         if not await self._tables.may_write(destination):
@@ -607,11 +649,8 @@ class Pipeline:
             table = replace(table, commit=commit)
         await faults.reached(f"commit {destination.table.relation}")
         began = time.monotonic()
-        try:
+        async with self._starting_again(destination):
             rows = await commit_table(self._engine, table, self._tables.version(destination.relid))
-        except WrittenByOthers as found:
-            await self._others_wrote(found)
-            raise StartAgain("a table was written by others: the worker starts again from its origin") from found
         self.figures.commit_seconds.add(time.monotonic() - began)
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination, table.commit.last)

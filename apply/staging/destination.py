@@ -10,6 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from apply.batch import Batch
+from apply.staging.fold import fold
+from pubsub.delta.changeset import Folded, Present
 from pubsub.delta.choose_writer import AnyStaged, Stage
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
@@ -17,6 +19,7 @@ from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.rows import Changes
 
 
 class Window(Protocol):
@@ -47,8 +50,8 @@ class Destination:
     """The table that a relation's rows go to; it holds every transaction that ends at or before `after`.
 
     `before`: the table stops, and gets only transactions that end before this LSN.  `contested`: some of its rows may be
-    another writer's, so changes may conflict (conflicts).  `readings`: for Relation messages whose columns do not simply map to
-    the table's columns of the same names.
+    another writer's, or are known to be others than changes expect, so they are looked up (conflicts).  `readings`: for
+    Relation messages whose columns do not simply map to the table's columns of the same names.
 
     With a `window`, changes are applied as upserts, and deletes tolerate missing rows.
     """
@@ -89,6 +92,34 @@ class WrittenByOthers(Exception):
         super().__init__(destination.table.relation)
         self.destination = destination
         self.commits = commits
+
+
+class RowInTheWay(Exception):
+    """A row arrives where the batch itself has one; which row of the batch is the first in the way, the table must tell."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination.table.relation)
+        self.destination = destination
+
+
+def folded_for(
+    destination: Destination, changes: Changes, *, full: bool, truncate_before: int | None, present: Present | None
+) -> Folded:
+    """Fold the changes of one of the batch's tables.
+
+    `present`: what the table holds, if it is looked up.  Raises RowInTheWay if it is not, and must be.
+    """
+    folded = fold(
+        changes,
+        destination.table.key or None,
+        full=full,
+        truncate_before=truncate_before,
+        present=present,
+        upsert=destination.window is not None,
+    )
+    if folded.collisions is not None and folded.expected is not None:
+        raise RowInTheWay(destination)
+    return folded
 
 
 def look_for_others(stage: Stage, destination: Destination) -> None:

@@ -14,8 +14,10 @@ the chain; pointer doubling resolves all chains at once.  A chain that ends at a
 together with the key that the row had (masked).  A U or D whose key was deleted earlier in the batch is skipped, as PostgreSQL's
 subscriber skips it (worker.c: update_missing, delete_missing).
 
-In a table that others write too, `present` looks up which rows exist.  A U or D of a row that does not exist is left out as
-well, and a row that arrives where one exists is a collision.  The caller decides what to do about them (conflicts).
+A row that arrives where one exists is a collision; the caller decides what to do about it (conflicts).  Which rows the table
+has is looked up by `present`.  Without it the first touch of a key tells what it takes for granted: that a row has the key if
+the touch changes or deletes it, and that none has if one arrives.  `expected` has these keys, and whoever commits the change
+set looks whether it is so.
 
 Without a key, under REPLICA IDENTITY FULL, the table is a multiset of rows: each change adds its new row and removes one copy of
 its old one, and the sums remain (worker.c: FindReplTupleInLocalRel takes one of the equal rows).
@@ -40,6 +42,7 @@ from pubsub.delta.changeset import (
     OURS,
     THEIRS,
     UNCHANGED_PREFIX,
+    Expected,
     Folded,
     Present,
     Unmet,
@@ -69,8 +72,8 @@ def fold(
 
     `key`: the names of the columns that identify a row, or None.  `full`: without a key, the old rows are whole (REPLICA IDENTITY
     FULL).  `truncate_before`: the `seq` of the table's last TRUNCATE in the batch; changes before it are void.  `present` looks
-    up what the table holds; None: it holds what the publisher's table held.  `upsert`, with a key: rows that the batch inserts
-    may be in the table already.
+    up what the table holds; None: what it must hold is in `expected`.  `upsert`, with a key: rows that the batch inserts may be
+    in the table already, and nothing is expected of it.
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
@@ -78,9 +81,9 @@ def fold(
     truncated = truncate_before is not None
     if truncate_before is not None:
         changes = _since(changes, truncate_before)
-    missing = collisions = differing = None
+    missing = collisions = differing = expected = None
     if key:
-        (images, masked, deleted), missing, collisions, differing = _fold_keyed(
+        (images, masked, deleted), missing, collisions, differing, expected = _fold_keyed(
             changes, key, truncated, present, upsert
         )
         removed = _no_rows(changes)
@@ -102,6 +105,7 @@ def fold(
         missing=missing,
         collisions=collisions,
         differing=differing,
+        expected=expected,
     )
 
 
@@ -170,7 +174,8 @@ class _Touches:
     """Touches ordered by key, then by arrival.
 
     `arrives`: a row has the key afterwards.  `leaves`: the event's row moves to another key.  `from_here`: the event changes or
-    deletes the row that had the key.  `stands`: a row of the table has the key before the batch, or is assumed to.
+    deletes the row that had the key.  `stands`: a row of the table has the key before the batch, or would have to if this were
+    the key's first touch.
     """
 
     code: Indices
@@ -209,38 +214,71 @@ class _Touches:
 
 def _fold_keyed(
     changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
-) -> tuple[tuple[pa.Table, pa.Table, pa.Table], Unmet | None, Unmet | None, Unmet | None]:
-    """Return (images, masked images, deleted keys), missing, collisions and differing (Folded)."""
+) -> tuple[tuple[pa.Table, pa.Table, pa.Table], Unmet | None, Unmet | None, Unmet | None, Expected | None]:
+    """Return (images, masked images, deleted keys), missing, collisions, differing and expected (Folded)."""
     values = changes.new
     if not changes.count:
         images = pa.table(values)
-        return (images, _masked(images, {}, list(values), images.select(key)), images.select(key)), None, None, None
+        return (
+            (images, _masked(images, {}, list(values), images.select(key)), images.select(key)),
+            None,
+            None,
+            None,
+            None,
+        )
     missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
     keys = _event_keys(changes, key)
-    standing = _standing(keys, truncated, present)
-    every = _touches(changes, keys, standing > 0)
+    standing = _standing(keys, truncated, present, upsert)
+    every = _touches(changes, keys, standing)
     touches = _without_skipped(every)
     lost = met = differing = None
-    if present is not None:
-        lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
+    if not upsert:
+        if touches is not every:
+            lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
         met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
-        theirs = standing[np.where(touches.leaves, keys.left[touches.event], touches.event)] == THEIRS
-        differing = _unmet(changes, keys, touches.event[touches.first() & touches.from_here & theirs])
+    first = touches.first()
+    if standing is not None and present is not None:
+        theirs = standing[_places(keys, touches)] == THEIRS
+        differing = _unmet(changes, keys, touches.event[first & touches.from_here & theirs])
     final = np.sort(touches.event[touches.last() & touches.arrives])
-    deleted = touches.only(touches.first() & (upsert | (changes.op[touches.event] != INSERT)))
-    deleted_at = np.where(deleted.leaves, keys.left[deleted.event], deleted.event)
+    deleted = touches.only(first & (upsert | (changes.op[touches.event] != INSERT)))
+    deleted_at = _places(keys, deleted)
     deleted_keys = pa.table(_take(keys.columns, deleted_at[:0] if truncated else deleted_at))
+    expected = None
+    if standing is None:
+        here = deleted.from_here
+        expected = Expected(
+            deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
+        )
     images, masked = _images(values, missing, keys, touches, final, upsert)
-    return (images, masked, deleted_keys), lost, met, differing
+    return (images, masked, deleted_keys), lost, met, differing, expected
 
 
-def _standing(keys: _EventKeys, truncated: bool, present: Present | None) -> Indices:
-    """Return for each key who wrote the table's row under it (Present.keys), before the batch or after the TRUNCATE."""
-    if truncated or present is None:
+def _standing(keys: _EventKeys, truncated: bool, present: Present | None, upsert: bool) -> Indices | None:
+    """Return for each key who wrote the table's row under it (Present.keys), before the batch or after the TRUNCATE.
+
+    None if that is not known: the first touch of a key decides.
+    """
+    if truncated or upsert:
         return np.full(len(keys.codes), 0 if truncated else OURS)
+    if present is None:
+        return None
     _, first, place = np.unique(keys.codes, return_index=True, return_inverse=True)
     there: Indices = present.keys(pa.table(_take(keys.columns, first)))[place]
     return there
+
+
+def _places(keys: _EventKeys, touches: _Touches) -> Indices:
+    """Return the position of each touch's key."""
+    return np.where(touches.leaves, keys.left[touches.event], touches.event)
+
+
+def _free(changes: Changes, keys: _EventKeys, touches: _Touches, first: Mask) -> pa.Table:
+    """Return the keys whose first touch is an arrival."""
+    free = first & ~touches.from_here
+    if free.all() and len(free) == len(keys.codes) == changes.count:
+        return pa.table(keys.columns)
+    return pa.table(_take(keys.columns, touches.event[free]))
 
 
 def _unmet(changes: Changes, keys: _EventKeys, events: Indices) -> Unmet | None:
@@ -283,8 +321,8 @@ def _event_bits(events: int) -> int:
     return (2 * events).bit_length()
 
 
-def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
-    """Return every touch, by one sort of integers composed of key code and event number."""
+def _touches(changes: Changes, keys: _EventKeys, standing: Indices | None) -> _Touches:
+    """Return every touch, by one sort of integers composed of key code and event number.  `standing`: see `_standing`."""
     bits = _event_bits(changes.count)
     moved = np.flatnonzero(keys.left)
     events = np.arange(changes.count)
@@ -296,8 +334,9 @@ def _touches(changes: Changes, keys: _EventKeys, standing: Mask) -> _Touches:
     leaves = (numbers & 1).astype(np.bool_)
     op = changes.op[event]
     stays = (op != INSERT) & (keys.left[event] == 0)
-    stands = standing[np.where(leaves, keys.left[event], event)]
-    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, leaves | stays, stands)
+    from_here = leaves | stays
+    stands = from_here if standing is None else standing[np.where(leaves, keys.left[event], event)] > 0
+    return _Touches(numbers >> bits, event, ~leaves & (op != DELETE), leaves, from_here, stands)
 
 
 def _without_skipped(touches: _Touches) -> _Touches:

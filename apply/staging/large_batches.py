@@ -2,7 +2,7 @@
 
     survey          which relations the batch changes, how many bytes each, and which only insert
     key hashes      for tables of many bytes whose rows change: which changes belong to one key
-    passes          tables that only insert: fold and stage each chunk as it is read
+    passes          tables that only insert: fold and stage each chunk as it is read, unless conflicts are looked for
                     the others: fold all changes of some of their keys together
 
 A key's changes must be folded together and in order, so a pass picks, by a hash of the key, as many keys as have `part_bytes` of
@@ -26,8 +26,7 @@ import numpy.typing as npt
 from apply.batch import Batch
 from apply.conflicts import Conflicts, judge
 from apply.staging.decode import Wanted, decode, no_relation, under_messages, wanted_by
-from apply.staging.destination import Destination, blaming, look_for_others
-from apply.staging.fold import fold
+from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.delta.arrow_writer import DirectStaged
@@ -43,12 +42,16 @@ Partitions = npt.NDArray[np.uint16]
 
 @dataclass(slots=True)
 class _Work:
-    """One table: the bytes and the number of its changes, and whether any of them is not an INSERT (`rewrites`)."""
+    """One table: the bytes and the number of its changes, and whether any of them is not an INSERT (`rewrites`).
+
+    `by_key`: all changes of a key are folded together, as they must be where rows change or conflicts are looked for.
+    """
 
     wanted: Wanted
     nbytes: int = 0
     rows: int = 0
     rewrites: bool = False
+    by_key: bool = False
     passes: int = 1
     parts: Parts | None = None
     present: TablePresent | None = None
@@ -75,7 +78,8 @@ def stage_in_parts(
     chunk_bytes = min(_CHUNK, part_bytes)
     works = _survey(batch, destinations, chunk_bytes)
     for work in works:
-        if work.rewrites and work.wanted.destination.table.key:
+        work.by_key = work.rewrites or work.wanted.destination.may_conflict
+        if work.by_key and work.wanted.destination.table.key:
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
     partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
     staged: list[StagedTable] = []
@@ -171,10 +175,10 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
 
 def _passes(works: Sequence[_Work], part_bytes: int) -> list[list[_Pick]]:
     """Plan the passes.  Tables that only insert are all in the first; others share one up to `part_bytes`, or have several."""
-    found = [[_Pick(work) for work in works if not work.rewrites]]
+    found = [[_Pick(work) for work in works if not work.by_key]]
     load = 0
     for work in works:
-        if work.rewrites and work.passes == 1:
+        if work.by_key and work.passes == 1:
             if load and load + work.nbytes > part_bytes:
                 found.append([])
                 load = 0
@@ -197,7 +201,7 @@ def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: s
                 with blaming(pick.work.wanted.destination):
                     parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
                 whole[index] |= full
-                if pick.work.rewrites:
+                if pick.work.by_key:
                     held[index] += parts
                 elif parts:
                     _fold(batch, pick.work, parts, origin, full=full)
@@ -228,13 +232,12 @@ def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, 
     assert work.parts is not None
     destination = work.wanted.destination
     with blaming(destination):
-        folded = fold(
+        folded = folded_for(
+            destination,
             rows.concat_changes(parts),
-            destination.table.key or None,
             full=full,
             truncate_before=work.wanted.truncate_before,
             present=work.present,
-            upsert=destination.window is not None,
         )
         work.conflicts.add(judge(folded, batch, destination.table.relation, origin))
     work.parts.add(folded)

@@ -14,8 +14,7 @@ from apply.batch import Batch
 from apply.conflicts import judge
 from apply.staging import large_batches
 from apply.staging.decode import Wanted, decode, no_changes, wanted_by
-from apply.staging.destination import Destination, blaming, look_for_others
-from apply.staging.fold import fold
+from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.choose_writer import Stage, discard
@@ -69,14 +68,7 @@ def _stage_table(
     look_for_others(stage, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(table)])
     present = stage.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
-    folded = fold(
-        changes,
-        table.key or None,
-        full=full,
-        truncate_before=truncate_before,
-        present=present,
-        upsert=wanted.destination.window is not None,
-    )
+    folded = folded_for(wanted.destination, changes, full=full, truncate_before=truncate_before, present=present)
     conflicts = judge(folded, batch, table.relation, origin)
     number = changes.count if wanted.destination.window is None else 0
     staged = stage.write(table, folded, replace_all=truncate_before is not None, rows=number)

@@ -12,6 +12,7 @@ staged from its parts like any other, when
     - a subtransaction with changes in a part, or with a Relation message, is aborted;
     - the transaction truncates, or changes rows of a table without a key;
     - two parts touch the same key (compared by hashes), unless all of the table's changes are inserts;
+    - a part changes a row that it has removed, or inserts one twice;
     - a table has changed by the end (its definition or its copy), has rows of others, or stops alone;
     - anything fails: if the transaction commits, the failure recurs and is handled then.
 
@@ -257,7 +258,10 @@ class Ahead:
             work.inserts_only &= inserts_only
             if table.key and not _note_keys(work, changes):
                 return "a key is touched again"
-            work.parts.add(fold(changes, table.key or None, full=full))
+            folded = fold(changes, table.key or None, full=full)
+            if folded.collisions is not None or folded.missing is not None:
+                return "a row is missing, or in the way"
+            work.parts.add(folded)
         return None
 
     async def _take(self, streamed: _Streamed, batch: Batch) -> list[StagedTable] | None:

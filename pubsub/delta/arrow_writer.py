@@ -6,7 +6,8 @@ file that loses its last row is removed.  All of this is one commit, with the sa
 as Spark's commits.
 
     stage    images ─► data files in the table's directory that no log names yet
-    commit   keys ─► matching rows of each file ─► vectors ─► masked rows completed from the rows they replace ─► log
+    look     keys ─► matching rows of each file: are they as the batch expects?  (expectations)
+    commit   the same ─► vectors ─► masked rows completed from the rows they replace ─► log
 
 `suits` tells which batches are committed here; spark_writer commits the others.  Everything here blocks.
 """
@@ -24,14 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from pubsub.delta import data_files, deletion_vectors, file_rows, key_set
+from pubsub.delta import data_files, deletion_vectors, expectations, file_rows, key_set
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
-from pubsub.delta.key_index.run_file import IndexedFile
-from pubsub.delta.key_index.table_index import Key
+from pubsub.delta.expectations import Inserted
 from pubsub.delta.key_set import KeySet
-from pubsub.delta.log import AddFile, TableLog, path_of
+from pubsub.delta.log import AddFile, TableLog
 from pubsub.delta.other_commits import ConcurrentCommit
-from pubsub.delta.places import Place, StorePath, is_reached
+from pubsub.delta.places import Place, is_reached
+from pubsub.delta.sought_rows import Found, find
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
 from pubsub.errors import NotInPrerequisiteState, Overtaken
@@ -42,8 +43,21 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
+class _Leaving:
+    """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none)."""
+
+    version: int
+    keys: KeySet | None
+    rows: Sequence[Found]
+
+
+@dataclass(slots=True)
 class DirectStaged:
-    """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable."""
+    """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable.
+
+    `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `free_keys` and `inserted`:
+    keys under which it must have none.
+    """
 
     table: TargetTable
     log: TableLog
@@ -53,18 +67,12 @@ class DirectStaged:
     replace_all: bool
     rows: int
     removed: pa.Table | None = None
+    all_stand: bool = False
+    free_keys: pa.Table | None = None
+    inserted: Inserted | None = None
+    leaving: _Leaving | None = None
     still_holds: Callable[[], bool] | None = None
     """For a table that others write, too: returns whether the rows that were looked up are still the same."""
-
-
-@dataclass(slots=True)
-class _Found:
-    """Rows of one file whose keys are in the batch: their positions, and the key's number for each."""
-
-    file: AddFile
-    positions: Indices
-    key_rows: Indices
-    vector: BitMap64 | None
 
 
 @dataclass(slots=True)
@@ -95,16 +103,42 @@ def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
 
 def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: bool) -> DirectStaged:
     """Write the batch's complete images to data files of the table as it is laid out.  A failure leaves nothing behind."""
+    return staged_of(log, table, folded, data_files.write_table(table, folded.images), replace_all=replace_all)
+
+
+def staged_of(
+    log: TableLog, table: TargetTable, folded: Folded, added: list[Action], *, replace_all: bool
+) -> DirectStaged:
+    """Return a staged batch whose complete images are in the data files that `added` names."""
+    expected = folded.expected
+    leaving = folded.deleted_keys if expected is None else expected.standing
     return DirectStaged(
         table=table,
         log=log,
-        added=data_files.write_table(table, folded.images),
-        deleted_keys=folded.deleted_keys if folded.deleted_keys.num_rows else None,
+        added=added,
+        deleted_keys=leaving if leaving.num_rows else None,
         masked=folded.masked if folded.masked.num_rows else None,
         replace_all=replace_all,
         rows=folded.inserts + folded.updates + folded.deletes,
         removed=folded.removed if folded.removed.num_rows else None,
+        all_stand=expected is not None,
+        free_keys=expected.free if expected is not None and expected.free.num_rows else None,
     )
+
+
+def look(staged: DirectStaged, record: Commit) -> None:
+    """Raise NotAsExpected or ConcurrentCommit if `commit` would; what is found is kept for it.
+
+    Does nothing if the table holds another version than `record.before`, of which `commit` will tell.
+    """
+    log = staged.log
+    with log.writing:
+        log.refresh()
+        if (log.application_version(record.app_id) or 0) != (record.before or 0):
+            return
+        _require_no_others(staged, record)
+        if not staged.replace_all and staged.removed is None:
+            _leaving(staged)
 
 
 def discard(staged: DirectStaged) -> None:
@@ -120,7 +154,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
 
     Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
     Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
-    it was last checked, unless `still_holds`; OSError.
+    it was last checked, unless `still_holds`; NotAsExpected if its rows are not those that the batch expects; OSError.
     """
     log = staged.log
     with log.writing:
@@ -130,9 +164,7 @@ def commit(staged: DirectStaged, record: Commit) -> None:
                 discard(staged)
                 return
             _require_unchanged(log, staged.table, record)
-            others = log.written_by_others(record.app_id)
-            if others and (staged.still_holds is None or not staged.still_holds()):
-                raise ConcurrentCommit(others)
+            _require_no_others(staged, record)
             changes = _changes(staged)
             try:
                 committed = _commit(log, changes, record)
@@ -142,8 +174,15 @@ def commit(staged: DirectStaged, record: Commit) -> None:
             if committed:
                 staged.added = []
                 staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
+                staged.free_keys = staged.inserted = staged.leaving = None
                 return
     raise _no_room(staged.table)
+
+
+def _require_no_others(staged: DirectStaged, record: Commit) -> None:
+    others = staged.log.written_by_others(record.app_id)
+    if others and (staged.still_holds is None or not staged.still_holds()):
+        raise ConcurrentCommit(others)
 
 
 def log_of(path: str, transactions: Transactions | None = None) -> TableLog | None:
@@ -245,92 +284,38 @@ def _changes(staged: DirectStaged) -> _Changes:
             changes.actions += [remove_action(file, now) for file in log.files.values()]
         elif staged.removed is not None:
             _mark(log, list(_find_copies(log, staged)), now, changes)
-        elif staged.deleted_keys is not None:
-            names = list(staged.table.key)
-            wanted = KeySet(staged.deleted_keys.select(names))
-            found = list(_find(log, wanted, staged.table))
-            if staged.masked is not None:
-                completed = data_files.write(staged.table, [_complete(log, staged, wanted, found)])
+        else:
+            leaving = _leaving(staged)
+            if staged.masked is not None and leaving.keys is not None:
+                completed = data_files.write(staged.table, [_complete(log, staged, leaving.keys, leaving.rows)])
                 changes.made += data_files.paths(log.table, completed)
                 changes.actions += completed
-            _mark(log, found, now, changes)
+            _mark(log, leaving.rows, now, changes)
     except BaseException:
         data_files.remove(changes.made)
         raise
     return changes
 
 
-def _find(log: TableLog, wanted: KeySet, table: TargetTable) -> Iterator[_Found]:
-    """Find the table's live rows that have one of the keys, file by file."""
-    files = list(file_rows.files_with(log, table, table.key, wanted)) if len(wanted) else []
-    indexed = _in_index(log, files, table, wanted)
-    for file in files:
-        at, which = indexed[file.path] if file.path in indexed else _in_file(log, file, table, wanted)
-        if not len(at):
-            continue
-        vector = None
-        if file.vector is not None:
-            vector = deletion_vectors.read(log.table, file.vector)
-            gone = deletion_vectors.positions(BitMap64(at.astype(np.uint64)) & vector)
-            live = ~deletion_vectors.among(gone, at)
-            at, which = at[live], which[live]
-        if len(at):
-            yield _Found(file, at, which, vector)
+def _leaving(staged: DirectStaged) -> _Leaving:
+    """Find the rows that leave, unless that was done for this version.  Raises NotAsExpected."""
+    log, table = staged.log, staged.table
+    if staged.leaving is None or staged.leaving.version != log.version:
+        wanted, found = None, list[Found]()
+        if staged.deleted_keys is not None:
+            wanted = KeySet(staged.deleted_keys.select(list(table.key)))
+            found = list(find(log, wanted, table))
+            if staged.all_stand:
+                expectations.require_standing(wanted, found)
+        if staged.free_keys is not None:
+            expectations.require_free(log, table, staged.free_keys)
+        if staged.inserted is not None:
+            expectations.require_inserted_free(log, table, staged.inserted)
+        staged.leaving = _Leaving(log.version, wanted, found)
+    return staged.leaving
 
 
-def _in_index(
-    log: TableLog, files: Sequence[AddFile], table: TargetTable, wanted: KeySet
-) -> dict[str, tuple[Indices, Indices]]:
-    """Find the rows of the files that the index has, as `_in_file` does."""
-    types = [table.schema.field(name).type for name in table.key]
-    key = Key.of([table.stored_name(name) for name in table.key], types)
-    if log.index is None or key is None or not files:
-        return {}
-    of_table = dict(log.files)
-    known = {path: one for path, file in of_table.items() if (one := _indexed(log, file)) is not None}
-
-    def read(path: str) -> Iterator[pa.RecordBatch]:
-        for _, batch in file_rows.read_columns(log, of_table[path], table, table.key, file_rows.BATCH_ROWS):
-            yield batch
-
-    columns = [
-        wanted.keys.column(name).combine_chunks().cast(kind) for name, kind in zip(table.key, types, strict=True)
-    ]
-    sought = [known[file.path] for file in files if file.path in known]
-    return log.index.find(key, columns, sought, list(known.values()), read)
-
-
-def _indexed(log: TableLog, file: AddFile) -> IndexedFile | None:
-    """Return what the index knows a data file by; None if it is not there, as reading it will say.
-
-    An object store is not asked: nobody puts another file in the place of one whose name has a UUID.
-    """
-    path = path_of(file, log.table)
-    if isinstance(path, StorePath):
-        return IndexedFile(file.path, (0, file.modification_time, file.size), file_rows.rows_in(log, file))
-    try:
-        stat = path.stat()
-        return IndexedFile(file.path, (stat.st_ino, stat.st_mtime_ns, stat.st_size), file_rows.rows_in(log, file))
-    except FileNotFoundError:
-        return None
-
-
-def _in_file(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -> tuple[Indices, Indices]:
-    """Return the positions of the rows, deleted ones included, that have one of the keys, and the key's number for each."""
-    positions: list[Indices] = []
-    key_rows: list[Indices] = []
-    for start, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS, wanted):
-        rows = wanted.rows(batch)
-        hits = np.flatnonzero(rows >= 0)
-        if len(hits):
-            positions.append(hits + start)
-            key_rows.append(rows[hits])
-    if not positions:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    return np.concatenate(positions), np.concatenate(key_rows)
-
-
-def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
+def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
     """Find, for each removed row, as many equal rows as were removed, in any files."""
     assert staged.removed is not None
     names = staged.table.schema.names
@@ -351,7 +336,7 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[_Found]:
                 positions.append(taken + start)
         if positions:
             at = np.concatenate(positions)
-            yield _Found(file, at, np.full(len(at), -1), gone)
+            yield Found(file, at, np.full(len(at), -1), gone)
 
 
 def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
@@ -364,7 +349,7 @@ def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _mark(log: TableLog, found: Sequence[_Found], now: int, changes: _Changes) -> None:
+def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) -> None:
     """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
     marked: list[tuple[AddFile, BitMap64]] = []
     for one in found:
@@ -426,7 +411,7 @@ def _tags(file: AddFile) -> dict[str, Any]:
     return {"tags": dict(file.tags)} if file.tags else {}
 
 
-def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[_Found]) -> pa.Table:
+def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[Found]) -> pa.Table:
     """Complete the masked images with unchanged values from the rows that they replace.
 
     An image whose row the table lacks is left out, as PostgreSQL skips an update of a missing row (update_missing).
@@ -494,7 +479,7 @@ def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt
     there = np.zeros(len(wanted), np.bool_)
     with staged.log.writing:
         staged.log.refresh()
-        for one in _find(staged.log, wanted, staged.table):
+        for one in find(staged.log, wanted, staged.table):
             there[one.key_rows] = True
     moved: npt.NDArray[np.bool_] = np.asarray(staged.masked.column(MOVED_COLUMN))
     if doubtful is not None:

@@ -52,6 +52,21 @@ class Unmet:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What a batch that was folded without a look at the table takes for granted, as tables of the key's columns.
+
+    `standing`: distinct keys under which the table has a row, which leaves it.  `free`: distinct keys under which it has none.
+    """
+
+    standing: pa.Table
+    free: pa.Table
+
+
+class NotAsExpected(Exception):
+    """The table does not have the rows that a batch takes for granted (Expected); nothing of the batch is in it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Folded:
     """The change set of one table.  Columns have the names and order of the changes.
 
@@ -70,8 +85,9 @@ class Folded:
     leaves it.  `inserts`, `updates`, `deletes` count the changes as received, including those before a TRUNCATE.
 
     `missing`: updates and deletes left out because their row does not exist.  `collisions`: inserts and key changes that arrive
-    where a row exists.  `differing`: updates and deletes, carried out, of rows that others wrote.  None if there are none, or
-    if the table was not looked up.
+    where a row exists.  `differing`: updates and deletes, carried out, of rows that others wrote.  None if there are none.
+
+    `expected`: what all of this takes for granted about the table.  None if the table was looked up, or if nothing is.
     """
 
     images: pa.Table
@@ -86,3 +102,4 @@ class Folded:
     missing: Unmet | None = None
     collisions: Unmet | None = None
     differing: Unmet | None = None
+    expected: Expected | None = None

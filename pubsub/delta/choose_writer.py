@@ -10,15 +10,16 @@ from typing import Final
 
 from pubsub.delta import arrow_writer, file_rows, key_set, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import Folded
+from pubsub.delta.changeset import Folded, NotAsExpected
 from pubsub.delta.key_index.node_index import KeyIndex
+from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import TableLog
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.places import Place, is_reached, remove_tree
 from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import DirectParts, SparkParts, StagedParts
-from pubsub.delta.table import TargetTable
+from pubsub.delta.table import Commit, TargetTable, committed_lsn
 from pubsub.delta.transactions import Transactions
 
 AnyStaged = Staged | DirectStaged
@@ -112,6 +113,27 @@ class Stage:
             if log.unsupported() is None:
                 return TablePresent(table, app_id, log)
         return TablePresent(table, app_id, None)
+
+    def look(self, staged: AnyStaged, record: Commit) -> None:
+        """Look whether the table is as the staged batch expects, before any table's part of the batch is committed.
+
+        Raises NotAsExpected, and ConcurrentCommit if others have written the table meanwhile.  Does nothing if it holds another
+        version than `record.before`, of which the commit will tell.
+        """
+        if isinstance(staged, DirectStaged):
+            arrow_writer.look(staged, record)
+            return
+        expected, table = staged.expected, staged.table
+        if expected is None or (committed_lsn(table.path, record.app_id) or 0) != (record.before or 0):
+            return
+        if is_reached(table.path):
+            self._log(table)
+        present = self.present(table, record.app_id)
+        assert present is not None  # the table has a key
+        if not KeySet(expected.free).distinct:
+            raise NotAsExpected("two rows have one key")
+        if not present.keys(expected.standing).all() or present.keys(expected.free).any():
+            raise NotAsExpected("a row is missing, or in the way")
 
     def forget_others(self, path: str) -> None:
         """Forget the commits that `written_by_others` returned: they have been recorded durably."""

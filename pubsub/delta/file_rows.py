@@ -48,19 +48,13 @@ def files_with(log: TableLog, table: TargetTable, names: Sequence[str], wanted: 
             yield file
 
 
-def live_columns(
-    log: TableLog, table: TargetTable, names: Sequence[str], wanted: KeySet | None
-) -> Iterator[tuple[pa.RecordBatch, AddFile]]:
-    """Yield the named columns of the table's live rows, with their file.
-
-    With `wanted`, files and row groups whose partition or bounds exclude all of its keys are left out.
-    """
+def live_columns(log: TableLog, table: TargetTable, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the named columns of the table's live rows."""
     table = laid_out(log, table)
-    for file in log.files.values() if wanted is None else files_with(log, table, names, wanted):
+    for file in log.files.values():
         gone = deleted_positions(log, file)
-        size = batch_rows(log, file) if wanted is None else BATCH_ROWS
-        for start, batch in read_columns(log, file, table, names, size, wanted):
-            yield _without(batch, start, gone), file
+        for start, batch in read_columns(log, file, table, names, batch_rows(log, file)):
+            yield _without(batch, start, gone)
 
 
 def live_rows(

@@ -39,17 +39,18 @@ def _can_match_whole(kind: pa.DataType) -> bool:
 
 
 class KeySet:
-    """A set of distinct keys without NULLs, from a table of the key's columns.
+    """A set of distinct keys without NULLs, from a table of the key's columns.  Of floats 0 and -0 are one key.
 
-    With `whole` they are whole rows of a table without a key, where NULL equals NULL.
+    With `whole` they are whole rows of a table without a key, where NULL equals NULL, and the zeros differ.
     """
 
     def __init__(self, keys: pa.Table, *, whole: bool = False) -> None:
         self.keys = keys
         self._schema: pa.Schema = keys.schema
         self._rows: int = keys.num_rows
-        columns = [_comparable(column.combine_chunks()) for column in keys.columns]
-        plain = not whole and len(columns) == 1 and pa.types.is_integer(columns[0].type)
+        self._whole = whole
+        columns = [_comparable(column.combine_chunks(), whole) for column in keys.columns]
+        plain = not whole and len(columns) == 1 and pa.types.is_integer(self._schema.field(0).type)
         self._integers = _Integers(columns[0]) if plain else None
         if self._integers is not None:
             return
@@ -68,6 +69,13 @@ class KeySet:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def distinct(self) -> bool:
+        """Whether no two of the keys are equal.  If some are, only the number of one of them is found."""
+        if self._integers is not None:
+            return bool((self._integers.ordered[1:] != self._integers.ordered[:-1]).all())
+        return len(self._pairs[-1] if self._pairs else self._values[0]) == self._rows
+
     def outside(self, bounds: tuple[Any, Any] | None) -> bool:
         """Return whether no key lies within `bounds`, a file's least and greatest first key column (None: unknown)."""
         if self._integers is None or bounds is None or not all(isinstance(bound, int) for bound in bounds):
@@ -78,9 +86,11 @@ class KeySet:
         """Return the number among the keys, or -1, of each row of `columns`, which are the key's."""
         if self._integers is not None:
             return self._integers.rows(columns.column(0))
-        found = pc.index_in(_comparable(columns.column(0).cast(self._schema.field(0).type)), self._values[0])
+        found = pc.index_in(
+            _comparable(columns.column(0).cast(self._schema.field(0).type), self._whole), self._values[0]
+        )
         for index, (values, pairs) in enumerate(zip(self._values[1:], self._pairs, strict=True), 1):
-            column = _comparable(columns.column(index).cast(self._schema.field(index).type))
+            column = _comparable(columns.column(index).cast(self._schema.field(index).type), self._whole)
             found = pc.index_in(_pair(found, pc.index_in(column, values), len(values)), pairs)
         codes = pc.fill_null(found, _NOT_FOUND)
         if isinstance(codes, pa.ChunkedArray):
@@ -139,14 +149,16 @@ def _pair(left: Column, right: Column, count: int) -> Column:
     return pc.add(pc.multiply(left.cast(pa.int64()), count), right.cast(pa.int64()))
 
 
-def _comparable(column: Column) -> Column:
-    """Convert floats to their bits, so that the zeros differ and NaN equals NaN; arrays and composites to bytes."""
+def _comparable(column: Column, whole: bool) -> Column:
+    """Convert floats to their bits, so that NaN equals NaN and, if `whole`, the zeros differ; arrays and composites to bytes."""
     if is_nested(column.type):
         return canonical(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     if not _is_float(column.type):
         return column
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if not whole:
+        column = pc.add(column, pa.scalar(0.0, column.type))  # -0 becomes 0
     return column.view(pa.int64() if pa.types.is_float64(column.type) else pa.int32())
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pubsub.delta import file_rows
 from pubsub.delta.changeset import OURS, THEIRS
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import TableLog
+from pubsub.delta.sought_rows import find
 from pubsub.delta.table import TargetTable, query
 
 Indices = npt.NDArray[np.int64]
@@ -49,34 +49,29 @@ class TablePresent:
         return answer
 
     def _look(self, asked: pa.Table, *, whole: bool) -> Indices:
-        wanted = KeySet(asked if whole else _zeros_alike(asked), whole=whole)
-        found = np.zeros(len(wanted), np.int64)
-        for batch, theirs in self._read(asked.column_names, None if whole else wanted):
-            rows = wanted.rows(batch if whole else _zeros_alike(batch))
+        wanted = KeySet(asked, whole=whole)
+        answer = np.zeros(len(wanted), np.int64)
+        if not whole and self._log is not None:
+            for found in find(self._log, wanted, file_rows.laid_out(self._log, self._table)):
+                writers = found.file.writers
+                answer[found.key_rows] = THEIRS if writers is not None and self._app_id not in writers else OURS
+            return answer
+        for batch in self._read(asked.column_names):
+            rows = wanted.rows(batch)
             rows = rows[rows >= 0]
             if whole:
-                found += np.bincount(rows, minlength=len(wanted))
+                answer += np.bincount(rows, minlength=len(wanted))
             else:
-                found[rows] = THEIRS if theirs else OURS
-        return found
+                answer[rows] = OURS
+        return answer
 
-    def _read(self, names: Sequence[str], wanted: KeySet | None) -> Iterator[tuple[pa.Table | pa.RecordBatch, bool]]:
-        """Yield the named columns of the live rows, and whether others are known to have written them."""
+    def _read(self, names: Sequence[str]) -> Iterator[pa.Table | pa.RecordBatch]:
+        """Yield the named columns of the live rows."""
         if self._log is not None:
-            for batch, file in file_rows.live_columns(self._log, self._table, names, wanted):
-                yield batch, file.writers is not None and self._app_id not in file.writers
+            yield from file_rows.live_columns(self._log, self._table, names)
             return
         listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
         schema = pa.schema([self._table.schema.field(name) for name in names])
         for batch in query(self._table.path, f"SELECT {listed} FROM t"):
             columns = [batch.column(index).cast(field.type) for index, field in enumerate(schema)]
-            yield pa.table(columns, names=list(names)), False
-
-
-def _zeros_alike(columns: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return a table in which floats -0 are 0: they are one key, as in PostgreSQL."""
-    table = columns if isinstance(columns, pa.Table) else pa.Table.from_batches([columns])
-    for index, field in enumerate(table.schema):
-        if pa.types.is_floating(field.type):
-            table = table.set_column(index, field.name, pc.add(table.column(index), pa.scalar(0.0, field.type)))
-    return table
+            yield pa.table(columns, names=list(names))

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub.delta import partitions
-from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Expected, Folded
 from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
 from pubsub.delta.places import Place, StorePath, open_output, remove_tree
 from pubsub.delta.table import (
@@ -70,6 +70,7 @@ class Staged:
     replace_all: bool
     key_range: tuple[str, str, str] | None
     rows: int
+    expected: Expected | None = None
 
 
 def stage(directory: Place, table: TargetTable, folded: Folded, *, replace_all: bool) -> Staged:
@@ -98,6 +99,7 @@ def stage_beside(
         replace_all=replace_all,
         key_range=_key_range(folded.deleted_keys),
         rows=folded.inserts + folded.updates + folded.deletes,
+        expected=folded.expected,
     )
 
 

@@ -1,8 +1,9 @@
 """Stages one table's batch a part at a time, in bounded memory.
 
 No key is in two parts, so the batch's images, deleted keys and masked images are those of its parts, concatenated.
-Images are written to disk at once; deleted keys and masked images, which need values of the table's rows, stay in
-memory until the commit.
+Images are written to disk at once; keys, and masked images, which need values of the table's rows, stay in memory until the
+commit.  The keys of parts that only insert are in their data files; whether two such parts share one is found out at the commit,
+too (expectations).
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pubsub.delta import data_files, spark_writer
+from pubsub.delta import arrow_writer, data_files, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import Folded
+from pubsub.delta.changeset import Expected, Folded
+from pubsub.delta.expectations import Inserted
 from pubsub.delta.log import TableLog
 from pubsub.delta.places import Place, open_output, remove_tree
 from pubsub.delta.spark_writer import Staged
@@ -57,8 +60,20 @@ class DirectParts:
         self._writing: deque[Future[list[Action]]] = deque()
         self._added: list[Action] = []
         self._rest = Rest()
+        # The files and keys of the parts up to here, which only insert; None: there are none yet.
+        self._inserted: Inserted | None = None
+        self._inserts_only = True
 
     def add(self, folded: Folded) -> None:
+        if (expected := folded.expected) is not None:
+            # Then each key that a row arrives under is that of an image.
+            self._inserts_only &= folded.insert_only and expected.free.num_rows == folded.images.num_rows
+            if self._inserts_only:
+                self._inserted = self._inserted or Inserted()
+                self._inserted.add(expected.free)
+                folded = replace(folded, expected=Expected(expected.standing, expected.free.schema.empty_table()))
+            else:
+                self._end_of_inserts()
         self._rest.add(folded)
         if not folded.images.num_rows:
             return
@@ -71,17 +86,12 @@ class DirectParts:
     def finish(self) -> DirectStaged:
         self._write()
         self._wait(0)
+        self._end_of_inserts()
         folded = self._rest.joined(self._table)
         added, self._added = self._added, []
-        return DirectStaged(
-            table=self._table,
-            log=self._log,
-            added=added,
-            deleted_keys=folded.deleted_keys if folded.deleted_keys.num_rows else None,
-            masked=folded.masked if folded.masked.num_rows else None,
-            replace_all=self._replace_all,
-            rows=folded.inserts + folded.updates + folded.deletes,
-        )
+        staged = arrow_writer.staged_of(self._log, self._table, folded, added, replace_all=self._replace_all)
+        staged.inserted = self._inserted
+        return staged
 
     def abort(self) -> None:
         self._images.clear()
@@ -91,6 +101,13 @@ class DirectParts:
                 self._added += written.result()
         data_files.remove(data_files.paths(self._table.path, self._added))
         self._added = []
+
+    def _end_of_inserts(self) -> None:
+        """Note which files have the rows of parts that only insert; images of later parts go to other files."""
+        if self._inserted is not None and not self._inserted.files:
+            self._write()
+            self._wait(0)
+            self._inserted.files = tuple(self._added)
 
     def _write(self) -> None:
         if self._images:
@@ -167,6 +184,9 @@ class Rest:
         self._counts = [0, 0, 0]
         self._insert_only = True
         self._truncated = False
+        self._standing: list[pa.Table] = []
+        self._free: list[pa.Table] = []
+        self._expects = False
 
     def add(self, folded: Folded) -> None:
         for kept, part in (
@@ -183,6 +203,10 @@ class Rest:
         ]
         self._insert_only &= folded.insert_only
         self._truncated |= folded.truncated
+        if (expected := folded.expected) is not None:
+            self._expects = True
+            self._standing.append(expected.standing)
+            self._free.append(expected.free)
 
     def joined(self, table: TargetTable) -> Folded:
         """Return the parts joined into one, with empty `images`."""
@@ -197,6 +221,9 @@ class Rest:
             inserts=self._counts[0],
             updates=self._counts[1],
             deletes=self._counts[2],
+            expected=Expected(pa.concat_tables(self._standing), pa.concat_tables(self._free))
+            if self._expects
+            else None,
         )
 
 

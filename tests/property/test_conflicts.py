@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from pubsub.delta.changeset import Unmet
+from pubsub.delta.changeset import Folded, Unmet
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.support.memory import Holding, apply_folded
@@ -70,6 +70,16 @@ def seqs(unmet: Unmet | None) -> list[int]:
     return [] if unmet is None else unmet.seq.tolist()
 
 
+def as_expected(folded: Folded, held: dict[int, str | None]) -> bool:
+    """Return whether the table is as the change set takes for granted."""
+    expected = folded.expected
+    if expected is None:
+        return True
+    standing, free = (set(keys.column("k").to_pylist()) for keys in (expected.standing, expected.free))
+    assert len(standing) + len(free) == expected.standing.num_rows + expected.free.num_rows == len(standing | free)
+    return standing <= held.keys() and not free & held.keys()
+
+
 @given(st.dictionaries(KEYS, VALUES), st.data(), st.booleans())
 def test_with_a_key(held: dict[int, str | None], data: st.DataObject, truncates: bool) -> None:
     table = TargetTable("t", SCHEMA, ("k",), "public.t")
@@ -88,6 +98,16 @@ def test_with_a_key(held: dict[int, str | None], data: st.DataObject, truncates:
                 subscriber.send("U", key, new, data.draw(st.booleans()))
     rows = Counter((key, value) for key, value in held.items())
     before = 0 if truncates else None
+    unseen = fold(subscriber.changes(), ["k"], full=False, truncate_before=before)
+    if as_expected(unseen, held):
+        # Then the table need not be looked up, unless the batch's own rows collide, which it then does too.
+        assert (unseen.collisions is None) == (subscriber.collision is None)
+        assert subscriber.collision is not None or seqs(unseen.missing) == subscriber.missing
+        if subscriber.collision is None:
+            after = Counter((key, value) for key, value in subscriber.rows.items())
+            assert apply_folded(table, unseen, truncates, rows) == after
+    else:
+        assert subscriber.collision is not None or subscriber.missing
     folded = fold(subscriber.changes(), ["k"], full=False, truncate_before=before, present=Holding(rows, [0]))
     if subscriber.collision is not None:
         assert seqs(folded.collisions)[0] == subscriber.collision

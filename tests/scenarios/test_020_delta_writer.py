@@ -26,6 +26,7 @@ from apply.staging.staged_table import StagedTable
 from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.changeset import NotAsExpected
 from pubsub.delta.choose_writer import Stage, discard
 from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.spark_session import Spark
@@ -97,7 +98,11 @@ class Replica:
         except WrittenByOthers:
             self.stage.forget_others(self.table.path)
             (table,) = self.staged(batch, replace(destination, contested=True))
-        self.commit_staged(table)
+        try:
+            self.commit_staged(table)
+        except NotAsExpected:
+            (table,) = self.staged(batch, replace(destination, contested=True))
+            self.commit_staged(table)
         assert delta.committed_lsn(self.table.path, "app") == batch.last_lsn
         (newest,) = DeltaTable(self.table.path).history(1)
         assert newest["userMetadata"] == f'{{"first": "{batch.first_lsn}", "last": "{batch.last_lsn}"}}'
@@ -109,12 +114,15 @@ class Replica:
     def commit_staged(self, table: StagedTable) -> None:
         staged = table.staged
         record = replace(table.commit, before=delta.committed_lsn(self.table.path, "app"))
-        if isinstance(staged, DirectStaged):
-            assert self.direct
-            arrow_writer.commit(staged, record)
-        else:
-            spark_writer.commit(self.session, staged, record)
-        discard(staged)
+        try:
+            self.stage.look(staged, record)
+            if isinstance(staged, DirectStaged):
+                assert self.direct
+                arrow_writer.commit(staged, record)
+            else:
+                spark_writer.commit(self.session, staged, record)
+        finally:
+            discard(staged)
 
     @property
     def version(self) -> int:

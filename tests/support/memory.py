@@ -24,7 +24,7 @@ import apply.staging.large_batches
 import apply.staging.stage_batch
 import pubsub.delta.table
 from pubsub.delta import spark_writer
-from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, NotAsExpected
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.spark_writer import Staged
 from pubsub.delta.staged_parts import Rest
@@ -77,6 +77,14 @@ class MemoryDelta:
 
     def present(self, table: TargetTable, app_id: str) -> Holding:
         return Holding(self.tables[table.path].rows, [table.schema.names.index(name) for name in table.key])
+
+    def look(self, staged: Staged, record: Commit) -> None:
+        table, folded, _ = self.staged[staged.directory]
+        expected = folded.expected
+        if expected is not None and self.tables[table.path].versions.get(record.app_id) == record.before:
+            present = self.present(table, record.app_id)
+            if not present.keys(expected.standing).all() or present.keys(expected.free).any():
+                raise NotAsExpected
 
     def discard(self, staged: Staged) -> None:
         self.staged.pop(staged.directory, None)
@@ -229,6 +237,10 @@ class MemoryEngine:
             await outcome(lambda: self.delta.commit(staged, record))
         finally:
             self.running -= 1
+
+    async def run_without_spark(self, work: Any, *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*arguments)
 
 
 class MemoryStream:

@@ -69,6 +69,9 @@ class MemoryTables:
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         self.contested.add(destination.relid)
 
+    def look_up(self, destination: Destination) -> None:
+        self.contested.add(destination.relid)
+
     async def met(self, relation: str, conflicts: Conflicts) -> None:
         self.conflicts += conflicts.counts
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import structlog
 
-from pubsub.delta import arrow_writer, data_files
+from pubsub.delta import arrow_writer, data_files, sought_rows
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.key_index import layout, memory_runs, node_index, table_index
@@ -72,7 +72,7 @@ class Table:
     def find(self, keys: Sequence[Any]) -> Found:
         """Return what is found of the keys in each file."""
         found = {}
-        for one in arrow_writer._find(self.log, KeySet(self.keys(keys)), self.target):
+        for one in sought_rows.find(self.log, KeySet(self.keys(keys)), self.target):
             assert list(one.positions) == sorted(one.positions)
             found[one.file.path] = [(int(a), int(b)) for a, b in zip(one.positions, one.key_rows, strict=True)]
         return found
@@ -124,7 +124,7 @@ def without_files(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("a file is read")
 
-    monkeypatch.setattr(arrow_writer, "_in_file", refuse)
+    monkeypatch.setattr(sought_rows, "_in_file", refuse)
 
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
