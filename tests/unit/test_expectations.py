@@ -17,8 +17,10 @@ from pubsub.delta import arrow_writer, expectations, file_rows
 from pubsub.delta import table as delta
 from pubsub.delta.changeset import NotAsExpected
 from pubsub.delta.choose_writer import Stage
+from pubsub.delta.present_rows import TablePresent
 from pubsub.delta.staged_parts import DirectParts
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.rows import DELETE, INSERT, UPDATE, Changes
 from tests.support.json_transactions import JsonTransactions
@@ -132,3 +134,19 @@ def test_zeros_are_one_key(tmp_path: Path) -> None:
     negative = pa.table({"k": pa.array([-0.0])})
     with pytest.raises(NotAsExpected):
         expectations.require_free(log, replace(table.target), negative)
+
+
+def test_a_table_that_only_spark_reads_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(tmp_path)
+    table.send((INSERT, range(10)))
+    by_spark = Stage(tmp_path / "other", table.transactions, direct=False)
+    staged = by_spark.write(table.target, fold(table.changes(INSERT, [5]), ["k"], full=False), replace_all=False)
+    record = Commit("app", Lsn(2), Lsn(2), before=Lsn(1))
+    with pytest.raises(NotAsExpected):
+        by_spark.look(staged, record)
+
+    def refuse(*_: object) -> None:
+        raise FeatureNotSupported("only Spark reads it")
+
+    monkeypatch.setattr(TablePresent, "keys", refuse)
+    by_spark.look(staged, record)
