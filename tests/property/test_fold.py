@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, Present
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
 from pubsub.protocol.rows import decode_changes, split_by_relation
@@ -139,12 +139,12 @@ def applied(folded: Folded, target: dict[Row, Row], key_width: int, width: int) 
     return result
 
 
-def folded_of(history: History, key: list[str] | None) -> Folded:
+def folded_of(history: History, key: list[str] | None, present: Present | None = None) -> Folded:
     relation = Relation(T, "public", "t", "f", tuple(Column(0, f.name, Oid(25), -1) for f in history.fields))
     log = FrameLog(block_bytes=300)
     log.append([HEADER + write_message(message) for message in history.sent])
     changes = decode_changes(split_by_relation(log.blocks()).get(T, []), relation, history.fields, key=key)
-    return fold(changes, key, full=history.full, truncate_before=history.truncated_at)
+    return fold(changes, key, full=history.full, truncate_before=history.truncated_at, present=present)
 
 
 values = st.tuples(st.sampled_from([None, "", "x", "long " * 5]), st.sampled_from([None, 0, 1]))

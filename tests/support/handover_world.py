@@ -364,8 +364,12 @@ class Engine:
     def lane(self) -> Engine:
         return self
 
-    async def run(self, work: Any, *args: Any) -> None:
-        await self._finish(self._work(work, *args), lambda: None)
+    async def run(self, work: Any, *args: Any) -> Any:
+        return await self._finish(self._work(work, *args), lambda: None)
+
+    async def run_without_spark(self, work: Any, *args: Any) -> Any:
+        await self.world.chance.step()
+        return work(*args)
 
     async def run_until_stopped(self, stop: Any, work: Any, *args: Any) -> int | None:
         assert work is copyjob.copy_here
@@ -402,7 +406,7 @@ class Engine:
         self.world.require(record.app_id not in held.versions, "a copy is committed twice")
         held.rows, held.versions[record.app_id] = rows, record.last
 
-    async def _work(self, work: Any, *args: Any) -> None:
+    async def _work(self, work: Any, *args: Any) -> int | None:
         chance, delta = self.world.chance, self.world.delta
         await chance.step()
         if work is spark_writer.commit:
@@ -415,7 +419,7 @@ class Engine:
                 await chance.wait()
                 held.rows, held.versions[record.app_id] = rows, record.last
         elif work is copyjob.parallelism:
-            return
+            return 2
         else:
             assert work is copyjob.copy
             _, source, copied, record, *_ = args
@@ -430,3 +434,4 @@ class Engine:
                     finished[chunk] = self.world.snapshot(source.oid, source.at, chunk)
             self._commit_copy(copied, record, sum(finished.values(), Counter()))
         await chance.step()
+        return None
