@@ -15,6 +15,7 @@ import structlog
 from apply.batch import Batch
 from apply.conflicts import Conflicts, count_conflict_of, count_conflicts, note_look_ups, record_other_commits
 from apply.handover import Handover
+from apply.identity_missing import explain
 from apply.isolation import Failure, hint_to_resync, is_own
 from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
@@ -248,6 +249,7 @@ class ApplyTables:
                 continue
             entry.stopped = True
             relation, error = entry.relation, one.error
+            await explain(error, self._subscription)
             log.error(
                 "table has stopped",
                 subscription=self._name,

@@ -22,6 +22,7 @@ import structlog
 
 from apply.conflicts import count_conflict_of
 from apply.handover import Handover
+from apply.identity_missing import explain
 from apply.isolation import hint_to_resync, will_last
 from apply.worker import ApplyWorker
 from apply.worker_statistics import Figures
@@ -294,6 +295,7 @@ class Runner:
         own = (worker.to_blame or known.relid == relation.relid) and will_last(known)
         if not own or self._ending.is_set() or self.subscription.options.on_table_error != "isolate":
             return False
+        await explain(known, self.subscription)
         log.error(
             "table has stopped",
             subscription=self.subscription.name,
@@ -318,6 +320,7 @@ class Runner:
         if self._ending.is_set():
             log.info("worker was ended before it was done", subscription=self.subscription.name, reason=known.message)
             return
+        await explain(known, self.subscription)
         # An unforeseen error needs its traceback.
         trace = {} if foreseen(error) else {"exception": traced(error)}
         catalog, subscription = self._node.catalog, self.subscription

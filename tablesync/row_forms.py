@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from apply.schema_changes.table_definition import row_key
 from catalog.records import SubscriptionRel
 from pubsub.digest.forms import Form, RowForm, form_of
 from pubsub.digest.source import SourceTable, largest_file
@@ -17,7 +16,7 @@ from pubsub.errors import PubsubError
 from pubsub.protocol.ids import Oid
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
-from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.publication import Operations, PublishedTable
 
 if TYPE_CHECKING:

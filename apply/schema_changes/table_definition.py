@@ -12,7 +12,7 @@ from pubsub.delta.table import TargetTable
 from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.column_types import folded_name, is_nested, shaped_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-from pubsub.publisher.definitions import ColumnDefinition, TableDefinition
+from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.sql.typechoices import TypeChoices
 
 
@@ -89,12 +89,6 @@ def _refuse_nondeterministic(column: ColumnDefinition, relation: str) -> None:
             detail="Values that are equal to PostgreSQL would be different keys to whoever reads the Delta table.",
             hint="Give the table a key without it: REPLICA IDENTITY USING INDEX, or FULL and no primary key.",
         )
-
-
-def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
-    """Return the columns that identify a row: the replica identity's; under FULL and NOTHING the primary key's, if published."""
-    key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
-    return tuple(key) if key and names.issuperset(key) else ()
 
 
 def definition_json(table: TargetTable, attributes: str) -> str:

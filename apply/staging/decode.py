@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from apply.batch import Batch
+from apply.identity_missing import IdentityMissing
 from apply.staging.destination import Destination, Reading
 from pubsub.delta.table import TargetTable
 from pubsub.errors import InvalidValue, NotInPrerequisiteState
@@ -186,7 +187,7 @@ def _check_identity(relation: pgoutput.Relation, reading: Reading, table: Target
         if column.in_replica_identity
     }
     if not table.key or not sent.issuperset(table.key):
-        raise NotInPrerequisiteState(
+        raise IdentityMissing(
             "publisher did not send replica identity column expected by the logical replication target relation "
             f'"{table.relation}"'
             if table.key

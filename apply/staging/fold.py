@@ -34,6 +34,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from apply.identity_missing import IdentityMissing
 from apply.staging.row_codes import dense, row_codes
 from pubsub.delta.changeset import (
     BASE_PREFIX,
@@ -47,7 +48,6 @@ from pubsub.delta.changeset import (
     Present,
     Unmet,
 )
-from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.arrow_arrays import Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
@@ -133,9 +133,9 @@ def _take(columns: Mapping[str, pa.Array], rows: Indices) -> dict[str, pa.Array]
     return {name: column.take(indices) for name, column in columns.items()}
 
 
-def _identity_missing(column: str) -> NotInPrerequisiteState:
+def _identity_missing(column: str) -> IdentityMissing:
     """worker.c: check_relation_updatable."""
-    return NotInPrerequisiteState(
+    return IdentityMissing(
         "publisher did not send replica identity column expected by the logical replication target relation",
         detail=f'Column "{column}" has no value.',
     )

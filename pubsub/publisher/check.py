@@ -18,6 +18,7 @@ from pubsub.publisher import definitions, publication, replication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ServerInfo, TableDefinition
 from pubsub.publisher.publication import Publication, PublishedTable
+from pubsub.publisher.replica_identities import unfit_identities
 from pubsub.sql.identifiers import encode_path, quote_identifier, quote_qualified
 
 Severity = Literal["ok", "warning", "error"]
@@ -287,6 +288,22 @@ def _identity(table: PublishedTable, definition: TableDefinition, name: str) -> 
     return []
 
 
+async def _identities(connection: Connection, table: PublishedTable, definition: TableDefinition) -> list[Finding]:
+    """Check that the rows of updates and deletes can be found, those of a partitioned table's partitions, too."""
+    if not table.publishes_updates:
+        return []
+    return [
+        Finding(
+            "warning" if one.refused else "error",
+            one.message,
+            detail=one.detail,
+            hint="Until then INSERT alone works.",
+            change=(one.change,),
+        )
+        for one in await unfit_identities(connection, definition, table.attnames)
+    ]
+
+
 async def _replication_connection(conninfo: str, connection: Connection) -> Finding:
     """Try a walsender connection, so that the server itself says what it requires of the role."""
     try:
@@ -321,6 +338,7 @@ async def _tables(connection: Connection, names: Sequence[str]) -> list[Finding]
         if table.oid not in known:
             continue  # dropped meanwhile
         findings += check_table(table, known[table.oid], roots.get(table.oid))
+        findings += await _identities(connection, table, known[table.oid])
         if not await definitions.can_select(connection, table.oid, table.attnames):
             findings.append(
                 Finding(

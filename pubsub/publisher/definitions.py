@@ -104,6 +104,15 @@ class TableDefinition:
     """On disk, with TOAST and partitions, without indexes."""
 
 
+def row_key(definition: TableDefinition, names: set[str]) -> tuple[str, ...]:
+    """Return the columns that identify a row: the replica identity's; under FULL and NOTHING the primary key's, if published.
+
+    `names` are the published columns.
+    """
+    key = definition.identity_key if definition.replica_identity == "i" else definition.primary_key
+    return tuple(key) if key and names.issuperset(key) else ()
+
+
 def rewritten(before: str, now: str) -> bool:
     """Return whether a table's files were replaced between two values of its `storage`.
 

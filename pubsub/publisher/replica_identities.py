@@ -1,0 +1,103 @@
+"""Find replica identities on a publisher that do not identify rows as the published table's key does.
+
+A partitioned table that is published as its root has one key in Delta, and its Relation message describes the root's
+replica identity.  The old values of an update or a delete are those of the partition's own (pgoutput.c: pgoutput_change
+converts the tuple, not the identity):
+
+    root REPLICA IDENTITY FULL, no key     every partition must have FULL
+    root with a key                        each partition has FULL, or an identity with all columns of that key
+
+A key with a generated column that is not published is no key in Delta.  Up to 17 the publisher sends updates and deletes
+without it; from 18 on it refuses them (execReplication.c: CheckCmdReplicaIdentity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pubsub.publisher import definitions
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.definitions import TableDefinition
+from pubsub.publisher.fields import as_oid
+from pubsub.sql.identifiers import quote_qualified
+
+_REFUSES_GENERATED: Final = 180000
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A replica identity that does not fit.  `change`: the SQL for the publisher that makes it fit.
+
+    `refused`: the publisher refuses the updates and deletes by itself.
+    """
+
+    message: str
+    detail: str
+    change: str
+    refused: bool = False
+
+
+async def unfit_identities(
+    connection: Connection, definition: TableDefinition, attnames: Sequence[str] | None
+) -> list[Unfit]:
+    """Return the unfit identities of a published table and its partitions; `attnames` as in PublishedTable."""
+    if definition.kind == "p":
+        return await _of_partitions(connection, definition, attnames)
+    key = definition.identity_key
+    generated = [c.name for c in definition.columns if c.generated and c.name in key]
+    unsent = [f'"{name}"' for name in generated if attnames is None or name not in attnames]
+    if not unsent:
+        return []
+    name = f"{definition.schema}.{definition.name}"
+    refused = connection.server_version >= _REFUSES_GENERATED
+    what = f"generated column {', '.join(unsent)}"
+    return [
+        Unfit(
+            f'cannot update table "{definition.name}"'
+            if refused
+            else f'updates and deletes of table "{name}" cannot be applied',
+            "Replica identity must not contain unpublished generated columns."
+            if refused
+            else f'The replica identity of table "{name}" has {what}, which is not published.',
+            _full(definition),
+            refused,
+        )
+    ]
+
+
+async def _of_partitions(connection: Connection, root: TableDefinition, attnames: Sequence[str] | None) -> list[Unfit]:
+    published = {c.name for c in root.columns if (c.name in attnames if attnames is not None else not c.generated)}
+    key = definitions.row_key(root, published)
+    if not key and root.replica_identity != "f":
+        return []
+    oids = [as_oid(row[0]) for row in await connection.query(_LEAVES, [root.oid])]
+    found = []
+    for leaf in (await definitions.table_definitions(connection, oids, sizes=False)).values():
+        # With NOTHING, or without the key of DEFAULT, the publisher refuses updates and deletes by itself.
+        if leaf.replica_identity == "f" or (not leaf.identity_key and root.replica_identity != "f"):
+            continue
+        if key and set(key) <= set(leaf.identity_key):
+            continue
+        name, of_root = f"{leaf.schema}.{leaf.name}", f"{root.schema}.{root.name}"
+        needed = f"its key is ({', '.join(key)})" if key else "it has REPLICA IDENTITY FULL and no key"
+        has = f"({', '.join(leaf.identity_key)})" if leaf.identity_key else "none"
+        by_default = bool(key) and set(key) <= set(leaf.primary_key)
+        found.append(
+            Unfit(
+                f'the replica identity of partition "{name}" does not fit that of its root "{of_root}"',
+                f'The replica identity of partition "{name}" is {has}; it is published as "{of_root}": {needed}.',
+                f"ALTER TABLE {quote_qualified(leaf.schema, leaf.name)} REPLICA IDENTITY DEFAULT;"
+                if by_default
+                else _full(leaf),
+            )
+        )
+    return found
+
+
+def _full(table: TableDefinition) -> str:
+    return f"ALTER TABLE {quote_qualified(table.schema, table.name)} REPLICA IDENTITY FULL;"
+
+
+_LEAVES: Final = "SELECT relid::oid FROM pg_partition_tree($1::oid) WHERE isleaf ORDER BY 1"
