@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from pubsub.delta import data_files, deletion_vectors, expectations, file_rows, key_set
+from pubsub.delta.bounded_rows import ScatteredRows
 from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.expectations import Inserted
 from pubsub.delta.key_set import KeySet
@@ -287,7 +288,8 @@ def _changes(staged: DirectStaged) -> _Changes:
         else:
             leaving = _leaving(staged)
             if staged.masked is not None and leaving.keys is not None:
-                completed = data_files.write(staged.table, [_complete(log, staged, leaving.keys, leaving.rows)])
+                images = _completed(log, staged, leaving.keys, leaving.rows)
+                completed = data_files.write(staged.table, images, several=True)
                 changes.made += data_files.paths(log.table, completed)
                 changes.actions += completed
             _mark(log, leaving.rows, now, changes)
@@ -325,8 +327,7 @@ def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
         gone = deletion_vectors.read(log.table, file.vector) if file.vector is not None else None
         dead = deletion_vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
         positions: list[Indices] = []
-        size = file_rows.batch_rows(log, file)
-        for start, batch in file_rows.read_columns(log, file, staged.table, names, size):
+        for start, batch in file_rows.read_columns(log, file, staged.table, names):
             rows = wanted.rows(batch)
             hits = np.flatnonzero(rows >= 0)
             hits = hits[~deletion_vectors.among(dead, hits + start)]
@@ -411,39 +412,38 @@ def _tags(file: AddFile) -> dict[str, Any]:
     return {"tags": dict(file.tags)} if file.tags else {}
 
 
-def _complete(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[Found]) -> pa.Table:
-    """Complete the masked images with unchanged values from the rows that they replace.
+def _completed(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[Found]) -> Iterator[pa.Table]:
+    """Yield the masked images, completed with unchanged values from the rows that they replace, a piece at a time.
 
-    An image whose row the table lacks is left out, as PostgreSQL skips an update of a missing row (update_missing).
+    The values pass through memory in the order in which the table's files have them.  An image whose row the table lacks
+    is left out, as PostgreSQL skips an update of a missing row (update_missing).
     """
     table, masked = staged.table, staged.masked
     assert masked is not None
-    names = table.schema.names
+    flagged = [name for index, name in enumerate(table.schema.names) if _flag(index) in masked.column_names]
+    file_of_key = np.full(len(wanted), -1, np.int64)
+    position_of_key = np.zeros(len(wanted), np.int64)
+    for number, one in enumerate(found):
+        file_of_key[one.key_rows] = number
+        position_of_key[one.key_rows] = one.positions
     of_key = wanted.rows(_bases(staged))
-    needed = np.zeros(len(wanted), np.bool_)
-    needed[of_key] = True
-    flagged = [name for index, name in enumerate(names) if f"{UNCHANGED_PREFIX}{index}" in masked.column_names]
-    place_of_key = np.full(len(wanted), -1, np.int64)
-    pieces: list[pa.RecordBatch] = []
-    gathered = 0
-    for one in found:
-        chosen = needed[one.key_rows]
-        positions, key_rows = one.positions[chosen], one.key_rows[chosen]
-        for start, batch in (
-            file_rows.read_columns(log, one.file, table, flagged, file_rows.WIDE_BATCH_ROWS) if len(positions) else ()
-        ):
-            first, last = np.searchsorted(positions, (start, start + batch.num_rows))
-            if first == last:
-                continue
-            pieces.append(batch.take(pa.array(positions[first:last] - start)))
-            place_of_key[key_rows[first:last]] = np.arange(gathered, gathered + last - first)
-            gathered += int(last - first)
-    places = place_of_key[of_key]
-    there = pa.array(places >= 0)
-    masked, at = masked.filter(there), pa.array(places[places >= 0])
-    if masked.num_rows == 0:
-        return table.schema.empty_table()
-    return _unmasked(table, masked, pa.Table.from_batches(pieces).combine_chunks().take(at))
+    files, positions = file_of_key[of_key], position_of_key[of_key]
+    order = np.lexsort((positions, files))
+    bounds = np.searchsorted(files[order], np.arange(len(found) + 1))
+    images = ScatteredRows(masked)
+    for number, one in enumerate(found):
+        chosen = order[bounds[number] : bounds[number + 1]]
+        at = positions[chosen]
+        for start, batch in file_rows.read_columns(log, one.file, table, flagged, at=at):
+            first, last = np.searchsorted(at, (start, start + batch.num_rows))
+            for part in images.pieces(chosen[first:last]):
+                old = batch.take(pa.array(at[first:last][part] - start))
+                yield _unmasked(table, images.take(chosen[first:last][part]), pa.Table.from_batches([old]))
+
+
+def _flag(index: int) -> str:
+    """Return the name of the column that marks the unchanged values of a table's column."""
+    return f"{UNCHANGED_PREFIX}{index}"
 
 
 def _bases(staged: DirectStaged) -> pa.Table:
@@ -458,9 +458,9 @@ def _unmasked(table: TargetTable, masked: pa.Table, old: pa.Table) -> pa.Table:
     columns = []
     for index, name in enumerate(table.schema.names):
         column = masked.column(name)
-        if f"{UNCHANGED_PREFIX}{index}" in masked.column_names:
+        if _flag(index) in masked.column_names:
             kept = old.column(name).cast(column.type)
-            column = _choose(masked.column(f"{UNCHANGED_PREFIX}{index}"), kept, column)
+            column = _choose(masked.column(_flag(index)), kept, column)
         columns.append(column)
     return pa.table(columns, names=table.schema.names)
 
@@ -500,10 +500,16 @@ def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: pa.
     staged.masked = rest if rest.num_rows else None
     key = list(table.key)
     at = KeySet(rows.select(key)).rows(masked.select(key).combine_chunks())
-    masked = masked.filter(pa.array(at >= 0))
-    if masked.num_rows:
-        old = rows.take(pa.array(at[at >= 0]))
-        staged.added += data_files.write(table, [_unmasked(table, masked, old)])
+    there = np.flatnonzero(at >= 0)
+    images, old = ScatteredRows(masked), ScatteredRows(rows)
+
+    def completed() -> Iterator[pa.Table]:
+        for part in old.pieces(at[there]):
+            of_part = there[part]
+            for some in images.pieces(of_part):
+                yield _unmasked(table, images.take(of_part[some]), old.take(at[of_part[some]]))
+
+    staged.added += data_files.write(table, completed(), several=True)
 
 
 def _choose(flags: pa.ChunkedArray, kept: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pubsub import allocators
 from pubsub.delta import constraints, durable_files, partitions
 from pubsub.delta.places import Place, StorePath, place
 from pubsub.delta.table import TargetTable
@@ -30,6 +31,11 @@ _FILE_ROWS: Final = 1 << 20
 _SPLIT_ROWS: Final = 1 << 18
 _ROW_GROUP_ROWS: Final = 1 << 18
 _ROW_GROUP_BYTES: Final = 32 << 20
+# A file of completed rows is closed at so many bytes of values, so that housekeeping can rewrite it in some seconds.
+_FILE_BYTES: Final = 256 << 20
+# What the allocators keep goes back to the system after so many bytes of wide rows: it would be several times what is in use.
+_KEPT_BYTES: Final = 32 << 20
+_WIDE_ROW: Final = 1 << 10
 # The most files, of as many partitions, that one call of `write` keeps open.
 _OPEN_FILES: Final = 64
 # Strings longer than this make poor bounds.
@@ -86,12 +92,20 @@ def remove_copy(path: str, name: str, but: Iterable[str] = ()) -> None:
     remove(file for file in place(path).rglob(f"part-*-{name}*-c*.zstd.parquet") if file.name not in kept)
 
 
-def write(table: TargetTable, parts: Iterable[pa.Table], *, number: int = 0, name: str | None = None) -> list[Action]:
+def write(
+    table: TargetTable,
+    parts: Iterable[pa.Table],
+    *,
+    number: int = 0,
+    name: str | None = None,
+    several: bool = False,
+) -> list[Action]:
     """Write tables one after the other into durable data files; return their `add` actions, none if they have no rows.
 
     There is one file, or for a partitioned table one of each partition.  Of a partition whose rows are far apart there
-    may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.
-    `number` and `name` name the files of one job, which `remove_copy` removes together.
+    may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.  With
+    `several`, a file that has _FILE_ROWS or _FILE_BYTES is closed, and another begun.  `number` and `name` name the files
+    of one job, which `remove_copy` removes together.
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}"
     made: list[_DataFile] = []
@@ -106,8 +120,11 @@ def write(table: TargetTable, parts: Iterable[pa.Table], *, number: int = 0, nam
                         opened.pop(next(iter(opened))).finish()
                     file = _DataFile(table, inside, values, f"{name}-c{len(made):03}.zstd.parquet")
                     made.append(file)
-                opened[inside] = file  # the one written last is closed last
                 file.write(rows)
+                if several and file.is_full():
+                    file.finish()
+                else:
+                    opened[inside] = file  # the one written last is closed last
         for file in opened.values():
             file.finish()
         for inside in _directories(made):
@@ -141,6 +158,7 @@ class _DataFile:
         self._columns = [column for column in table.schema.names if column not in table.partitioned_by]
         self._stored = table.stored_schema
         self._bounds = _Bounds(table)
+        self._rows = self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
         self._file = durable_files.create(self._path)
         try:
@@ -162,6 +180,14 @@ class _DataFile:
         assert self._writer is not None
         self._writer.write_table(_as_stored(rows.select(self._columns), self._stored), row_group_size=_ROW_GROUP_ROWS)
         self._bounds.add(rows)
+        self._rows += rows.num_rows
+        before = self._bytes
+        self._bytes += rows.nbytes
+        if self._bytes // _KEPT_BYTES > before // _KEPT_BYTES and self._bytes > self._rows * _WIDE_ROW:
+            allocators.give_back()
+
+    def is_full(self) -> bool:
+        return self._rows >= _FILE_ROWS or self._bytes >= _FILE_BYTES
 
     def finish(self) -> None:
         """Make the contents durable, though not yet the name."""

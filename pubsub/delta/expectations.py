@@ -96,7 +96,7 @@ def _keys_in(
     """Yield the keys of the files' rows: of `times` parts of equal size the one of this number, the same for equal keys."""
     for action in files:
         file = file_of_action(action["add"])
-        for _, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS):
+        for _, batch in file_rows.read_columns(log, file, table, table.key):
             if times > 1:
                 batch = batch.filter(pa.array(hash_keys(batch.columns, _SECRET).low % np.uint64(times) == number))
             yield batch

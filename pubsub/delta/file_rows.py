@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pubsub.delta import deletion_vectors, partitions
 from pubsub.delta import schema_json as schema
+from pubsub.delta.bounded_rows import rows_at_once
 from pubsub.delta.key_set import KeySet
 from pubsub.delta.log import AddFile, TableLog, path_of
 from pubsub.delta.places import open_parquet, parquet_rows
@@ -21,10 +22,8 @@ from pubsub.errors import DataCorrupted
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import is_nested
 
-BATCH_ROWS: Final = 1 << 18
-WIDE_BATCH_ROWS: Final = 1 << 11
-# Rows of more compressed bytes than this are wide.
-_WIDE_BYTES: Final = 256
+# The most rows that are read at once.
+_MOST_ROWS: Final = 1 << 18
 
 Indices = npt.NDArray[np.int64]
 
@@ -53,7 +52,7 @@ def live_columns(log: TableLog, table: TargetTable, names: Sequence[str]) -> Ite
     table = laid_out(log, table)
     for file in log.files.values():
         gone = deleted_positions(log, file)
-        for start, batch in read_columns(log, file, table, names, batch_rows(log, file)):
+        for start, batch in read_columns(log, file, table, names):
             yield _without(batch, start, gone)
 
 
@@ -65,8 +64,7 @@ def live_rows(
     names = table.schema.names if names is None else names
     for file in files:
         gone = deleted_positions(log, file)
-        size = batch_rows(log, file)
-        for start, batch in read_columns(log, file, table, names, size):
+        for start, batch in read_columns(log, file, table, names):
             yield pa.Table.from_batches([_without(batch, start, gone)])
 
 
@@ -87,11 +85,6 @@ def _without(batch: pa.RecordBatch, start: int, gone: Indices) -> pa.RecordBatch
     return batch.filter(pa.array(there))
 
 
-def batch_rows(log: TableLog, file: AddFile) -> int:
-    """Return how many whole rows of a file to read at once: fewer where rows are wide."""
-    return WIDE_BATCH_ROWS if file.size > _WIDE_BYTES * rows_in(log, file) else BATCH_ROWS
-
-
 def rows_in(log: TableLog, file: AddFile) -> int:
     """Return the number of rows in a data file, including deleted ones."""
     if file.rows is None:
@@ -100,26 +93,35 @@ def rows_in(log: TableLog, file: AddFile) -> int:
 
 
 def read_columns(
-    log: TableLog, file: AddFile, table: TargetTable, names: Sequence[str], size: int, wanted: KeySet | None = None
+    log: TableLog,
+    file: AddFile,
+    table: TargetTable,
+    names: Sequence[str],
+    wanted: KeySet | None = None,
+    at: Indices | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the named columns of a file, a piece at a time in file order, each with its first row's position.
+    """Yield the named columns of a file, a piece (bounded_rows) at a time in file order, each with its first row's position.
 
     A column that the file lacks, because it was added later, is NULL.  Partition columns come from the log.  With
-    `wanted`, row groups whose statistics exclude all of its keys are left out.
+    `wanted`, row groups whose statistics exclude all of its keys are left out; with `at`, which is ascending, those
+    without a row at one of these positions.
     """
     with _opened(log, file) as parquet:
         inside = _columns_inside(parquet.schema_arrow, table, names)
         start = 0
         for group in range(parquet.num_row_groups):
             count = parquet.metadata.row_group(group).num_rows
-            if wanted is None or not wanted.outside(_group_bounds(parquet, group, inside.get(names[0]))):
-                at = start
-                # Without a column Arrow would not count the rows of each piece.
-                columns = list(inside.values()) or parquet.schema_arrow.names[:1]
-                for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
-                    yield at, _named(batch, file, table, names, inside)
-                    at += batch.num_rows
-            start += count
+            begin, start = start, start + count
+            if at is not None and np.searchsorted(at, begin) == np.searchsorted(at, start):
+                continue
+            if wanted is not None and wanted.outside(_group_bounds(parquet, group, inside.get(names[0]))):
+                continue
+            # Without a column Arrow would not count the rows of each piece.
+            columns = list(inside.values()) or parquet.schema_arrow.names[:1]
+            size = rows_at_once(parquet, group, columns, _MOST_ROWS)
+            for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+                yield begin, _named(batch, file, table, names, inside)
+                begin += batch.num_rows
 
 
 def _columns_inside(found: pa.Schema, table: TargetTable, names: Sequence[str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ def _in_index(
     known = {path: one for path, file in of_table.items() if (one := _indexed(log, file)) is not None}
 
     def read(path: str) -> Iterator[pa.RecordBatch]:
-        for _, batch in file_rows.read_columns(log, of_table[path], table, table.key, file_rows.BATCH_ROWS):
+        for _, batch in file_rows.read_columns(log, of_table[path], table, table.key):
             yield batch
 
     columns = [
@@ -93,7 +93,7 @@ def _in_file(log: TableLog, file: AddFile, table: TargetTable, wanted: KeySet) -
     """Return the positions of the rows, deleted ones included, that have one of the keys, and the key's number for each."""
     positions: list[Indices] = []
     key_rows: list[Indices] = []
-    for start, batch in file_rows.read_columns(log, file, table, table.key, file_rows.BATCH_ROWS, wanted):
+    for start, batch in file_rows.read_columns(log, file, table, table.key, wanted):
         rows = wanted.rows(batch)
         hits = np.flatnonzero(rows >= 0)
         if len(hits):

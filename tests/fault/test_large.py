@@ -33,3 +33,26 @@ def test_one_transaction_of_many_rows(subscribed: Subscribed, daemon: Daemon, ro
     assert peak < LIMIT, f"{peak >> 20} MB"
     difference = compare_tables(subscribed.database.conninfo, "public.a", subscribed.relations()["a"].path)
     assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(20_000, marks=pytest.mark.full),
+        *(pytest.param(rows, marks=pytest.mark.soak) for rows in (200_000, 800_000)),
+    ],
+)
+def test_an_update_that_leaves_large_values_unchanged(subscribed: Subscribed, daemon: Daemon, rows: int) -> None:
+    """The values, 12.8 kB each, are not in the stream: they are taken from the table, up to 10 GB of them."""
+    subscribed.database.execute(
+        f"""
+        ALTER TABLE a ALTER t SET STORAGE EXTERNAL;
+        INSERT INTO a SELECT g, 0, repeat(md5(g::text), 400) FROM generate_series(1000001, 1000000 + {rows}) g
+        """
+    )
+    subscribed.subscribe()
+    subscribed.assert_equal(["keyless"])
+    peak = peak_of(daemon, subscribed, "UPDATE a SET n = 1")
+    print(f"{rows} unchanged values: {peak >> 20} MB")
+    assert peak < LIMIT, f"{peak >> 20} MB"
+    subscribed.assert_equal()

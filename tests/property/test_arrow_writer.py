@@ -21,7 +21,7 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pubsub.delta import arrow_writer, data_files, file_rows
+from pubsub.delta import arrow_writer, bounded_rows, data_files, file_rows
 from pubsub.delta import table as delta
 from pubsub.delta.arrow_writer import DirectStaged
 from pubsub.delta.changeset import Folded, NotAsExpected
@@ -121,6 +121,8 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
             patch.setattr(choose_files, "_WORN_ROWS", data.draw(st.sampled_from([1, 8192])))
             patch.setattr(data_files, "_SPLIT_ROWS", 9)
             patch.setattr(data_files, "_ROW_GROUP_ROWS", 2)
+            patch.setattr(data_files, "_FILE_ROWS", 9)
+            patch.setattr(bounded_rows, "PIECE_BYTES", data.draw(st.sampled_from([1, 64, bounded_rows.PIECE_BYTES])))
             patch.setattr(JsonTransactions, "checkpoint_interval", 4)
             transactions = Rival() if rival else JsonTransactions()
             table = TargetTable(str(home / "t"), pa.schema(fields), names, "public.t")

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pubsub.delta.file_rows import batch_rows, deleted_positions, laid_out, read_columns
+from pubsub.delta.file_rows import deleted_positions, laid_out, read_columns
 from pubsub.delta.log import AddFile, TableLog, file_of_action, files_at
 from pubsub.delta.places import input_of
 from pubsub.delta.table import TargetTable
@@ -109,7 +109,7 @@ def _rows(log: TableLog, table: TargetTable, piece: _Piece) -> Iterator[Row]:
     wanted = None if piece.other is None else np.setdiff1d(deleted_positions(log, piece.other), gone)
     if wanted is not None and not len(wanted):
         return
-    for start, batch in read_columns(log, piece.file, laid, laid.schema.names, batch_rows(log, piece.file)):
+    for start, batch in read_columns(log, piece.file, laid, laid.schema.names):
         chosen = gone if wanted is None else wanted
         first, last = np.searchsorted(chosen, (start, start + batch.num_rows))
         there = np.full(batch.num_rows, wanted is None, np.bool_)
