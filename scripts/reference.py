@@ -68,6 +68,11 @@ jsonb, interval), it sends an UPDATE from one to the other as a change of the ke
 key, NaN equals NaN. A key with a nondeterministic collation is refused: readers of the Delta table would take its equal values for
 different ones. Keys of several columns, `REPLICA IDENTITY USING INDEX` and `FULL` (equal rows counted, NULLs equal to NULLs) work as
 in PostgreSQL. A deferrable primary key is not used as a key, as in a replica identity: within a transaction two rows may have it.
+
+A partitioned table that is published as its root has one key, its root's, but the publisher sends the old values that the partition's
+own replica identity has (pgoutput.c: pgoutput_change). `pubsub check` names each partition whose identity lacks columns of that key,
+or, under FULL without a key, is not FULL, with the ALTER TABLE that mends it; so do the log and the status if such a change arrives.
+The same goes for a key with a generated column that is not published, which servers up to 17 accept.
 """
 
 _TYPES_BINARY = """\
