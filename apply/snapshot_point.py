@@ -24,7 +24,7 @@ from catalog.records import Subscription
 from pubsub import faults
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
-from pubsub.publisher import replication, slots
+from pubsub.publisher import replication, slots, snapshots
 from pubsub.publisher.connection import Connection
 
 _DELAY: Final = 1.0
@@ -71,6 +71,8 @@ async def snapshot_point(
                 in_time = await pipeline.end_batch_at(created.consistent_point, halts=halts)
                 if in_time:
                     assert created.snapshot_name is not None
+                    async with await Connection.connect(subscription.conninfo) as reader:
+                        await snapshots.settle(reader, created.snapshot_name)
                     yield SnapshotPoint(created.consistent_point, created.snapshot_name)
                     return
             finally:

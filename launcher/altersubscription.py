@@ -167,9 +167,9 @@ async def _refresh(
         changes = await _first_connection(subscription, connection)
         target = changes.get("target", subscription.target)
         plans = await published_tables.plan(
+            session,
             connection,
             new,
-            session.settings.warehouse_uri,
             target,
             copy_data=copy_data,
             create_tables=subscription.options.create_tables,

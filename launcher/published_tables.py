@@ -121,17 +121,20 @@ async def published_tables(connection: Connection, publications: Sequence[str]) 
 
 
 async def plan(
+    session: Session,
     connection: Connection,
     tables: Mapping[Oid, PublishedTable],
-    warehouse: str,
     target: str,
     *,
     copy_data: bool,
     create_tables: bool,
     choices: TypeChoices | None = None,
 ) -> list[Plan]:
-    """Plan `tables`.  Raises for the first that cannot be replicated or read, or whose Delta table may not be used."""
-    from apply.schema_changes.table_definition import target_table
+    """Plan `tables`, without those that have no column to replicate, of which the client is told.
+
+    Raises for the first that cannot be replicated or read, or whose Delta table may not be used.
+    """
+    from apply.schema_changes.table_definition import published_columns, target_table
 
     plans = []
     found = await definitions.table_definitions(connection, tables)
@@ -139,7 +142,14 @@ async def plan(
         definition = found.get(table.oid)
         if definition is None:
             continue  # dropped since it was listed
-        path = table_path(warehouse, target, definition.schema, definition.name)
+        if not published_columns(definition, table.attnames):
+            session.notice(
+                f'table "{definition.schema}.{definition.name}" is left out: it has no column that is published',
+                detail="A Delta table has at least one column.",
+                hint="Once it has one, ALTER SUBSCRIPTION ... REFRESH PUBLICATION adds it.",
+            )
+            continue
+        path = table_path(session.settings.warehouse_uri, target, definition.schema, definition.name)
         plans.append(Plan(table, definition, target_table(definition, table.attnames, path, choices)))
     if copy_data:
         for one in plans:

@@ -77,9 +77,9 @@ async def _create_connected(session: Session, statement: CreateSubscription, con
         await published_tables.refuse_binary(connection, published)
     await _require_warehouse(session.settings.warehouse_uri)
     plans = await published_tables.plan(
+        session,
         connection,
         published,
-        session.settings.warehouse_uri,
         row.target,
         copy_data=options.copy_data,
         create_tables=options.create_tables,

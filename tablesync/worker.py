@@ -42,7 +42,6 @@ from pubsub.publisher.connection import Connection
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.settings import Settings
-from pubsub.sql.identifiers import quote_literal
 from tablesync import choose_copier, copyjob
 from tablesync.catch_up import CatchUp
 from tablesync.claim_target import claim_target, made_definition
@@ -239,10 +238,10 @@ class SyncWorker:
             self.snapshot_lsn = created.consistent_point
             await faults.reached(f"slot created {relation.qualified_name}")
             async with await self._table.connect(replication=False) as connection:
-                await connection.execute(snapshots.BEGIN)
-                await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(created.snapshot_name)}")
+                with self.figures.waits_for("transactions of its snapshot to be marked as committed"):
+                    visible = await snapshots.settle(connection, created.snapshot_name)
+                await snapshots.begin_under(connection, created.snapshot_name)
                 table = await self._table.describe(connection, created.snapshot_name, created.consistent_point)
-                visible = await snapshots.visible(connection)
             with self._table.blaming():
                 await self._claim(table.target)
             rows = table.definition.estimated_rows

@@ -172,6 +172,7 @@ class _Wanted:
         key = self._key(columns, renamed)
         # Where rows are found by all their values, a kept column would make them differ.
         keep = self._keep and bool(key or self._message.replica_identity != "f")
+        keep |= not columns  # a Delta table has at least one: the last ones go when another comes
         numbers = {column.number for column in columns}
         gone = [(number, column.name) for number, column in before.items() if number not in numbers]
         taken = {folded_name(name) for name in (*renamed.values(), *(column.name for column, _ in added))}

@@ -23,14 +23,16 @@ def target_table(
 
     `published`: the column list's names, None for all.  `choices`: the subscription's option `types`.
 
-    Raises FeatureNotSupported, naming the column, for a type that Delta cannot hold.
+    Raises FeatureNotSupported for a table without columns, and, naming the column, for a type that Delta cannot hold.
     """
     qualified = f"{definition.schema}.{definition.name}"
-    columns = [
-        column
-        for column in definition.columns
-        if (column.name in published if published is not None else not column.generated)
-    ]
+    columns = published_columns(definition, published)
+    if not columns:
+        raise FeatureNotSupported(
+            f'table "{qualified}" has no column that is published',
+            detail="A Delta table has at least one column.",
+            hint="Add a column, or drop the table from the publication and refresh the subscription.",
+        )
     folded: dict[str, str] = {}
     for column in columns:
         other = folded.setdefault(folded_name(column.name), column.name)
@@ -50,6 +52,15 @@ def target_table(
         for column in columns
     ]
     return TargetTable(path, pa.schema(fields), key, qualified)
+
+
+def published_columns(definition: TableDefinition, published: Sequence[str] | None) -> list[ColumnDefinition]:
+    """Return the columns that are replicated; `published` as in `target_table`."""
+    return [
+        column
+        for column in definition.columns
+        if (column.name in published if published is not None else not column.generated)
+    ]
 
 
 def column_type(

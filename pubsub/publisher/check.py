@@ -180,7 +180,8 @@ def check_table(table: PublishedTable, definition: TableDefinition, root: str | 
         if (column.name in table.attnames if table.attnames is not None else not column.generated)
     ]
     if not columns:
-        findings.append(Finding("error", f'table "{name}" has no column that is published'))
+        message = f'table "{name}" has no column that is published'
+        findings.append(Finding("warning", message, detail="A subscription leaves it out."))
     for column in columns:
         try:
             delta_type(column.base_type_oid, column.base_typmod, column.base_type_kind, column.type_name)

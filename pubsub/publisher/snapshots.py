@@ -1,18 +1,28 @@
 """Queries about the snapshots under which a table is copied, and what must be the same under all of them.
 
-Every function takes a Connection in a REPEATABLE READ transaction.  Only `file_sql`, `renamed_sql` and END_OF_WAL ignore its snapshot.
+Every function takes a Connection in a REPEATABLE READ transaction, but for `settle` and `begin_under`, which begin one.  Only
+`file_sql`, `renamed_sql` and END_OF_WAL ignore its snapshot.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import structlog
 
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number
 from pubsub.sql.identifiers import quote_literal, quote_qualified
+
+log = structlog.get_logger()
+
+# How long a transaction whose commit is in the WAL may take to be marked as committed, and when to look again, in seconds.
+_PATIENCE: Final = 30.0
+_LOOK_AGAIN: Final = 0.02
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -88,6 +98,60 @@ async def lacks(connection: Connection, earlier: str) -> bool:
         [earlier],
     )
     return row[0] == "t"
+
+
+async def settle(connection: Connection, exported: str) -> str:
+    """Wait until what a slot's exported snapshot sees is marked as committed; return what it sees, as `visible`.
+
+    Nothing may be read under it before (`_still_committing`).  It takes an instant; after half a minute it is given up.
+    `connection` must be in no transaction.
+    """
+    await begin_under(connection, exported)
+    seen = await visible(connection)
+    await connection.execute("COMMIT")
+    until = asyncio.get_running_loop().time() + _PATIENCE
+    while await _still_committing(connection, seen):
+        if asyncio.get_running_loop().time() > until:
+            log.warning("a snapshot sees transactions that have not ended", snapshot=seen)
+            break
+        await asyncio.sleep(_LOOK_AGAIN)
+    return seen
+
+
+async def begin_under(connection: Connection, exported: str) -> None:
+    """Begin a transaction with the exported snapshot."""
+    await connection.execute(BEGIN)
+    await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}")
+
+
+async def _still_committing(connection: Connection, earlier: str) -> bool:
+    """Return whether a transaction that the `earlier` snapshot sees may not be marked as committed yet.
+
+    A slot's snapshot sees a transaction once its commit is in the WAL, which is before the commit log has it.  Whoever reads
+    its rows in between takes them for aborted, and marks them so for everybody (heapam_visibility.c: SetHintBits); PostgreSQL
+    up to 18.6 does not wait for that (snapbuild.c: SnapBuildInitialSnapshot).  One that waits for a synchronous standby is
+    marked (xact.c: RecordTransactionCommit); whether it waits, only roles with pg_read_all_stats see.
+    """
+    (row,) = await connection.query(_STILL_COMMITTING, [earlier])
+    return row[0] == "t"
+
+
+# Those that have not left the list of running transactions; past a snapshot's xmax all that began are among them.
+_STILL_COMMITTING: Final = """
+WITH snapshots AS (SELECT pg_current_snapshot() AS now, CAST($1::text AS pg_snapshot) AS earlier),
+     running AS (
+    SELECT earlier, pg_snapshot_xip(now) AS xid FROM snapshots
+    UNION ALL
+    SELECT earlier, n::text::xid8 FROM snapshots,
+           generate_series(pg_snapshot_xmax(now)::text::bigint, pg_snapshot_xmax(earlier)::text::bigint - 1) n
+)
+SELECT EXISTS (
+    SELECT FROM running
+     WHERE pg_visible_in_snapshot(xid, earlier)
+       AND (EXISTS (SELECT FROM pg_stat_activity a
+                     WHERE a.backend_xid = xid::xid AND a.wait_event IS DISTINCT FROM 'SyncRep')
+            OR EXISTS (SELECT FROM pg_prepared_xacts p WHERE p.transaction = xid::xid)))
+"""
 
 
 async def end_of_wal(connection: Connection) -> Lsn:

@@ -141,8 +141,12 @@ async def history(seed: int, events: list[Any]) -> World:
     async def export(connection: Any) -> str:
         return str(int(world.wal))
 
-    async def visible(connection: Any) -> str:
+    async def settle(connection: Any, exported: str) -> str:
+        await chance.step()
         return ""
+
+    async def begin_under(connection: Any, exported: str) -> None:
+        await chance.step()
 
     async def lacks(connection: Any, earlier: str) -> bool:
         return False
@@ -172,7 +176,9 @@ async def history(seed: int, events: list[Any]) -> World:
             patch.setattr(module, "replication", Replication(world))
         patch.setattr(tablesync.worker.slots, "slot_info", slot_info)
         patch.setattr(tablesync.publisher_table.PublisherTable, "describe", describe)
-        snapshots = SimpleNamespace(BEGIN="", end_of_wal=end_of_wal, export=export, visible=visible, lacks=lacks)
+        snapshots = SimpleNamespace(
+            BEGIN="", end_of_wal=end_of_wal, export=export, settle=settle, begin_under=begin_under, lacks=lacks
+        )
         for module in (tablesync.worker, tablesync.catch_up):
             patch.setattr(module, "snapshots", snapshots)
         # The publisher's identity is not under test here.

@@ -66,7 +66,7 @@ class Publisher:
     async def identify(self, *_: object) -> SimpleNamespace:
         return SimpleNamespace(system_identifier="7", timeline=2, xlogpos=NEW)
 
-    async def plan(self, _: object, new: Collection[Oid], *__: object, **___: object) -> list[Any]:
+    async def plan(self, _: object, __: object, new: Collection[Oid], *___: object, **____: object) -> list[Any]:
         def relation(oid: int, copy_data: bool, lsn: Lsn | None) -> NewRelation:
             return NewRelation(oid, "public", self.tables[oid], f"/w/{oid}")
 
