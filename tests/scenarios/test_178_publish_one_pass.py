@@ -56,13 +56,15 @@ class Reader:
 
     async def read(self, end: int) -> None:
         """Read until everything before `end` has come."""
-        while True:
+        reached = False
+        while not reached:
+            # Frames that came together with the keepalive that tells of `end` are read, too: none is asked for again.
             for frame in await self._stream.receive():
                 message = read_server_message(frame)
                 if isinstance(message, XLogData):
                     self.messages.append(message.data)
                 elif isinstance(message, Keepalive) and message.wal_end >= end:
-                    return
+                    reached = True
 
 
 def _end(database: Database) -> int:
