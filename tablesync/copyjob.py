@@ -21,7 +21,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import psycopg
 import pyarrow as pa
 
 from pubsub import faults, object_stores
@@ -30,13 +29,14 @@ from pubsub.delta.alter import for_copy
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
 from pubsub.delta.transactions import Action, Transactions, UnknownOutcome
-from pubsub.errors import InvalidValue, SerializationFailure
+from pubsub.errors import InvalidValue
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
 from pubsub.publisher import copy_out
 from pubsub.publisher.copy_out import Cut
-from pubsub.publisher.snapshots import BEGIN, file_sql, lock_sql, renamed_sql
+from pubsub.publisher.read_table import ReadTable, hold_as_described, lock_sql
+from pubsub.publisher.snapshots import BEGIN
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 from tablesync.choose_copier import Range, ranges, takes_job
 
@@ -53,31 +53,23 @@ _PATIENCE: Final = "5s"
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What to read: `columns` in the target's order, `ONLY` this table with `only`.
+    """What to read; the table's columns are in the target's order.
 
     `row_filter`: the publications' WHERE as SQL.  `conninfo` may contain a password, so the repr leaves it out.
     """
 
     conninfo: str
     application_name: str
-    schema: str
-    name: str
-    columns: tuple[str, ...]
+    table: ReadTable
     snapshot: str
     row_filter: str | None
-    only: bool
     lsn: str = ""
     """The snapshot's LSN."""
-    oid: int = 0
-    file: int = 0
-    """The expected pg_relation_filenode(): a rewritten table's rows have other ctids.  0: the table has none."""
-    numbers: tuple[int, ...] = ()
-    """The columns' attribute numbers; empty: none is looked at."""
     bytes: int = 0
     """The approximate size of the publisher's table."""
 
     def __repr__(self) -> str:
-        return f"CopySource({self.schema}.{self.name})"
+        return f"CopySource({self.table})"
 
 
 def parallelism(session: SparkSession) -> int:
@@ -87,15 +79,16 @@ def parallelism(session: SparkSession) -> int:
 
 def statement(source: CopySource, block_range: Range, keys: str | None = None) -> str:
     """Return COPY for one range, or with the condition `keys` for the rows that meet it (tablesync.c: copy_table)."""
-    columns = ", ".join(map(quote_identifier, source.columns))
+    table = source.table
+    columns = ", ".join(map(quote_identifier, table.columns))
     row_filter = None if source.row_filter is None else f"({source.row_filter})"
-    rows = copy_out.part_of_table(source.schema, source.name, block_range, keys, row_filter, only=source.only)
+    rows = copy_out.part_of_table(table.schema, table.name, block_range, keys, row_filter, only=table.only)
     return f"COPY (SELECT {columns} FROM {rows}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
 
 
 def wait_sql(source: CopySource) -> str:
     """Return SQL that waits for the lock that reading the table takes, and releases it."""
-    return lock_sql(source.schema, source.name, only=source.only)
+    return lock_sql(source.table)
 
 
 def was_locked(error: Exception) -> bool:
@@ -150,7 +143,7 @@ def copy(
         table, definition = for_copy(log, table)
         _copy_directly(context, source, log, table, record, done, plan, definition)
         return
-    schema = pa.schema([table.schema.field(name) for name in source.columns])
+    schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     ddl = ", ".join(f"{quote(f.name)} {spark_ddl(f.type)}" for f in schema)
     read = _reader(source, parts, schema, done)
     frame = session.range(0, len(parts), 1, len(parts)).mapInArrow(read, ddl)
@@ -158,7 +151,7 @@ def copy(
     other_columns = not fits(table)
     # Spark fills other columns that the frame lacks, but not partition columns.
     needed = [*table.schema, *(() if other_columns else partition_fields(table.path))]
-    extra = {field.name: field for field in needed if field.name not in source.columns and field.name not in made}
+    extra = {field.name: field for field in needed if field.name not in source.table.columns and field.name not in made}
     if extra:
         frame = frame.selectExpr(
             "*", *(f"CAST(NULL AS {spark_ddl(f.type)}) AS {quote(f.name)}" for f in extra.values())
@@ -298,10 +291,12 @@ def _whole_rows(
     source: CopySource, block_range: Range, table: TargetTable, cut: Cut | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows of one range as tables with all of the target's columns."""
-    schema = pa.schema([table.schema.field(column) for column in source.columns])
+    schema = pa.schema([table.schema.field(column) for column in source.table.columns])
     for batch in read_range(source, block_range, schema, cut):
         columns = {
-            field.name: batch.column(field.name) if field.name in source.columns else nulls(batch.num_rows, field.type)
+            field.name: batch.column(field.name)
+            if field.name in source.table.columns
+            else nulls(batch.num_rows, field.type)
             for field in table.schema
         }
         yield pa.table(columns)
@@ -345,49 +340,18 @@ def read_range(
     """Yield the rows of one range as record batches.
 
     With a `cut`, waits for locks without limit; without one, as in a task, it soon raises psycopg's LockNotAvailable.
-    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and SerializationFailure if the table was
-    rewritten, or its columns were renamed or dropped.
+    Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and SerializationFailure (hold_as_described).
     """
     with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
         if cut is None:
             connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
         connection.execute(BEGIN)
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(source.snapshot)}".encode())
-        _require_unaltered(connection, source)
+        hold_as_described(connection, source.table)
         for rows in read(connection, source, statement(source, block_range), schema):
             yield rows
-            faults.point(f"copying {source.schema}.{source.name}")
+            faults.point(f"copying {source.table}")
         connection.execute("COMMIT")
-
-
-def _require_unaltered(connection: Connection, source: CopySource) -> None:
-    """Lock the table against alterations until the transaction ends; raise if it is not as the snapshot sees it.
-
-    COPY means the columns that have these names now, and reads the file that the table has now.
-    """
-    if not source.oid:
-        return
-    try:
-        connection.execute(wait_sql(source).encode())
-    except psycopg.errors.UndefinedTable as error:
-        raise SerializationFailure(
-            f'table "{source.schema}.{source.name}" was renamed or dropped while it was copied'
-        ) from error
-    columns = dict(zip(source.numbers, source.columns, strict=False))
-    renamed = connection.execute(renamed_sql(source.oid, columns).encode()).fetchall() if columns else []
-    if renamed:
-        raise SerializationFailure(
-            f'table "{source.schema}.{source.name}" was altered while it was copied',
-            detail=f'Column "{renamed[0][0]}" was renamed or dropped.',
-        )
-    if not source.file:
-        return
-    ((file,),) = connection.execute(file_sql(source.oid).encode()).fetchall()
-    if file != source.file:
-        raise SerializationFailure(
-            f'table "{source.schema}.{source.name}" was rewritten or truncated while it was copied',
-            detail="Its rows have moved since the copy began.",
-        )
 
 
 def session(source: CopySource) -> Connection:
@@ -405,7 +369,7 @@ def read(
         yield from copy_out.batches(connection, copy_statement, schema, parse_copy)
     except InvalidCopiedField as error:
         raise InvalidValue(
-            f'column "{error.column}" of table "{source.schema}.{source.name}": {error.message} '
+            f'column "{error.column}" of table "{source.table}": {error.message} '
             f"(key {error.key}, copied at {source.lsn})",
             sqlstate=error.sqlstate,
         ) from error

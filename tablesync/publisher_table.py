@@ -19,6 +19,7 @@ from pubsub.publisher import definitions, publication, snapshots
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import TableDefinition
 from pubsub.publisher.publication import PublishedTable
+from pubsub.publisher.read_table import ReadTable
 from pubsub.sql.typechoices import TypeChoices
 from tablesync import copyjob
 from tablesync.resume import Conditions, conditions
@@ -63,21 +64,13 @@ class PublisherTable:
         found, definition, target = await self.published(connection)
         file = await snapshots.file_seen(connection, relation.relid)
         publishing = await snapshots.publishing(connection, subscription.publications, relation.relid)
-        plain = definition.kind == "r"
-        numbers = {column.name: column.attnum for column in definition.columns}
         source = copyjob.CopySource(
             conninfo=subscription.conninfo,
             application_name=self.slot,
-            schema=definition.schema,
-            name=definition.name,
-            columns=tuple(field.name for field in target.schema),
-            numbers=tuple(numbers[field.name] for field in target.schema),
+            table=ReadTable.of(definition, target.schema.names),
             snapshot=snapshot,
             row_filter=found.row_filter,
-            only=plain,
             lsn=str(lsn),
-            oid=relation.relid,
-            file=file,
             bytes=definition.bytes,
         )
         return Described(

@@ -18,6 +18,7 @@ from pubsub.publisher import definitions, publication
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.definitions import ColumnDefinition, TableDefinition, row_key
 from pubsub.publisher.publication import Operations, PublishedTable
+from pubsub.publisher.read_table import ReadTable, hold_as_described
 
 if TYPE_CHECKING:
     from psycopg import Connection as PsycopgConnection
@@ -84,13 +85,15 @@ def row_form(
 def source_table(
     connection: PsycopgConnection, relation: SubscriptionRel, found: Published, form: RowForm
 ) -> SourceTable:
-    """Return the publisher's table as the digest reads it; `connection`: within the transaction that `found` is of.  Blocks."""
+    """Return the publisher's table as the digest reads it; `connection`: with the snapshot that `found` is of.  Blocks.
+
+    The table stays as it is until the connection's transaction ends.  Raises SerializationFailure (hold_as_described).
+    """
     table, definition = found.tables[Oid(relation.relid)], found.definitions[Oid(relation.relid)]
+    read = ReadTable.of(definition, form.columns)
+    hold_as_described(connection, read)
     return SourceTable(
-        relation.relid,
-        definition.schema,
-        definition.name,
-        definition.kind == "r",
+        read,
         table.row_filter,
         form,
         largest_file(connection, relation.relid),

@@ -58,6 +58,7 @@ from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.copy_out import Cut
 from pubsub.publisher.key_condition import is_one_of
+from pubsub.publisher.read_table import hold_as_described
 from pubsub.publisher.snapshots import BEGIN, END_OF_WAL
 from tablesync import copyjob
 from tablesync.copyjob import CopySource
@@ -146,7 +147,8 @@ def read_again(
 ) -> tuple[pa.Table, Lsn]:
     """Return the publisher's present rows under `keys`, with the table's columns, and an LSN past their snapshot.
 
-    Blocks, also while another session has the table locked; `cut` interrupts it.
+    Blocks, also while another session has the table locked; `cut` interrupts it.  Raises SerializationFailure if the table was
+    altered since it was described, or rewritten since the snapshot was taken: the next worker describes it anew.
     """
     with copyjob.session(source) as connection, cut.watching(connection):
         connection.execute(BEGIN)
@@ -159,8 +161,12 @@ def read_again(
 def rows_under(
     connection: Connection, source: CopySource, table: TargetTable, keys: pa.Table, key_types: Mapping[str, str]
 ) -> pa.Table:
-    """Return the publisher's rows under `keys`, with the table's columns, as the connection's transaction sees them.  Blocks."""
-    schema = pa.schema([table.schema.field(name) for name in source.columns])
+    """Return the publisher's rows under `keys`, with the table's columns, as the connection's transaction sees them.
+
+    Blocks.  Raises SerializationFailure (hold_as_described).
+    """
+    hold_as_described(connection, source.table)
+    schema = pa.schema([table.schema.field(name) for name in source.table.columns])
     batches = []
     for first in range(0, keys.num_rows, _KEYS):
         condition = is_one_of(keys.slice(first, _KEYS), key_types)

@@ -250,7 +250,7 @@ class SyncWorker:
             version, writable = await asyncio.to_thread(
                 copyjob.begin, table.target, earlier, self._app_id(earlier.generation if earlier else 0)
             )
-            blocks = table.definition.pages if table.source.only else None
+            blocks = table.definition.pages if table.source.table.only else None
             small = not choose_copier.takes_job(table.source.bytes)
             if not small:
                 await self._start_spark()

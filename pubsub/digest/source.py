@@ -21,6 +21,7 @@ from pubsub.errors import FeatureNotSupported
 from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.publisher import copy_out
 from pubsub.publisher.key_condition import is_one_of
+from pubsub.publisher.read_table import ReadTable
 from pubsub.sql.identifiers import quote_identifier, quote_literal
 
 if TYPE_CHECKING:
@@ -46,16 +47,13 @@ _ROWS: Final = pa.schema([("k", pa.int64()), ("h", pa.int64()), ("at", pa.string
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A published table.  `only`: without its children; `row_filter`: the publications' WHERE as SQL.
+    """A published table.  `row_filter`: the publications' WHERE as SQL.
 
     `blocks`: how many its largest file has; None if its rows have no places (a foreign table is among its partitions).
     `nbytes`: on disk, with TOAST.
     """
 
-    oid: int
-    schema: str
-    name: str
-    only: bool
+    table: ReadTable
     row_filter: str | None
     form: RowForm
     blocks: int | None
@@ -81,7 +79,7 @@ class SourceTable:
     def _source(self, stretch: Stretch, condition: str | None = None, sample: float | None = None) -> str:
         row_filter = None if self.row_filter is None else f"({self.row_filter})"
         return copy_out.part_of_table(
-            self.schema, self.name, stretch, condition, row_filter, only=self.only, sample=sample
+            self.table.schema, self.table.name, stretch, condition, row_filter, only=self.table.only, sample=sample
         )
 
     def sums(self, connection: Connection, stretch: Stretch, bits: int) -> Sums:
@@ -155,7 +153,7 @@ class SourceTable:
             for first in range(0, len(lines), _PLACES):
                 listed = ",".join(f'"{at}"' for at in lines[first : first + _PLACES])
                 at = f"ctid = ANY ('{{{listed}}}'::pg_catalog.tid[])"
-                yield self._source(None, at if self.only else f"tableoid = {int(oid)} AND {at}")
+                yield self._source(None, at if self.table.only else f"tableoid = {int(oid)} AND {at}")
 
 
 def require_same_hashes(connection: Connection) -> None:

@@ -1,13 +1,13 @@
 """Queries about the snapshots under which a table is copied, and what must be the same under all of them.
 
 Every function takes a Connection in a REPEATABLE READ transaction, but for `settle` and `begin_under`, which begin one.  Only
-`file_sql`, `renamed_sql` and END_OF_WAL ignore its snapshot.
+END_OF_WAL ignores its snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ import structlog
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.publisher.fields import number
-from pubsub.sql.identifiers import quote_literal, quote_qualified
+from pubsub.sql.identifiers import quote_literal
 
 log = structlog.get_logger()
 
@@ -37,32 +37,6 @@ class Publishing:
 
     marks: str
     everything: bool
-
-
-def lock_sql(schema: str, name: str, *, only: bool = True) -> str:
-    """Return SQL that keeps the table from being rewritten or altered until the transaction ends.
-
-    It selects no rows: its lock is enough, and LOCK TABLE would require a privilege on the whole table.
-    """
-    return f"SELECT FROM {'ONLY ' if only else ''}{quote_qualified(schema, name)} LIMIT 0"
-
-
-def file_sql(oid: int) -> str:
-    """Return SQL for the table's relfilenode as it is now, whatever the snapshot; 0 if it has none."""
-    return f"SELECT coalesce(pg_relation_filenode({int(oid)}), 0)"
-
-
-def renamed_sql(oid: int, columns: Mapping[int, str]) -> str:
-    """Return SQL for those columns, by number, that have another name now or are dropped, whatever the snapshot.
-
-    Queries of the catalog see what the snapshot sees; names in statements, and this function, mean what they mean now.
-    """
-    names = ", ".join(f"({int(number)}, {quote_literal(name)})" for number, name in columns.items())
-    identity = f"(pg_catalog.pg_identify_object('pg_catalog.pg_class'::pg_catalog.regclass, {int(oid)}, {{}})).identity"
-    return (
-        f"SELECT name FROM (VALUES {names}) AS c (number, name) WHERE {identity.format('number')} "
-        f"IS DISTINCT FROM {identity.format(0)} || '.' || pg_catalog.quote_ident(name)"
-    )
 
 
 async def file_seen(connection: Connection, oid: int) -> int:

@@ -34,6 +34,7 @@ from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
+from pubsub.publisher.read_table import ReadTable
 from tablesync import window
 from tablesync.copyjob import CopySource
 from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, update
@@ -185,7 +186,7 @@ class World:
                 return at
 
     def window(self) -> window.Window:
-        source = CopySource("", "", "public", "a", tuple(SCHEMA.names), "", None, True)
+        source = CopySource("", "", ReadTable("public", "a", tuple(SCHEMA.names), True), "", None)
         services: Any = self.services
         return window.Window(self.relation, self.services.until, SCHEMA, source, {}, catalog=services, engine=services)
 

@@ -20,6 +20,7 @@ import pytest
 from catalog.home_lock import running_daemon
 from launcher.failures import traced, typed
 from pubsub.delta.spark_session import Spark
+from pubsub.publisher.read_table import ReadTable
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import PATIENCE, wait_until
 
@@ -155,7 +156,7 @@ def test_a_copy_task_that_fails_to_connect_shows_no_password(
         f"postgresql://postgres:{SECRET}@127.0.0.1:1/postgres",
         f"postgresql://postgres:{SECRET}%zz@127.0.0.1:1/postgres",
     ):
-        source = CopySource(conninfo, "copy", "public", "a", ("id",), "1", None, True)
+        source = CopySource(conninfo, "copy", ReadTable("public", "a", ("id",), True), "1", None)
 
         def read(_: int, source: Any = source) -> None:
             list(read_range(source, None, pa.schema([("id", pa.int32())])))

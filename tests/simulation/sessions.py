@@ -444,15 +444,44 @@ class CopySession:
             if name not in self.server.snapshots:
                 raise psycopg.errors.InvalidParameterValue(f'invalid snapshot identifier: "{name}"')
             self._snapshot = self.server.snapshots[name]
+        elif text.endswith(" LIMIT 0"):
+            self._describe(text)
         elif "pg_relation_filenode(" in text:
             oid = int(re.findall(r"\d+", text)[0])
-            self._answer = [(self.server.now(oid).shape.file,)]  # type: ignore[list-item]
+            seen = (self._snapshot or self.server.snapshot()).states[oid].shape.file
+            self._answer = [] if self.server.now(oid).shape.file == seen else [(str(oid),)]
         elif text == snapshots.END_OF_WAL:
             self._answer = [(str(self.server.end),)]
         return self
 
     def fetchall(self) -> Answer:
         return self._answer
+
+    def _describe(self, statement: str) -> None:
+        """Answer a SELECT of no rows with what its names mean now (read_table.hold_as_described)."""
+        if self._snapshot is None:
+            self._snapshot = self.server.snapshot()
+        listed, _, name = statement.removeprefix("SELECT ").partition(" FROM ")
+        table = name.removeprefix("ONLY ").removesuffix(" LIMIT 0").partition(".")[2]
+        shape = next(s[-1].shape for s in self.server.states.values() if s[-1].shape.name == table)
+        columns = {column.name: column for column in shape.columns}
+        try:
+            self._found = [(shape.oid, columns[name].number, columns[name].type) for name in listed.split(", ")]
+        except KeyError as missing:
+            raise psycopg.errors.UndefinedColumn(f"column {missing} does not exist") from None
+
+    @property
+    def pgresult(self) -> Self:
+        return self
+
+    def ftable(self, place: int) -> int:
+        return self._found[place][0]
+
+    def ftablecol(self, place: int) -> int:
+        return self._found[place][1]
+
+    def ftype(self, place: int) -> int:
+        return self._found[place][2]
 
     def copy(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a COPY that copyjob.statement has made."""

@@ -197,6 +197,11 @@ class Source:
     bytes: int
     only: bool = True
 
+    @property
+    def table(self) -> Source:
+        """ReadTable, too."""
+        return self
+
 
 class Connection:
     """publisher.connection.Connection; closing it frees the slot that it used."""

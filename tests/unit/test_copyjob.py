@@ -13,9 +13,11 @@ from apply.isolation import will_last
 from launcher.failures import typed
 from pubsub.errors import SerializationFailure
 from pubsub.publisher.copy_out import Cut
-from tablesync.copyjob import CopySource, _require_unaltered, statement
+from pubsub.publisher.read_table import ReadTable, hold_as_described
+from tablesync.copyjob import CopySource, statement
 
-SOURCE = CopySource("host=h password=hidden", "app", 'a"b', "t.x", ("id", 'we"ird', "Ünï"), "snap", None, True)
+TABLE = ReadTable('a"b', "t.x", ("id", 'we"ird', "Ünï"), True)
+SOURCE = CopySource("host=h password=hidden", "app", TABLE, "snap", None)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_statement(part: tuple[int, int | None] | None, where: str) -> None:
 
 
 def test_a_row_filter_stands_in_brackets_beside_the_range() -> None:
-    source = CopySource("", "app", "s", "t", ("id",), "snap", "a OR b", False)
+    source = CopySource("", "app", ReadTable("s", "t", ("id",), False), "snap", "a OR b")
     text = statement(source, (1, 2))
     assert "tid AND (a OR b)) TO" in text
     assert "ONLY" not in text
@@ -77,15 +79,33 @@ def test_a_table_truncated_meanwhile_is_copied_again() -> None:
     """With on_table_error = isolate it stopped for good, though the next copy would succeed."""
 
     class Publisher:
+        def __init__(self, *rewritten: int) -> None:
+            self.rewritten = rewritten
+
+        pgresult = property(lambda self: self)
+
         def execute(self, _statement: bytes) -> Any:
             return self
 
         def fetchall(self) -> list[tuple[int]]:
-            return [(2,)]
+            return [(oid,) for oid in self.rewritten]
 
+        def ftable(self, _place: int) -> int:
+            return 1
+
+        def ftablecol(self, place: int) -> int:
+            return place + 1
+
+        def ftype(self, _place: int) -> int:
+            return 23
+
+    table = replace(TABLE, oid=1, attributes={name: (place + 1, 23) for place, name in enumerate(TABLE.columns)})
     with pytest.raises(SerializationFailure) as raised:
-        _require_unaltered(Publisher(), replace(SOURCE, oid=1, file=1))  # type: ignore[arg-type]
+        hold_as_described(Publisher(1), table)  # type: ignore[arg-type]
     assert not will_last(raised.value)
-    _require_unaltered(Publisher(), replace(SOURCE, oid=1, file=2))  # type: ignore[arg-type]
+    hold_as_described(Publisher(), table)  # type: ignore[arg-type]
+    for other in (replace(table, oid=2), replace(table, attributes=dict.fromkeys(table.columns, (1, 23)))):
+        with pytest.raises(SerializationFailure):
+            hold_as_described(Publisher(), other)  # type: ignore[arg-type]
     of_a_task = RuntimeError(f"Traceback …\npubsub.errors.SerializationFailure: {raised.value.message}\n")
     assert not will_last(typed(of_a_task))

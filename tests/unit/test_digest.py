@@ -22,6 +22,7 @@ from pubsub.errors import DataCorrupted
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.text.variant import encode
 from pubsub.publisher.definitions import ColumnDefinition
+from pubsub.publisher.read_table import ReadTable
 
 
 def column(name: str, oid: int = 25, typmod: int = -1) -> ColumnDefinition:
@@ -190,12 +191,12 @@ def test_surplus() -> None:
 
 def test_a_table_is_read_in_stretches() -> None:
     form = RowForm.of([form_of(column("a"), pa.string(), "UTF8")], [])
-    table = SourceTable(1, "s", "t", True, "a > '1'", form, 10_000, 10_000 * 8192)
+    table = SourceTable(ReadTable("s", "t", ("a",), True), "a > '1'", form, 10_000, 10_000 * 8192)
     assert table.stretches() == [(0, 4096), (4096, 8192), (8192, None)]
     assert sum(map(table.bytes_of, table.stretches())) == 10_000 * 8192
     assert "ctid >= '(4096,0)'" in table._source((4096, 8192))
     assert table._source(None, "b") == "ONLY s.t WHERE b AND (a > '1')"
-    empty = SourceTable(1, "s", "t", True, None, form, 0, 0)
+    empty = SourceTable(ReadTable("s", "t", ("a",), True), None, form, 0, 0)
     assert empty.stretches() == [(0, None)]
-    whole = SourceTable(1, "s", "t", False, None, form, None, 5)
+    whole = SourceTable(ReadTable("s", "t", ("a",), False), None, form, None, 5)
     assert (whole.stretches(), whole.bytes_of(None)) == ([None], 5)

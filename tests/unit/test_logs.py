@@ -27,6 +27,7 @@ from pubsub.cli.app import Common, app
 from pubsub.cli.daemon import serve
 from pubsub.errors import ConnectionFailure, PubsubError, SqlSyntaxError
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.read_table import ReadTable
 from pubsub.settings import Settings
 from tablesync.copyjob import CopySource, read_range
 
@@ -114,7 +115,7 @@ def runner(catalog: Catalog) -> Runner:
 
 
 def source(conninfo: str) -> CopySource:
-    return CopySource(conninfo, "copy", "public", "t", ("id",), "snapshot", None, True)
+    return CopySource(conninfo, "copy", ReadTable("public", "t", ("id",), True), "snapshot", None)
 
 
 def copy(conninfo: str) -> Exception:

@@ -1,0 +1,148 @@
+"""A table that is altered, renamed or rewritten between a snapshot and the reading of its rows: they are never mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from pubsub.errors import SerializationFailure
+from pubsub.publisher import definitions, snapshots
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.copy_out import Cut
+from pubsub.publisher.read_table import ReadTable
+from pubsub.testing.fixtures import Database
+from tablesync import copyjob, window
+from tests.support.replica import Faults, Replica, wait_until
+
+TABLE = (
+    "CREATE TABLE a (id int PRIMARY KEY, n int, t text); INSERT INTO a SELECT g, g, 't' FROM generate_series(1, 90) g"
+)
+PARTITIONED = (
+    "CREATE TABLE a (id int PRIMARY KEY, n int, t text) PARTITION BY RANGE (id);"
+    "CREATE TABLE a_1 PARTITION OF a FOR VALUES FROM (0) TO (50); CREATE TABLE a_2 PARTITION OF a DEFAULT;"
+    "INSERT INTO a SELECT g, g, 't' FROM generate_series(1, 90) g"
+)
+OTHER = "CREATE TABLE other (id int PRIMARY KEY, n int, t text); INSERT INTO other VALUES (1000, 7, 'of the other')"
+
+
+@pytest.mark.parametrize(
+    ("table", "alter"),
+    [
+        (TABLE, ["ALTER TABLE a RENAME TO x; ALTER TABLE other RENAME TO a; ALTER TABLE x RENAME TO other"]),
+        (TABLE, ["ALTER TABLE a RENAME n TO m; ALTER TABLE a ADD n int"]),
+        # The rows' new copies are younger than the snapshot, which sees none of them.
+        (PARTITIONED, ["ALTER TABLE a ALTER n TYPE bigint"]),
+    ],
+    ids=["names of tables", "names of columns", "type of partitions"],
+)
+def test_altered_between_the_snapshot_and_the_copy(
+    replica: Replica, fault: Faults, table: str, alter: list[str]
+) -> None:
+    publication = "CREATE PUBLICATION p FOR TABLE a WITH (publish_via_partition_root)"
+    replica.execute(f"{table}; {OTHER}; {publication}")
+    fault.arm("copy planned public.a")
+    replica.subscribe()
+    fault.wait("copy planned public.a")
+    replica.execute(*alter)
+    fault.release("copy planned public.a")
+    replica.alter("REFRESH PUBLICATION")
+    name = "other" if "TO other" in alter[0] else "a"
+    replica.execute(f"INSERT INTO {name} (id, n, t) VALUES (2000, 1, 'streamed')")
+    replica.caught_up()
+    (relation,) = replica.node.relations(replica.name)
+    assert (relation.name, relation.error) == (name, None)
+    replica.assert_equal(name)
+
+
+class Reader:
+    """Reads the row of a key anew, as a copy's window does."""
+
+    def __init__(self, database: Database) -> None:
+        self.conninfo = database.conninfo
+        self.read = asyncio.run(self._describe())
+
+    async def _describe(self) -> ReadTable:
+        async with await Connection.connect(self.conninfo) as connection:
+            await connection.execute(snapshots.BEGIN)
+            oids = await connection.query("SELECT 'public.a'::regclass::oid")
+            return ReadTable.of(await definitions.table_definition(connection, int(oids[0][0] or 0)), ("id", "n", "t"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        schema = pa.schema([("id", pa.int32()), ("n", pa.int32()), ("t", pa.string())])
+        source = copyjob.CopySource(self.conninfo, "read again", self.read, "", None)
+        target: Any = type("Target", (), {"schema": schema})
+        keys = pa.table({"id": pa.array([3], pa.int32())})
+        return window.read_again(source, target, keys, {"id": "integer"}, Cut())[0].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("alter", "how"),
+    [
+        ("ALTER TABLE a RENAME TO a_old; ALTER TABLE other RENAME TO a", "renamed"),
+        ("ALTER TABLE a RENAME TO a_old", "renamed or dropped"),
+        ("ALTER TABLE a RENAME n TO m; ALTER TABLE a ADD n int", "altered"),
+        ("ALTER TABLE a RENAME n TO m", "altered"),
+        ("ALTER TABLE a DROP n", "altered"),
+        ("ALTER TABLE a ALTER n TYPE oid", "altered"),
+        # One that only a row filter reads.
+        ("ALTER TABLE a RENAME f TO g", "altered"),
+        # Of another session, while this one waits for its lock, and has its snapshot.
+        ("ALTER TABLE a ALTER f TYPE bigint", "rewritten or truncated"),
+        ("TRUNCATE a", "rewritten or truncated"),
+    ],
+)
+def test_altered_before_rows_are_read_again(database: Database, alter: str, how: str) -> None:
+    database.execute(f"{TABLE}; {OTHER}; ALTER TABLE a ADD f int")
+    reader = Reader(database)
+    assert reader.rows() == [{"id": 3, "n": 3, "t": "t"}]
+    database.execute("ALTER TABLE a ADD more int; CREATE INDEX ON a (n)")
+    assert reader.rows() == [{"id": 3, "n": 3, "t": "t"}], "nothing that it reads was altered"
+    found: list[Any] = []
+
+    def read() -> None:
+        try:
+            found.append(reader.rows())
+        except SerializationFailure as error:
+            found.append(error)
+
+    with psycopg.connect(database.conninfo, autocommit=True) as other:
+        other.execute(f"BEGIN; LOCK TABLE a; {alter}")
+        thread = threading.Thread(target=read)
+        thread.start()
+        waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'read again' AND wait_event_type = 'Lock'"
+        wait_until(lambda: database.query(waits), "the reader waits for the lock")
+        other.execute("COMMIT")
+        thread.join()
+    (error,) = found
+    assert isinstance(error, SerializationFailure), found
+    assert f"was {how} while it was read" in error.message
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "alter", ["ALTER TABLE a RENAME n TO x; ALTER TABLE a RENAME t TO n; ALTER TABLE a RENAME x TO t", "TRUNCATE a"]
+)
+def test_altered_while_it_is_verified(replica: Replica, fault: Faults, alter: str) -> None:
+    """The comparison says that it could not be made; it finds no difference where there is none, and repairs none."""
+    replica.execute(f"{TABLE}; ALTER TABLE a ALTER n TYPE text", "CREATE PUBLICATION p FOR TABLE a")
+    replica.subscribe()
+    replica.caught_up()
+    fault.arm("comparing public.a")
+
+    async def verify() -> Any:
+        task = asyncio.create_task(replica.node._node.verify(replica.name, repair=True))
+        await asyncio.to_thread(fault.wait, "comparing public.a")
+        await asyncio.to_thread(replica.execute, alter)
+        fault.release("comparing public.a")
+        return await task
+
+    (report,) = replica.node.run(verify()).tables
+    assert report.outcome == "failed", report
+    assert "while it was read" in str(report.reason)
+    replica.execute("INSERT INTO a (id) VALUES (2000)")
+    replica.assert_equal("a")
