@@ -6,7 +6,8 @@ Blocks; numpy and Arrow release the interpreter lock while they work.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,8 +97,8 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
     full = False
     for relation, chosen in under_messages(batch, wanted, frames):
         full = full or (not table.key and relation.replica_identity == "f")
-        reading = wanted.destination.reading(relation)
-        try:
+        with locating(batch, relation, chosen, origin):
+            reading = wanted.destination.reading(relation)
             changes = rows.decode_changes(
                 chosen,
                 relation,
@@ -106,16 +107,24 @@ def decode(batch: Batch, wanted: Wanted, frames: Frames, origin: str) -> tuple[l
                 types=wanted.destination.types,
             )
             _check_identity(relation, reading, table, changes)
-        except InvalidValue as error:
-            raise _located(error, batch, relation, origin) from error
-        except NotInPrerequisiteState as error:
-            first = min(int(some.seq[0]) for some in chosen)
-            error.finish_lsn = batch.transaction_of(first).final_lsn
-            raise
         parts.append(_as_in_target(changes, reading, table))
     # The parts are ordered by oid so far; an older table of the same name may have the greater oid.
     parts.sort(key=lambda part: int(part.seq[0]))
     return parts, full
+
+
+@contextmanager
+def locating(
+    batch: Batch, relation: pgoutput.Relation, frames: Sequence[rows.RowFrames], origin: str
+) -> Iterator[None]:
+    """Add to an error the transaction that it comes from: of a value its own, else the first of these frames'."""
+    try:
+        yield
+    except InvalidValue as error:
+        raise _located(error, batch, relation, origin) from error
+    except NotInPrerequisiteState as error:
+        error.finish_lsn = batch.transaction_of(min(int(some.seq[0]) for some in frames)).final_lsn
+        raise
 
 
 def no_changes(table: TargetTable) -> rows.Changes:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from apply.batch import Batch
 from apply.conflicts import Conflicts, judge
-from apply.staging.decode import Wanted, decode, no_relation, under_messages, wanted_by
+from apply.staging.decode import Wanted, decode, locating, no_relation, under_messages, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, StagedTable
@@ -81,7 +81,7 @@ def stage_in_parts(
         work.by_key = work.rewrites or work.wanted.destination.may_conflict
         if work.by_key and work.wanted.destination.table.key:
             work.passes = min(-(-work.nbytes // part_bytes), _MAX_PASSES)
-    partitions = _partitions(batch, [work for work in works if work.passes > 1], chunk_bytes)
+    partitions = _partitions(batch, [work for work in works if work.passes > 1], origin, chunk_bytes)
     staged: list[StagedTable] = []
     with ExitStack() as undo:
         for work in works:
@@ -135,7 +135,7 @@ def _survey(batch: Batch, destinations: Mapping[tuple[str, str], Destination], c
     return [work for key, work in found.items() if key in changed or work.wanted.truncate_before is not None]
 
 
-def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Partitions:
+def _partitions(batch: Batch, works: Sequence[_Work], origin: str, chunk_bytes: int) -> Partitions:
     """Return, by seq, the number of the pass that takes each change of these tables."""
     if not works:
         return np.empty(0, np.uint16)
@@ -148,7 +148,7 @@ def _partitions(batch: Batch, works: Sequence[_Work], chunk_bytes: int) -> Parti
             for index, work in enumerate(works):
                 table = work.wanted.destination.table
                 for relation, chosen in under_messages(batch, work.wanted, frames):
-                    with blaming(work.wanted.destination):
+                    with blaming(work.wanted.destination), locating(batch, relation, chosen, origin):
                         only_key = [
                             field if field is not None and field.name in table.key else None
                             for field in work.wanted.destination.reading(relation).fields

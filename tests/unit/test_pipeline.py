@@ -11,9 +11,12 @@ import pytest
 
 from apply.conflicts import UniqueViolation
 from apply.pipeline.interfaces import Limits
+from apply.staging import stage_batch
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.errors import ConnectionFailure, InvalidValue, ProgramLimitExceeded
+from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.pgoutput import Column
 from tests.support.frames import delete, insert, keepalive, transaction, update
 from tests.support.memory_pipeline import LIMITS, A, B, MemoryPipeline, cause, virtual
 from tests.support.virtual_time import until
@@ -229,6 +232,29 @@ async def test_a_table_that_stops_in_its_first_transaction_is_left_as_it_was() -
     assert (p.rows("a"), p.rows("b"), p.tables.stopped) == ([(1, "x")], [], {B.oid: 50})
     p.pipeline.drain()
     await task
+
+
+@virtual
+async def test_a_table_whose_columns_change_gets_what_was_before() -> None:
+    """In one batch, also in one that is decoded in parts."""
+    wider = replace(B, columns=(*B.columns, Column(0, "more", Oid(23), -1)))
+    frames = [
+        *transaction(100, A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x")),
+        *transaction(200, update(B.oid, 1, "y"), insert(B.oid, 2, "x")),
+        *transaction(300, wider, insert(B.oid, 3, "x", "3"), insert(A.oid, 2, "x"), final=250),
+        *transaction(400, insert(B.oid, 4, "x", "4"), insert(A.oid, 3, "x")),
+    ]
+    for whole in (64, 48 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage_batch, "_WHOLE", whole)
+            p = MemoryPipeline(frames)
+            p.tables.isolates = True
+            task = asyncio.create_task(p.run())
+            await until(lambda: p.tables.durables)  # noqa: B023
+            assert (p.rows("b"), p.tables.stopped) == ([(1, "y"), (2, "x")], {B.oid: 250})
+            assert p.rows("a") == [(1, "x"), (2, "x"), (3, "x")]
+            p.pipeline.drain()
+            await task
 
 
 @virtual
