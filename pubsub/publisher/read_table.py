@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import SerializationFailure
+from pubsub.publisher.copy_out import part_of_table
 from pubsub.publisher.definitions import TableDefinition
-from pubsub.sql.identifiers import quote_identifier, quote_literal, quote_qualified
+from pubsub.sql.identifiers import quote_identifier, quote_literal
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -53,7 +54,7 @@ def lock_sql(table: ReadTable, columns: Iterable[str] = ()) -> str:
     It selects no rows: its lock is enough, and LOCK TABLE would require a privilege on the whole table.
     """
     listed = "".join(f" {quote_identifier(name)}," for name in columns).removesuffix(",")
-    return f"SELECT{listed} FROM {'ONLY ' if table.only else ''}{quote_qualified(table.schema, table.name)} LIMIT 0"
+    return f"SELECT{listed} FROM {part_of_table(table.schema, table.name, None, only=table.only)} LIMIT 0"
 
 
 def hold_as_described(connection: Connection, table: ReadTable) -> None:
