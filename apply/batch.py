@@ -29,8 +29,9 @@ from pubsub.reorderbuffer.log import FrameLog
 class Transaction:
     """A committed transaction of a batch; its rows have `first_seq` <= seq < `end_seq`.
 
-    `final_lsn` is Begin's: where the commit record begins, which is also what SKIP takes.  `end_lsn` is one past the commit
-    record.  `commit_time` is in microseconds since 2000-01-01 UTC.
+    `final_lsn` is Begin's: where the commit record begins (of a prepared transaction, that of PREPARE TRANSACTION), which is also
+    what SKIP takes.  `commit_lsn` is where the record of the commit begins, `end_lsn` one past it.  `commit_time` is in
+    microseconds since 2000-01-01 UTC.
     """
 
     xid: int
@@ -39,6 +40,7 @@ class Transaction:
     commit_time: int
     first_seq: int
     end_seq: int
+    commit_lsn: Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,13 @@ class Batch:
         self._joined(streamed[0].xid, final_lsn, end_lsn, commit_time, first, now)
 
     def add_kept(
-        self, kept: Kept, end_lsn: Lsn, commit_time: int, now: float, relation_cache: Mapping[int, pgoutput.Relation]
+        self, kept: Kept, commit: pgoutput.CommitPrepared, now: float, relation_cache: Mapping[int, pgoutput.Relation]
     ) -> None:
         """Add a prepared transaction that has committed, under the definitions that it was prepared with.
 
         `relation_cache` holds after it.
         """
+        end_lsn = Lsn(commit.end_lsn)
         first = self.rows
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
@@ -189,15 +192,26 @@ class Batch:
             if oid in relation_cache:
                 self.relations.setdefault(oid, []).append((self.rows, relation_cache[oid]))
         self.outcomes.append((kept.xid, end_lsn))
-        self._joined(kept.xid, kept.prepare_lsn, end_lsn, commit_time, first, now)
+        self._joined(kept.xid, kept.prepare_lsn, end_lsn, commit.commit_time, first, now, Lsn(commit.commit_lsn))
 
     def _append_part(self, part: reorderbuffer.Transaction) -> None:
         self._parts.append(part)
         self._parts_bytes += part.nbytes
         self.rows += part.count
 
-    def _joined(self, xid: int, final_lsn: Lsn, end_lsn: Lsn, commit_time: int, first: int, now: float) -> None:
-        self.transactions.append(Transaction(xid, final_lsn, end_lsn, commit_time, first, self.rows))
+    def _joined(
+        self,
+        xid: int,
+        final_lsn: Lsn,
+        end_lsn: Lsn,
+        commit_time: int,
+        first: int,
+        now: float,
+        commit_lsn: Lsn | None = None,
+    ) -> None:
+        self.transactions.append(
+            Transaction(xid, final_lsn, end_lsn, commit_time, first, self.rows, commit_lsn or final_lsn)
+        )
         if self.opened_at is None:
             self.opened_at = now
 

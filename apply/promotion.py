@@ -40,7 +40,8 @@ class Promotion:
         self._subscription = subscription
         self._slot = slot
         self._application_name = application_name
-        self._standby = False
+        self.standby = False
+        """Whether the server was in recovery when it was last asked."""
         self._pid = 0
         self._asking = asyncio.Lock()
         self._connection: Connection | None = None
@@ -51,7 +52,7 @@ class Promotion:
         Call this before asking for the timeline: a server promoted in between would seem a primary of the old one.
         """
         ((standby,),) = await stream.query("SELECT pg_catalog.pg_is_in_recovery()")
-        self._standby = standby == "t"
+        self.standby = standby == "t"
         self._pid = stream.backend_pid
 
     async def noticed(self) -> None:
@@ -60,7 +61,7 @@ class Promotion:
         Raises ConnectionFailure if the server asked is not the one that streams, and the errors of asking.
         """
         async with self._asking:
-            if not self._standby:
+            if not self.standby:
                 return
             if self._connection is None:
                 self._connection = await Connection.connect(
@@ -77,7 +78,7 @@ class Promotion:
             system = (await self._catalog.subscription(self._subscription.oid)).publisher_system_identifier
             if system is not None:
                 await self._catalog.set_publisher(self._subscription.oid, system, int(timeline, 16))
-            self._standby = False
+            self.standby = False
             log.info("publisher was promoted", subscription=self._subscription.name, timeline=int(timeline, 16))
 
     async def close(self) -> None:

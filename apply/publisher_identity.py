@@ -10,7 +10,9 @@ that is in Delta:
               place.
               If a standby is promoted while it publishes, its new timeline is stored before anything of it is
               committed (promotion.py), so its transactions are never taken for lost ones
-    WAL       reaches everything applied
+    WAL       reaches everything applied; if that of a server that is no standby does not, the server was restored from an
+              older copy, and is refused from then on, since later its WAL will reach it (last_commit.py).
+              A standby may still receive it
     slot      exists, and begins no later than the applied position
 
 If the server itself refuses (the slot is missing, lost or in use), its message is passed on with a hint.
@@ -54,6 +56,19 @@ _UNDEFINED_FILE: Final = "58P01"
 _LOOK_AGAIN: Final = 0.2
 
 
+class PublisherLost(NotInPrerequisiteState):
+    """The publisher lacks transactions, up to `lsn`, that it once sent: no later WAL of it continues them."""
+
+    def __init__(self, message: str, lsn: Lsn) -> None:
+        super().__init__(
+            message,
+            detail="It was restored from an older copy of its files, and has other transactions there, or will have.",
+            hint="Correct the connection with ALTER SUBSCRIPTION ... CONNECTION; the same one has the server looked at again.  "
+            "To follow the server as it is: ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
+        )
+        self.lsn = lsn
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Where a subscription stands.  `origin`: everything up to it is in Delta; `held`: no table holds anything past it.
@@ -80,7 +95,7 @@ class Standing:
 async def check_system(connection: Connection, subscription: Subscription) -> SystemIdentity:
     """Return the publisher's identity.  Another system than the one copied from needs ALTER SUBSCRIPTION … CONNECTION.
 
-    Raises NotInPrerequisiteState.
+    Raises NotInPrerequisiteState; PublisherLost if the publisher was found to be that.
     """
     identity = await replication.identify_system(connection)
     known = subscription.publisher_system_identifier
@@ -91,6 +106,11 @@ async def check_system(connection: Connection, subscription: Subscription) -> Sy
             hint="Correct the connection.  If that server was upgraded with its slots, or has all that the subscription was "
             "sent, confirm it with ALTER SUBSCRIPTION ... CONNECTION; else drop the subscription and create it again.",
         )
+    if subscription.publisher_lost_at is not None:
+        lost = subscription.publisher_lost_at
+        raise PublisherLost(
+            f"the publisher was found to lack WAL before {lost}, which the subscription has received", lost
+        )
     return identity
 
 
@@ -100,11 +120,13 @@ async def check_position(
     identity: SystemIdentity,
     slot: SlotInfo | None,
     standing: Standing,
+    *,
+    standby: bool,
 ) -> Lsn | None:
     """Check the publisher's timeline, WAL and slot.  Return where its timeline began; None if the server does not know.
 
-    Raises NotInPrerequisiteState or ProtocolViolation, saying what does not fit.  A missing or lost slot is not refused
-    here; the server refuses it when the stream starts.
+    Raises NotInPrerequisiteState (PublisherLost) or ProtocolViolation, saying what does not fit.  A missing or lost slot is
+    not refused here; the server refuses it when the stream starts.
     """
     other = subscription.publisher_system_identifier not in (None, identity.system_identifier)
     history = await _history(connection, subscription, identity)
@@ -114,12 +136,7 @@ async def check_position(
     start = history.start_of(identity.timeline) if history is not None else None
     began = None if start is None else Lsn(start)
     if standing.held > identity.xlogpos:
-        raise ProtocolViolation(
-            f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received",
-            detail="It was restored from an older backup, or it is a standby that had not received everything.",
-            hint="Let the server catch up, or correct the connection.  If it is to be followed as it is: "
-            "ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
-        )
+        await _check_end_of_wal(connection, standing, other=other, standby=standby)
     if slot is None or slot.wal_status == "lost" or slot.confirmed_flush_lsn is None:
         return began
     if other:
@@ -133,6 +150,26 @@ async def check_position(
             hint=_GAP_HINT,
         )
     return began
+
+
+async def _check_end_of_wal(connection: Connection, standing: Standing, *, other: bool, standby: bool) -> None:
+    """Require that the WAL reaches `held`.  Asks anew: a sync worker may have received more since the identity was read."""
+    identity = await replication.identify_system(connection)
+    if standing.held <= identity.xlogpos:
+        return
+    message = (
+        f"the publisher's WAL ends at {identity.xlogpos}, before {standing.held}, which the subscription has received"
+    )
+    if not other and not standby:
+        raise PublisherLost(message, standing.held)
+    raise ProtocolViolation(
+        message,
+        detail="It is a standby that has not received everything."
+        if standby
+        else "It is another system, with WAL of its own.",
+        hint="Let the server catch up, or correct the connection.  If it is to be followed as it is: "
+        "ALTER SUBSCRIPTION ... RESYNC TABLE with every table of the subscription.",
+    )
 
 
 def _check_slot_of_another_system(slot: SlotInfo, standing: Standing) -> None:
@@ -300,5 +337,6 @@ def followed(subscription: Subscription, current: Subscription) -> Subscription:
         publisher_system_identifier=current.publisher_system_identifier,
         publisher_timeline=current.publisher_timeline,
         publisher_timeline_start=current.publisher_timeline_start,
+        publisher_lost_at=current.publisher_lost_at,
         options=replace(subscription.options, rebound=current.options.rebound),
     )

@@ -27,7 +27,7 @@ from apply.schema_changes.follow import Follower, UntilCommitted
 from apply.schema_changes.refresh import ColumnRefresh
 from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names
 from apply.staging.destination import Destination
-from catalog.records import Subscription
+from catalog.records import LastCommit, Subscription
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta.other_commits import OtherCommit
@@ -334,9 +334,9 @@ class ApplyTables:
             if not entry.failed:
                 entry.after = max(lsn, entry.after or INVALID_LSN)
 
-    async def durable(self, lsn: Lsn) -> None:
+    async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
         """See interfaces.Tables.  Also stores `r` where the origin allows it."""
-        self._ready.origin_is(await self._catalog.advance_origin(self._subid, lsn))
+        self._ready.origin_is(await self._catalog.advance_origin(self._subid, lsn, last=last))
         await self.store_ready()
 
     async def skip_passed(self, passed: PassedSkip) -> None:

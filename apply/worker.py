@@ -19,10 +19,11 @@ import structlog
 
 from apply import publisher_identity
 from apply.handover import Handover
+from apply.last_commit import check_last_commit
 from apply.pipeline.interfaces import Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
-from apply.publisher_identity import Standing
+from apply.publisher_identity import PublisherLost, Standing
 from apply.schema_changes.follow import Follower, Publisher
 from apply.snapshot_point import SnapshotPoint, snapshot_point
 from apply.staging.destination import Destination
@@ -119,7 +120,15 @@ class ApplyWorker:
             prepared = await two_phase.greatest()
             standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
             await publisher_identity.check_publications(connection, subscription)
-            began = await publisher_identity.check_position(connection, subscription, identity, slot, standing)
+            try:
+                began = await publisher_identity.check_position(
+                    connection, subscription, identity, slot, standing, standby=promotion.standby
+                )
+                last = await self._catalog.last_commit(subscription.oid)
+                await check_last_commit(connection, subscription, identity, last, origin)
+            except PublisherLost as error:
+                await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
+                raise
             # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and relations.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)

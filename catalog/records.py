@@ -58,7 +58,8 @@ class Subscription:
     `generation` rises by one with each alteration, but not when the publisher's identity is stored.  `skip_lsn` is the
     finish LSN of the transaction to skip (0: none).  `dropping` is set while a command removes slots and tables: no
     worker starts.  `publisher_timeline_start` is the LSN where the timeline began (None: not known yet); it
-    distinguishes two servers whose timelines have the same number.
+    distinguishes two servers whose timelines have the same number.  `publisher_lost_at`: the publisher was found to lack
+    WAL up to here that the subscription has received (None: it was not); nothing is followed until that is resolved.
     """
 
     oid: int
@@ -77,6 +78,7 @@ class Subscription:
     generation: int
     dropping: bool
     publisher_timeline_start: Lsn | None = None
+    publisher_lost_at: Lsn | None = None
 
 
 class SubscriptionChanges(TypedDict, total=False):
@@ -95,6 +97,7 @@ class SubscriptionChanges(TypedDict, total=False):
     publisher_system_identifier: str | None
     publisher_timeline: int | None
     publisher_database: str | None
+    publisher_lost_at: Lsn | None
     skip_lsn: Lsn
     owner: str
     dropping: bool
@@ -206,6 +209,17 @@ class OriginStatus:
     def external_id(self) -> str:
         """The origin's name: pg_<subid>, or pg_<subid>_<relid> (worker.c: ReplicationOriginNameForLogicalRep)."""
         return f"pg_{self.subid}" if self.relid is None else f"pg_{self.subid}_{self.relid}"
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """The last transaction that is in Delta: where its commit record begins, and its time there.
+
+    `time` is in microseconds since 2000-01-01 UTC, as in the record.
+    """
+
+    lsn: Lsn
+    time: int
 
 
 class WorkerFields(TypedDict, total=False):

@@ -114,6 +114,7 @@ subscription: Final = Table(
     Column("publisher_system_identifier", String(20)),
     Column("publisher_timeline", BigInteger),
     Column("publisher_timeline_start", LsnType),
+    Column("publisher_lost_at", LsnType),
     Column("publisher_database", Text),
     Column("skip_lsn", LsnType, nullable=False),
     Column("owner", Text, nullable=False),
@@ -172,6 +173,9 @@ origin: Final = Table(
     Column("relid", BigInteger, primary_key=True, autoincrement=False),  # 0: the subscription's own
     Column("remote_lsn", LsnType, nullable=False),
     Column("local_lsn", LsnType),
+    # The last transaction up to remote_lsn (catalog.records.LastCommit).
+    Column("commit_lsn", LsnType),
+    Column("commit_time", BigInteger),
 )
 
 worker: Final = Table(

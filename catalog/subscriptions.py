@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -12,13 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import from_rows, schema
 from catalog.database import Database
-from catalog.records import NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
+from catalog.records import LastCommit, NewRelation, NewSubscription, OriginStatus, Subscription, SubscriptionChanges
 from catalog.relations import copy_relation_again, delete_relations, insert_relations
 from pubsub.errors import DuplicateObject, UndefinedObject
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
 
 _T = schema.subscription
+_NO_COMMIT: Final[dict[str, None]] = {"commit_lsn": None, "commit_time": None}
 
 
 class Subscriptions(Database):
@@ -98,7 +99,9 @@ class Subscriptions(Database):
                 await _store_publisher(connection, oid, *publisher, None)
                 o = schema.origin
                 here = (o.c.subid == oid) & (o.c.relid == 0)
-                await connection.execute(update(o).where(here).values(remote_lsn=INVALID_LSN, local_lsn=None))
+                await connection.execute(
+                    update(o).where(here).values(remote_lsn=INVALID_LSN, local_lsn=None, **_NO_COMMIT)
+                )
 
     async def set_enabled(self, oid: int, enabled: bool) -> Subscription:
         """Enable or disable the subscription (ALTER SUBSCRIPTION … ENABLE or DISABLE)."""
@@ -110,6 +113,11 @@ class Subscriptions(Database):
         """Store the publisher's identity.  The generation stays, so that no worker restarts."""
         async with self._write(bump=False) as connection:
             await _store_publisher(connection, oid, system_identifier, timeline, timeline_start)
+
+    async def set_publisher_lost(self, oid: int, lsn: Lsn) -> None:
+        """Remember that the publisher lacks WAL up to `lsn`, which was received.  The generation stays."""
+        async with self._write(bump=True) as connection:
+            await connection.execute(update(_T).where(_T.c.oid == oid).values(publisher_lost_at=lsn))
 
     async def clear_skip_lsn(self, oid: int, finish_lsn: Lsn) -> bool:
         """Clear skip_lsn if it is `finish_lsn`, and return whether it was (worker.c: clear_subscription_skip_lsn)."""
@@ -135,18 +143,32 @@ class Subscriptions(Database):
             )
             return Lsn(found.scalar_one_or_none() or INVALID_LSN)
 
+    async def last_commit(self, subid: int) -> LastCommit | None:
+        """Return the last transaction stored with the subscription's origin; None if none was, since it was last unset."""
+        o = schema.origin
+        async with self._read() as connection:
+            query = select(o.c.commit_lsn, o.c.commit_time).where(o.c.subid == subid, o.c.relid == 0)
+            found = (await connection.execute(query)).one_or_none()
+            return None if found is None or None in found else LastCommit(found.commit_lsn, found.commit_time)
+
     async def origins(self) -> list[OriginStatus]:
         """Return every origin, by subscription."""
         async with self._read() as connection:
             return await read_origins(connection)
 
     async def advance_origin(
-        self, subid: int, lsn: Lsn, local_lsn: Lsn | None = None, *, relid: int | None = None
+        self,
+        subid: int,
+        lsn: Lsn,
+        local_lsn: Lsn | None = None,
+        *,
+        relid: int | None = None,
+        last: LastCommit | None = None,
     ) -> Lsn:
         """Durably move the restart point forward and return its new value; a smaller LSN changes nothing.
 
-        Creates a table's origin if it is missing.  A subscription's own origin lives as long as the subscription:
-        raises UndefinedObject when it is gone.
+        `last` is the last transaction up to there; None keeps the one stored before.  Creates a table's origin if it is
+        missing.  A subscription's own origin lives as long as the subscription: raises UndefinedObject when it is gone.
         """
         o = schema.origin
         here = (o.c.subid == subid) & (o.c.relid == (relid or 0))
@@ -166,7 +188,8 @@ class Subscriptions(Database):
                 return Lsn(lsn)
             if lsn <= stands:
                 return Lsn(stands)
-            await connection.execute(update(o).where(here).values(remote_lsn=lsn, local_lsn=local_lsn))
+            commit = {} if last is None else {"commit_lsn": last.lsn, "commit_time": last.time}
+            await connection.execute(update(o).where(here).values(remote_lsn=lsn, local_lsn=local_lsn, **commit))
             return Lsn(lsn)
 
 
@@ -211,9 +234,14 @@ async def _store_publisher(
     connection: AsyncConnection, oid: int, system_identifier: str, timeline: int, timeline_start: Lsn | None
 ) -> None:
     here = _T.c.oid == oid
-    stored = (await connection.execute(select(_T.c.options).where(here).with_for_update())).scalar_one_or_none()
+    query = select(_T.c.options, _T.c.publisher_system_identifier).where(here).with_for_update()
+    stored = (await connection.execute(query)).one_or_none()
     if stored is None:
         raise _undefined(oid)
+    if stored.publisher_system_identifier != system_identifier:
+        # The commit record of another system is not to be found in this one's WAL.
+        own = (schema.origin.c.subid == oid) & (schema.origin.c.relid == 0)
+        await connection.execute(update(schema.origin).where(own).values(**_NO_COMMIT))
     await connection.execute(
         update(_T)
         .where(here)
@@ -221,7 +249,8 @@ async def _store_publisher(
             publisher_system_identifier=system_identifier,
             publisher_timeline=timeline,
             publisher_timeline_start=timeline_start,
-            options=dict(stored) | {"rebound": False},
+            publisher_lost_at=None,
+            options=dict(stored.options) | {"rebound": False},
         )
     )
 

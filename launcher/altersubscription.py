@@ -51,7 +51,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
             parse_conninfo(conninfo)
             # The workers check which system this leads to when they connect (apply.publisher_identity).
             await catalog.alter_subscription(
-                oid, conninfo=conninfo, options=lambda stored: replace(stored, rebound=True)
+                oid, conninfo=conninfo, publisher_lost_at=None, options=lambda stored: replace(stored, rebound=True)
             )
         case sql.RefreshPublication(copy_data):
             if not subscription.enabled:

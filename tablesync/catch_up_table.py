@@ -12,7 +12,7 @@ from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
 from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from apply.staging.destination import Destination
-from catalog.records import SubscriptionRel
+from catalog.records import LastCommit, SubscriptionRel
 from catalog.store import Catalog
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.protocol.binary.single_values import BinaryTypes
@@ -118,7 +118,7 @@ class CatchUpTable:
     def committed(self, destination: Destination, lsn: Lsn) -> None:
         self._version = lsn
 
-    async def durable(self, lsn: Lsn) -> None:
+    async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
         return
 
     async def skip_passed(self, passed: PassedSkip) -> None:

@@ -479,7 +479,7 @@ class Dispatcher:
                 # Altered by this transaction: transactions that changed rows of it since have waited for its lock.
                 self._known[relation.oid] = self._relation_cache[relation.oid] = relation
         if not skipped and (stop_at is None or end <= stop_at):
-            self.batch.add_kept(kept, end, message.commit_time, now, self._relation_cache)
+            self.batch.add_kept(kept, message, now, self._relation_cache)
         self._decide(end)
         return not skipped
 

@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from apply.batch import Transaction
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.interfaces import Tables
 from apply.twophase import TwoPhase
 from apply.worker_statistics import Figures
+from catalog.records import LastCommit
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import ReplicationStream
 
@@ -65,6 +67,7 @@ class Feedback:
         self._stored = start
         self._storing: asyncio.Task[None] | None = None
         self._storing_since = 0.0
+        self._last: LastCommit | None = None
 
     # What is durable
 
@@ -77,10 +80,11 @@ class Feedback:
         """Note that a batch was taken from the dispatcher."""
         self.in_flight += 1
 
-    def committed(self, end: Lsn) -> None:
-        """Note that the oldest batch taken, whose last transaction ends at `end`, is in Delta."""
+    def committed(self, last: Transaction) -> None:
+        """Note that the oldest batch taken, whose last transaction is `last`, is in Delta."""
         self.in_flight -= 1
-        self.flushed = max(self.flushed, end)
+        self.flushed = max(self.flushed, last.end_lsn)
+        self._last = LastCommit(last.commit_lsn, last.commit_time)
 
     def note_progress(self, now: float) -> None:
         """Show in the figures whether the worker has caught up.  `now`: monotonic seconds."""
@@ -135,9 +139,9 @@ class Feedback:
 
     async def _store(self) -> None:
         # `flushed` may move meanwhile; only what was stored may be reported.
-        flushed = self.flushed
+        flushed, last = self.flushed, self._last
         await self._tables.before_commit()
-        await self._tables.durable(flushed)
+        await self._tables.durable(flushed, last)
         self._stored = max(self._stored, flushed)
         if self._two_phase is not None:
             await self._two_phase.origin_stored(flushed)

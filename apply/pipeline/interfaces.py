@@ -11,6 +11,7 @@ from apply.conflicts import Conflicts
 from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
 from apply.staging.destination import Destination
+from catalog.records import LastCommit
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
@@ -92,8 +93,11 @@ class Tables(Protocol):
     def committed(self, destination: Destination, lsn: Lsn) -> None:
         """Note that the table of `destination` holds everything up to `lsn`."""
 
-    async def durable(self, lsn: Lsn) -> None:
-        """Store the origin: everything up to `lsn` that was decided for these tables is in Delta."""
+    async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
+        """Store the origin: everything up to `lsn` that was decided for these tables is in Delta.
+
+        `last` is the last transaction of it; None: there was none since the stream began.
+        """
 
     async def skip_passed(self, passed: PassedSkip) -> None:
         """Clear SKIP: its transaction was skipped, durably, or another transaction came first."""

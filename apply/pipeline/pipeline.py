@@ -599,7 +599,7 @@ class Pipeline:
                 await self._two_phase.durable(batch.outcomes)
                 await faults.reached("outcome durable")
             self._trigger.committed(time.monotonic() - item.closed_at)
-            self._feedback.committed(batch.last_lsn)
+            self._feedback.committed(batch.transactions[-1])
             self._changed.set()
             self._moved.set()
             await self._feedback.until_stored()

@@ -127,7 +127,7 @@ async def history(seed: int, events: list[Any]) -> World:
             conditions=SimpleNamespace(fingerprint="f", obstacle=lambda _, kept: None if kept else "nothing is kept"),
         )
 
-    async def nothing(*_: Any) -> None:
+    async def nothing(*_: Any, **_more: Any) -> None:
         await chance.step()
 
     async def is_followed(*_: Any) -> bool:

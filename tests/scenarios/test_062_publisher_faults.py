@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
+from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
+from tests.support.captured_logs import captured_logs
 from tests.support.replica import Replica, RunningNode, wait_until
 
 on_both = pytest.mark.parametrize("server", ["15", "18"], indirect=True)
@@ -219,6 +222,127 @@ def test_another_cluster_at_the_address(replica: Replica, server: EmbeddedPostgr
         other.stop()
     server.start()
     replica.database = Database(server, "postgres")
+
+
+class Copy:
+    """A copy of a stopped server's files, as a backup has them; `swap` puts it in their place, and the files in its."""
+
+    def __init__(self, server: EmbeddedPostgres) -> None:
+        self._server = server
+        self._copy = server.data_dir.with_name("copy")
+        server.stop()
+        subprocess.run(["cp", "-a", server.data_dir, self._copy], check=True)  # the owner, too
+        server.start()
+
+    def swap(self) -> None:
+        self._server.stop()
+        aside = self._copy.with_name("aside")
+        self._server.data_dir.rename(aside)
+        self._copy.rename(self._server.data_dir)
+        aside.rename(self._copy)
+        self._server.start()
+
+
+def end_of_wal(server: EmbeddedPostgres) -> Lsn:
+    ((end,),) = server.query("SELECT pg_current_wal_flush_lsn()::text")
+    return Lsn.parse(end)
+
+
+def write_until(server: EmbeddedPostgres, lsn: Lsn) -> None:
+    """Commit other transactions until the WAL has passed `lsn`."""
+    while end_of_wal(server) <= lsn:
+        server.execute("INSERT INTO t SELECT coalesce(max(id), 0) + 1, -1 FROM t")
+
+
+@pytest.mark.parametrize(
+    ("server", "seen"),
+    [
+        ("18", "when it has passed"),
+        pytest.param("18", "while it is behind", marks=pytest.mark.full),
+        pytest.param("15", "when it has passed", marks=pytest.mark.full),
+        pytest.param("15", "while it is behind", marks=pytest.mark.full),
+    ],
+    indirect=["server"],
+)
+def test_a_publisher_is_restored_from_a_copy(replica: Replica, server: EmbeddedPostgres, seen: str) -> None:
+    """Same system, same timeline: what it writes from now on would be taken for what it had written before."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    copy = Copy(server)
+    for key in range(51, 91):
+        replica.execute(f"INSERT INTO t VALUES ({key}, 1)")
+    replica.assert_equal("t", "u")
+    held = end_of_wal(server)
+    rows = replica.rows("t")
+    if seen == "when it has passed":
+        replica.alter("DISABLE")
+    copy.swap()
+    if seen == "when it has passed":
+        write_until(server, held)
+        replica.alter("ENABLE")
+        found = failure(replica, "does not have the commit at")
+    else:
+        found = failure(replica, "the publisher's WAL ends at")
+        # Later its WAL has passed that; nothing of it is taken all the same.
+        write_until(server, held)
+        cut(server, replica.name)
+        found = failure(replica, "was found to lack WAL before")
+    assert "RESYNC TABLE" in found["hint"]
+    assert "CONNECTION" in found["hint"]
+    assert replica.rows("t") == rows
+    with pytest.raises(Exception, match="was found to lack WAL before"):
+        replica.alter("RESYNC TABLE t")
+    resync(replica)
+    wait_until(lambda: status(replica)["error"] is None, "the error to be overcome")
+    replica.execute("INSERT INTO t VALUES (1000, 1)")
+    replica.assert_equal("t", "u")
+
+
+@pytest.mark.full
+def test_a_copy_of_the_publisher_answers_by_mistake(replica: Replica, server: EmbeddedPostgres) -> None:
+    """When the right server is back, CONNECTION has it looked at again, and nothing was lost."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    copy = Copy(server)
+    replica.execute("INSERT INTO t SELECT g, 1 FROM generate_series(51, 90) g")
+    replica.assert_equal("t", "u")
+    copy.swap()
+    failure(replica, "the publisher's WAL ends at")
+    copy.swap()
+    replica.execute("INSERT INTO t VALUES (91, 1)")
+    failure(replica, "was found to lack WAL before")
+    replica.alter(f"CONNECTION '{server.conninfo()}'")
+    replica.assert_equal("t", "u")
+    assert len(replica.rows("t")) == 91
+
+
+@pytest.mark.full
+@on_both
+def test_every_kind_of_commit_is_found_again(replica: Replica, server: EmbeddedPostgres) -> None:
+    """A worker that starts looks for the last commit: a plain, an empty-handed, a large, a streamed, a prepared one; DDL with it."""
+    replica.subscribe(streaming="on", two_phase="true")
+    replica.assert_equal("t", "u")
+    server.execute("ALTER SYSTEM SET logical_decoding_work_mem = '64kB'")
+    server.query("SELECT pg_reload_conf()")
+    steps = [
+        ["INSERT INTO t VALUES (51, 1)"],
+        [
+            "BEGIN; CREATE TABLE w AS SELECT g FROM generate_series(1, 5000) g; INSERT INTO u VALUES (1); DROP TABLE w; COMMIT"
+        ],
+        ["INSERT INTO t SELECT g, g FROM generate_series(100, 20000) g"],
+        ["BEGIN; INSERT INTO t VALUES (52, 1); PREPARE TRANSACTION 'g'", "COMMIT PREPARED 'g'"],
+        ["BEGIN; INSERT INTO t VALUES (53, 1); SAVEPOINT a; DELETE FROM t WHERE id < 10; RELEASE a; COMMIT"],
+        ["TRUNCATE u"],
+    ]
+    reader = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{replica.name}' AND active"
+    with captured_logs() as entries:
+        for statements in steps:
+            replica.execute(*statements)
+            replica.assert_equal("t", "u")
+            before = server.query(reader)
+            cut(server, replica.name)
+            wait_until(lambda before=before: server.query(reader) not in ([], before), "the worker to follow again")
+    assert not [entry for entry in entries if "does not show" in entry["event"]]
 
 
 def test_wal_level_is_lowered(replica: Replica, server: EmbeddedPostgres) -> None:

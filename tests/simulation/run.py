@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 import structlog
 
+import apply.last_commit
 import apply.pipeline.dispatch
 import apply.pipeline.pipeline
 import apply.pipeline.trigger
@@ -138,6 +139,7 @@ def installed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "connect", sessions.Session.connect)
         patch.setattr(replication, "ReplicationStream", sessions.Stream)
+        patch.setattr(apply.last_commit, "is_commit_at", sessions.is_commit_at)
         patch.setattr(copyjob, "session", session)
         patch.setattr(copy_out, "batches", batches)
         patch.setattr(copyjob, "ThreadPoolExecutor", InlineThreads)

@@ -358,6 +358,18 @@ def _imported(server: Server, sql: str) -> Snapshot:
     return server.snapshots[name]
 
 
+async def is_commit_at(
+    conninfo: str, application_name: str, timeline: int, lsn: Lsn, commit_time: int, end: Lsn
+) -> bool:
+    """commit_record.is_commit_at, of the model's WAL, without a walsender that streams it."""
+    async with await Session.connect(conninfo, replication=True, application_name=application_name) as session:
+        await session._step()
+        return any(
+            record.start == lsn and record.kind in ("commit", "commit prepared") and record.time == commit_time
+            for record in session.server.wal
+        )
+
+
 class Stream:
     """See replication.ReplicationStream."""
 

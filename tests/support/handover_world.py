@@ -261,6 +261,8 @@ class Replication:
 class Primary:
     """promotion.Promotion of a server that is no standby."""
 
+    standby = False
+
     def __init__(self, *_: Any) -> None: ...
 
     async def begin(self, stream: Any) -> None: ...
@@ -298,7 +300,10 @@ class Catalog:
         await self.world.chance.step()
         return self.world.origin
 
-    async def advance_origin(self, subid: int, lsn: Lsn) -> Lsn:
+    async def last_commit(self, subid: int) -> None:
+        await self.world.chance.step()
+
+    async def advance_origin(self, subid: int, lsn: Lsn, *, last: object) -> Lsn:
         await self.world.chance.step()
         self.world.origin = max(self.world.origin, lsn)
         stored = self.world.origin

@@ -18,6 +18,7 @@ from apply.pipeline.interfaces import Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.staging.destination import Destination
 from apply.worker_statistics import Figures
+from catalog.records import LastCommit
 from pubsub.delta.other_commits import OtherCommit
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -96,7 +97,7 @@ class MemoryTables:
     async def before_commit(self) -> None:
         """It may."""
 
-    async def durable(self, lsn: Lsn) -> None:
+    async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
         if self.store is not None:
             await self.store(lsn)
         self.durables.append(lsn)

@@ -13,6 +13,7 @@ from catalog.database import now
 from catalog.records import (
     CopyProgress,
     ForeignCommit,
+    LastCommit,
     NewRelation,
     PinnedSnapshot,
     PinnedTable,
@@ -249,6 +250,30 @@ async def test_an_origin_never_goes_back(catalog: Catalog) -> None:
     assert (status.external_id, status.remote_lsn, status.local_lsn) == (f"pg_{sub.oid}", BIG, Lsn(1))
 
 
+async def test_the_last_commit_goes_with_the_origin(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    oid, last = sub.oid, LastCommit(Lsn(2**63 + 5), -(2**62))
+    assert await catalog.last_commit(oid) is None
+    await catalog.advance_origin(oid, Lsn(2**63 + 9), last=last)
+    await catalog.advance_origin(oid, Lsn(2**63 + 8), last=LastCommit(Lsn(1), 1))
+    await catalog.advance_origin(oid, Lsn(2**63 + 10), last=None)
+    assert await catalog.last_commit(oid) == last
+    # A commit is looked for in the WAL of its own system only, and not once every table is copied anew.
+    await catalog.set_publisher(oid, "7", 1)
+    await catalog.advance_origin(oid, BIG, last=last)
+    await catalog.set_publisher_lost(oid, BIG)
+    assert (await catalog.subscription(oid)).publisher_lost_at == BIG
+    await catalog.set_publisher(oid, "7", 2)
+    assert await catalog.last_commit(oid) == last
+    assert (await catalog.subscription(oid)).publisher_lost_at is None
+    await catalog.set_publisher(oid, "8", 1)
+    assert await catalog.last_commit(oid) is None
+    await catalog.set_publisher_lost(oid, BIG)
+    await catalog.copy_again(oid, {1: None}, ("8", 1))
+    assert await catalog.last_commit(oid) is None
+    assert (await catalog.subscription(oid)).publisher_lost_at is None
+
+
 async def test_drop_leaves_nothing(catalog: Catalog) -> None:
     sub = await with_table(catalog)
     await catalog.advance_origin(sub.oid, Lsn(1), relid=1)
@@ -360,6 +385,7 @@ async def test_an_older_catalog_gets_what_it_lacks(location: Path | str) -> None
         "DROP TABLE pubsub_table_rows",
         "DROP TABLE pubsub_pinned_snapshot",
         "ALTER TABLE pubsub_publisher DROP COLUMN away_since",
+        "ALTER TABLE pubsub_replication_origin DROP COLUMN commit_time",
         "UPDATE pubsub_node SET schema_version = 1",
     )
     async with await Catalog.open(location) as catalog:

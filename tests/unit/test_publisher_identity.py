@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from apply import publisher_identity
-from apply.publisher_identity import Standing, check_position, check_system, explained
+from apply.publisher_identity import PublisherLost, Standing, check_position, check_system, explained
 from catalog.records import Subscription
 from launcher.slot_warnings import about_slot, about_wait
 from pubsub.errors import NotInPrerequisiteState, ProtocolViolation, PublisherError
@@ -63,6 +63,17 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
         None,
     ),
     ("the WAL ends before", {"identity": {"xlogpos": Lsn(109)}}, "WAL ends at 0/6D, before 0/6E"),
+    (
+        "the WAL of a standby ends before",
+        {"identity": {"xlogpos": Lsn(109)}, "standby": True},
+        "WAL ends at 0/6D, before 0/6E",
+    ),
+    ("the WAL ended before when it was first asked", {"identity": {"xlogpos": Lsn(109)}, "again": Lsn(110)}, None),
+    (
+        "the WAL of another system ends before",
+        {"identity": {"system_identifier": "9", "timeline": 1, "xlogpos": Lsn(109)}},
+        "WAL ends at 0/6D, before 0/6E",
+    ),
     ("the WAL ends there", {"identity": {"xlogpos": Lsn(110)}}, None),
     ("an older timeline", {"identity": {"timeline": 1}}, "on timeline 1, the subscription on 2"),
     ("a later timeline that left at what is held", {"identity": {"timeline": 3}, "left": 110}, None),
@@ -167,13 +178,34 @@ async def test_a_position_is_compared_with_the_timelines_and_the_slot(
     slot = replace(SLOT, **changes.get("slot", {}))
     start = None if "start" not in changes else Lsn(changes["start"])
     subscription = replace(SUBSCRIPTION, options=SubscriptionOptions(rebound=True), publisher_timeline_start=start)
-    checked = check_position(cast(Any, None), subscription, identity, slot, changes.get("standing", STANDS))
+    again = replace(identity, xlogpos=changes.get("again", identity.xlogpos))
+
+    async def identify(connection: object) -> SystemIdentity:
+        return again
+
+    monkeypatch.setattr(replication, "identify_system", identify)
+    standby = changes.get("standby", False)
+    standing = changes.get("standing", STANDS)
+    checked = check_position(cast(Any, None), subscription, identity, slot, standing, standby=standby)
     if error is None:
         await checked
     else:
         with pytest.raises((NotInPrerequisiteState, ProtocolViolation), match=error) as caught:
             await checked
         assert caught.value.hint
+        lost = "WAL ends" in error and not standby and identity.system_identifier == "1"
+        assert isinstance(caught.value, PublisherLost) is lost
+
+
+async def test_a_publisher_that_was_found_lost_stays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def identify(connection: object) -> SystemIdentity:
+        return HERE
+
+    monkeypatch.setattr(replication, "identify_system", identify)
+    with pytest.raises(PublisherLost, match="to lack WAL before 0/6E") as caught:
+        await check_system(cast(Any, None), replace(SUBSCRIPTION, publisher_lost_at=Lsn(110)))
+    assert "RESYNC TABLE" in (caught.value.hint or "")
+    assert caught.value.lsn == 110
 
 
 @pytest.mark.parametrize("rebound", [False, True])

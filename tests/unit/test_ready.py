@@ -33,9 +33,9 @@ async def test_r_is_stored_when_the_origin_has_come_to_s(bench: Bench) -> None:
     await bench.copied(100)
     await bench.synced(150)
     await bench.tables.relations.load()
-    await bench.tables.durable(Lsn(149))
+    await bench.tables.durable(Lsn(149), None)
     assert await bench.state() is RelState.SYNCDONE
-    await asyncio.gather(bench.tables.durable(Lsn(150)), bench.tables.store_ready(), bench.tables.store_ready())
+    await asyncio.gather(bench.tables.durable(Lsn(150), None), bench.tables.store_ready(), bench.tables.store_ready())
     assert await bench.state() is RelState.READY
     assert await bench.catalog.origin(bench.subscription.oid) == 150
 
@@ -51,8 +51,8 @@ async def test_r_is_stored_after_a_restart_of_a_quiet_publisher(bench: Bench) ->
 
 
 async def test_the_origin_never_goes_back(bench: Bench) -> None:
-    await bench.tables.durable(Lsn(200))
-    await bench.tables.durable(Lsn(100))
+    await bench.tables.durable(Lsn(200), None)
+    await bench.tables.durable(Lsn(100), None)
     assert await bench.catalog.origin(bench.subscription.oid) == 200
 
 
@@ -66,18 +66,20 @@ async def test_a_slow_look_at_the_origin_does_not_take_it_back(
     await bench.tables.relations.load()
     ask, answered, go_on = getattr(bench.catalog, slow), asyncio.Event(), asyncio.Event()
 
-    async def slowly(*args: object) -> Lsn:
-        found: Lsn = await ask(*args)
+    async def slowly(*args: object, **named: object) -> Lsn:
+        found: Lsn = await ask(*args, **named)
         monkeypatch.undo()
         answered.set()
         await go_on.wait()
         return found
 
     monkeypatch.setattr(bench.catalog, slow, slowly)
-    late = asyncio.create_task(bench.tables.relations.load() if slow == "origin" else bench.tables.durable(Lsn(120)))
+    late = asyncio.create_task(
+        bench.tables.relations.load() if slow == "origin" else bench.tables.durable(Lsn(120), None)
+    )
     await answered.wait()
     monkeypatch.setattr(bench.tables, "store_ready", until_committed)  # r is not stored yet
-    await bench.tables.durable(Lsn(200))
+    await bench.tables.durable(Lsn(200), None)
     go_on.set()
     await late
     monkeypatch.undo()
@@ -91,7 +93,7 @@ async def test_a_table_that_leaves_before_it_is_ready(bench: Bench) -> None:
     await bench.synced(150)
     await bench.tables.relations.load()
     await bench.catalog.remove_relation(bench.subscription.oid, A.oid)
-    await bench.tables.durable(Lsn(200))
+    await bench.tables.durable(Lsn(200), None)
     await bench.tables.relations.load()
     assert await bench.after() is None
 
@@ -101,5 +103,5 @@ async def test_a_table_that_joined_again_is_not_ready_by_what_it_was(bench: Benc
     await bench.synced(150)
     await bench.tables.relations.load()
     await bench.joins_again()
-    await bench.tables.durable(Lsn(200))
+    await bench.tables.durable(Lsn(200), None)
     assert await bench.state() is RelState.INIT

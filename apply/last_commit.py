@@ -1,0 +1,56 @@
+"""Recognise a publisher that was restored from a copy of its files, and has written as much WAL since as the lost one had.
+
+    WAL of the publisher    … C₁ … C₂ │ … C₃ …          C₂: the last commit stored with the origin
+    WAL of the restored one … C₁ … │ other records …    no commit of C₂'s time is where C₂ was
+
+While its WAL still ends before what was received, publisher_identity.check_position recognises it.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from apply.publisher_identity import PublisherLost
+from catalog.records import LastCommit, Subscription
+from pubsub.errors import PublisherError
+from pubsub.protocol.lsn import Lsn
+from pubsub.publisher import replication
+from pubsub.publisher.commit_record import CannotTell, is_commit_at
+from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import SystemIdentity
+
+log = structlog.get_logger()
+
+
+async def check_last_commit(
+    connection: Connection, subscription: Subscription, identity: SystemIdentity, last: LastCommit | None, origin: Lsn
+) -> None:
+    """Require that the publisher's WAL has the last transaction that the subscription has applied, up to `origin`.
+
+    Passes if the server does not show it (its WAL is removed, say) and for another system, whose WAL is its own.  Raises
+    PublisherLost.
+    """
+    if last is None or subscription.publisher_system_identifier != identity.system_identifier:
+        return
+    try:
+        timeline = await _timeline(connection, identity, last.lsn)
+        there = await is_commit_at(subscription.conninfo, subscription.name, timeline, last.lsn, last.time, origin)
+    except CannotTell as error:
+        log.info(
+            "the publisher does not show whether it has the last transaction",
+            subscription=subscription.name,
+            lsn=str(last.lsn),
+            reason=str(error),
+        )
+        return
+    if not there:
+        raise PublisherLost(
+            f"the publisher's WAL does not have the commit at {last.lsn}, which the subscription has applied", origin
+        )
+
+
+async def _timeline(connection: Connection, identity: SystemIdentity, lsn: Lsn) -> int:
+    try:
+        return (await replication.timeline_history(connection, identity.timeline)).timeline_of(lsn)
+    except PublisherError as error:
+        raise CannotTell(error.message) from error
