@@ -8,6 +8,7 @@ schema_changes/.  A table that its sync worker has finished becomes ready (ready
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
@@ -27,7 +28,8 @@ from apply.schema_changes.follow import Follower, UntilCommitted
 from apply.schema_changes.refresh import ColumnRefresh
 from apply.schema_changes.table_renames import Renames, refuse_renamed, use_our_names
 from apply.staging.destination import Destination
-from catalog.records import LastCommit, Subscription
+from apply.worker_statistics import PATIENCE
+from catalog.records import LastCommit, Subscription, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta.other_commits import OtherCommit
@@ -72,6 +74,8 @@ class ApplyTables:
         self._ready = ReadyTables(catalog, subscription.oid, handover)
         self.relations = RelationMap(catalog, node_id, subscription.oid, handover, self._ready, self._stop_alone)
         self._draining = asyncio.Event()
+        # Tables whose sync workers are awaited, with the times when that began.
+        self._awaited: list[tuple[str, float]] = []
         self._subscription = subscription
         self.types = BinaryTypes()
         self.promotion: Promotion | None = None
@@ -306,6 +310,9 @@ class ApplyTables:
 
         Raises NotInPrerequisiteState if told to drain first; the uncommitted changes are then received again.
         """
+        name = entry.relation.qualified_name
+        awaited = (name, time.monotonic())
+        self._awaited.append(awaited)
         waits = {
             asyncio.create_task(self._handover.wait_synced(entry.relation.relid)),
             asyncio.create_task(self._draining.wait()),
@@ -313,13 +320,25 @@ class ApplyTables:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._awaited.remove(awaited)
             for wait in waits:
                 wait.cancel()
         if self._draining.is_set():
             raise NotInPrerequisiteState(
-                f'table "{entry.relation.qualified_name}" is not synchronized',
+                f'table "{name}" is not synchronized',
                 detail="The worker was told to end before the table's sync worker was done.",
             )
+
+    def wait(self, now: float) -> Warned | None:
+        """Return for which tables' sync workers commits have waited long enough to be reported.  `now`: time.monotonic()."""
+        names = sorted({name for name, since in self._awaited if now - since >= PATIENCE})
+        if not names:
+            return None
+        tables = f"table {names[0]}" if len(names) == 1 else f"tables {', '.join(names)}"
+        return Warned(
+            f"waits for {tables} to be synchronized",
+            "Changes of all tables of the subscription are committed after those that the sync worker still has to apply.",
+        )
 
     def version(self, relid: int) -> Lsn:
         """See interfaces.Tables."""

@@ -236,6 +236,10 @@ class ApplyWorker:
         if self._pipeline is not None:
             self._pipeline.drain()
 
+    def wait(self, now: float) -> Warned | None:
+        """Return what the worker waits for, if it has for long enough to be reported.  `now`: time.monotonic()."""
+        return self.figures.wait(now) or self._tables.wait(now)
+
     # Between two batches
 
     @asynccontextmanager

@@ -24,7 +24,7 @@ _EDGES: Final = 0.001 * 1.05 ** np.arange(332)
 _WARNING_HOLDS: Final = 60.0  # seconds
 _MOST_WARNINGS: Final = 20
 #: A wait is not reported before this, in seconds.
-_PATIENCE: Final = 2.0
+PATIENCE: Final = 2.0
 
 
 #: Every so many bins one is shown: each twice as wide as the one before.
@@ -162,7 +162,7 @@ class Figures:
             self.behind_since = now
 
     @contextmanager
-    def waits_for(self, what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
+    def waits_for(self, what: str, *, patience: float = PATIENCE) -> Iterator[None]:
         """Report, once the body has run for `patience` seconds, that the worker waits for `what`."""
         before, self.waiting = self.waiting, (time.monotonic() + patience, Warned(f"waits for {what}"))
         try:

@@ -3,6 +3,8 @@
     at once    max_sync_workers_per_subscription tables, and none before the apply worker has its slot: a subscription
                that cannot begin copies nothing
     order      the catalog's, which is that of the tables' oids; a table that pauses lets the next one go first
+    first      tables in state c, whatever the limit: the apply worker's commits wait for them, so copies of others must not
+               stand before them
     again      wal_retrieve_retry_interval after the table's failure, as in PostgreSQL
 
 (tablesync.c: process_syncing_tables_for_apply.)  A sync worker that was chosen here still asks for one of the slots
@@ -58,23 +60,30 @@ class CopiesAtOnce:
             del self._failed_at[relid]
 
     def choose(
-        self, relations: Iterable[SubscriptionRel], running: Collection[int], *, applies: bool, now: float
+        self,
+        relations: Iterable[SubscriptionRel],
+        running: Collection[int],
+        *,
+        promised: Collection[int] = (),
+        applies: bool,
+        now: float,
     ) -> Chosen:
         """Choose the tables whose sync workers begin now.
 
         `relations` are the subscription's tables in the catalog's order; `running` are the oids of those that have a
-        worker, also one that waits for its slot.  `applies`: the apply worker has its slot.
+        worker, also one that waits for its slot.  `promised` are the oids of those in state c.  `applies`: the apply worker
+        has its slot.
         """
         begin: list[SubscriptionRel] = []
         without: set[int] = set()
         pauses: list[float] = []
-        for relation in relations:
+        for relation in sorted(relations, key=lambda relation: relation.relid not in promised):
             if not needs_sync_worker(relation) or relation.relid in running:
                 continue
             rest = self._failed_at.get(relation.relid, -1e9) + self._pause - now
             if rest > 0:
                 pauses.append(rest)
-            elif not applies or len(running) + len(begin) >= self._most:
+            elif not applies or (relation.relid not in promised and len(running) + len(begin) >= self._most):
                 without.add(relation.relid)
             else:
                 begin.append(relation)

@@ -159,7 +159,7 @@ class Runner:
         found |= dict.fromkeys(self._asking, slots.shortage())
         now = time.monotonic()
         found |= {relid: wait for relid, w in self.syncing.items() if (wait := w.figures.wait(now)) is not None}
-        if self.apply is not None and (wait := self.apply.figures.wait(now)) is not None:
+        if self.apply is not None and (wait := self.apply.wait(now)) is not None:
             found[0] = wait
         return found
 
@@ -224,7 +224,13 @@ class Runner:
                 # The table stopped while its sync worker ran; the next worker only drops the slot.
                 if relation.stopped and relation.relid in self._tasks and relation.relid not in self._stopped:
                     self._tasks[relation.relid].cancel()
-            chosen = self._copies.choose(relations, self._tasks.keys(), applies=self._may_begin, now=time.monotonic())
+            chosen = self._copies.choose(
+                relations,
+                self._tasks.keys(),
+                promised=self.handover.promised.keys(),
+                applies=self._may_begin,
+                now=time.monotonic(),
+            )
             self._without = chosen.without
             for relation in chosen.begin:
                 if relation.stopped:
@@ -248,7 +254,7 @@ class Runner:
         )
         self._asking.add(relid)
         try:
-            async with self._node.workers.held(self._name(relation)):
+            async with self._node.workers.held(self._name(relation), at_once=relid in self.handover.promised):
                 self._asking.remove(relid)
                 self.syncing[relid] = worker
                 await worker.run()

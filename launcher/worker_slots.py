@@ -8,7 +8,8 @@ always go on:
     limit 3   apply a [+ sync a.t]   apply b [+ sync b.u]   sync a.v   c: apply waits; b: its second sync worker waits
 
 A slot that becomes free goes to a waiting apply worker, since a subscription without one stands still; otherwise to a
-sync worker of the subscription that has the fewest.  Among equals, the first to ask goes first.
+sync worker of the subscription that has the fewest.  Among equals, the first to ask goes first.  A sync worker that an apply
+worker waits for does not wait itself: it takes a slot beyond the limit.
 """
 
 from __future__ import annotations
@@ -58,14 +59,18 @@ class WorkerSlots:
         self._out = False
 
     @asynccontextmanager
-    async def held(self, worker: WorkerName) -> AsyncIterator[None]:
-        """Wait for a slot and hold it while the body runs.
+    async def held(self, worker: WorkerName, *, at_once: bool = False) -> AsyncIterator[None]:
+        """Wait for a slot and hold it while the body runs; `at_once`: hold one even if none is free.
 
         A subscription's apply worker must hold one before its sync workers ask.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[worker] = turn
-        self._grant()
+        if at_once:
+            self._holding[worker] = None
+            turn.set_result(None)
+        else:
+            self._waiting[worker] = turn
+            self._grant()
         try:
             if not turn.done():
                 self._tell(worker)

@@ -280,3 +280,50 @@ def test_a_table_waits_its_turn_and_a_subscription_for_a_slot(
         (second.name, None),
     ]
     assert len(logged) <= 4
+
+
+def test_a_table_that_apply_waits_for_does_not_wait_for_copies(
+    spark: Spark, tmp_path: Any, replica: Replica, fault: Faults
+) -> None:
+    """Its sync worker failed in state c and lost its place to a copy, for which all commits then waited."""
+    names = ["early", "a", "b"]
+    replica.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)" for name in names))
+    replica.execute(f"CREATE PUBLICATION p FOR TABLE {', '.join(names)}")
+    with RunningNode(tmp_path, spark, max_logical_replication_workers=1, max_sync_workers_per_subscription=1) as small:
+        one = Replica(small, replica.database)
+        fault.arm("copy finished public.a")
+        fault.arm("copy planned public.b")
+        one.subscribe()
+        fault.wait("copy finished public.a")
+        # What apply has decided is past the copy of a, so its sync worker must follow its slot.
+        one.execute("INSERT INTO early VALUES (2)")
+        wait_until(lambda: len(one.rows("early")) == 2, "a commit of apply")
+        ((slot,),) = one.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE '%_sync_%'")
+        server = replica.database.server
+        thief = psycopg.connect(server.conninfo(replica.database.name, replication="database"), autocommit=True)
+        try:
+            options = "(proto_version '1', publication_names 'p')"
+            thief.pgconn.send_query(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode())
+            active = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
+            wait_until(lambda: one.query(active) == [(True,)], "the thief")
+            fault.release("copy finished public.a")
+            fault.wait("copy planned public.b")
+            assert "is active" in table(one, "a")["error"]
+            fault.arm("catchup public.a")
+        finally:
+            thief.close()
+        one.execute("INSERT INTO a VALUES (2)", "INSERT INTO early VALUES (3)")
+        fault.wait("catchup public.a")
+        wait_until(
+            lambda: (
+                "waits for table public.a" in (small.status_json(one.name)["waiting"] or {"message": ""})["message"]
+            ),
+            "apply to say what it waits for",
+        )
+        fault.release("catchup public.a")
+        wait_until(lambda: (len(one.rows("a")), len(one.rows("early"))) == (2, 3), "the commits of apply")
+        assert fault.is_reached("copy planned public.b")
+        assert table(one, "b")["rows"] in (None, 0)
+        fault.release("copy planned public.b")
+        one.assert_equal(*names)
+        one.drop()

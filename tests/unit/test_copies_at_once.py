@@ -37,6 +37,20 @@ def test_no_more_tables_than_the_setting_says_in_the_catalog_s_order() -> None:
     assert (begun(chosen), chosen.without, list(chosen.pauses)) == ([1, 2], {3, 4}, [])
 
 
+def test_a_table_that_apply_waits_for_comes_first_whatever_the_limit() -> None:
+    copies = CopiesAtOnce(2, PAUSE)
+    chosen = copies.choose(TABLES, [1, 2], promised=[4], applies=True, now=0.0)
+    assert (begun(chosen), chosen.without) == ([4], {3})
+    # Of those that begin together it is the first, so it takes one of the two places.
+    chosen = copies.choose(TABLES, [], promised=[4], applies=True, now=0.0)
+    assert (begun(chosen), chosen.without) == ([4, 1], {2, 3})
+    assert begun(CopiesAtOnce(0, PAUSE).choose(TABLES, [], promised=[3], applies=True, now=0.0)) == [3]
+    # It pauses after its failure all the same, and asks for nothing while the apply worker has no slot.
+    copies.failed(4, 0.0)
+    assert begun(copies.choose(TABLES, [1, 2], promised=[4], applies=True, now=1.0)) == []
+    assert begun(copies.choose(TABLES, [1, 2], promised=[4], applies=False, now=9.0)) == []
+
+
 def test_a_worker_that_ends_makes_room_for_the_next_table() -> None:
     copies = CopiesAtOnce(2, PAUSE)
     assert begun(choose(copies, 1, 2)) == []

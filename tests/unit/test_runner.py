@@ -45,6 +45,9 @@ class FakeWorker:
     async def run(self) -> None:
         await self.ended.wait()
 
+    def wait(self, now: float) -> Warned | None:
+        return None
+
     def drain(self) -> None:
         self.ended.set()
 

@@ -46,6 +46,22 @@ class Workers:
                 self.running.remove(name)
 
 
+async def pass_through(slots: WorkerSlots, name: str) -> None:
+    async with slots.held(named(name)):
+        pass
+
+
+async def test_a_sync_worker_that_apply_waits_for_takes_a_slot_beyond_the_limit() -> None:
+    slots = WorkerSlots(1)
+    async with slots.held(named("a")), slots.held(named("a.t")):
+        async with asyncio.timeout(10), slots.held(named("a.u"), at_once=True):
+            pass
+        waiting = asyncio.create_task(pass_through(slots, "b"))
+        await asyncio.sleep(0)
+        assert slots.wait(named("b")) is not None
+    await waiting
+
+
 def named(name: str) -> WorkerName:
     subscription, _, table = name.partition(".")
     return WorkerName(ord(subscription), subscription, f"public.{table}" if table else None)
