@@ -68,7 +68,10 @@ def _compile(into: Path, jars: list[Path]) -> None:
     from py4j.protocol import Py4JJavaError
 
     gateway = JavaGateway.launch_gateway(
-        jarpath=str(_spark_jars("py4j")[0]), classpath=os.pathsep.join(map(str, jars)), die_on_exit=True
+        jarpath=str(_spark_jars("py4j")[0]),
+        classpath=os.pathsep.join(map(str, jars)),
+        die_on_exit=True,
+        enable_auth=True,  # otherwise any user of the machine could run code in it
     )
     try:
         java: Any = gateway.jvm

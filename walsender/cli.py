@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pubsub.errors import PubsubError
+from pubsub.errors import PubsubError, UndefinedFile
 from pubsub.protocol.commands import join_identifiers
 from pubsub.protocol.lsn import Lsn
 from pubsub.reorderbuffer.directories import SpillDirectory
@@ -32,6 +32,7 @@ from walsender.output import registered
 from walsender.outputfile import Output, OutputFailure
 from walsender.plugins import PluginRequest
 
+_STANDARD_INPUT: Final = Path("-")
 _STANDARD_OUTPUT: Final = Path("-")
 _SPILL: Final = "walsender-spill-"
 _PUBLICATION: Final = re.compile(r'(?:"((?:[^"]|"")+)"|([^",][^,]*)),')
@@ -128,7 +129,7 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
     if end and end < start:
         raise PubsubError(f"the end {Lsn(end)} lies before the start {Lsn(start)}", sqlstate="22023")
     return DecodeRequest(
-        parsed.conninfo,
+        _conninfo(parsed),
         PluginRequest(parsed.plugin, options, start, missing_is_error=parsed.missing_publication == "error"),
         Path(),
         end,
@@ -136,6 +137,17 @@ def _request(parsed: argparse.Namespace) -> DecodeRequest:
         parsed.slot,
         _size(parsed.work_mem),
     )
+
+
+def _conninfo(parsed: argparse.Namespace) -> str:
+    if parsed.conninfo_file is None:
+        return parsed.conninfo or ""
+    try:
+        return (
+            sys.stdin.read() if parsed.conninfo_file == _STANDARD_INPUT else parsed.conninfo_file.read_text()
+        ).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UndefinedFile(f'could not read file "{parsed.conninfo_file}": {error}') from error
 
 
 def _check_output(parsed: argparse.Namespace) -> None:
@@ -182,6 +194,10 @@ output:
                  out), 4 of its length; then the message itself.  It is not written to a terminal unless --output is -.
   test_decoding  text.  Each message is a line: LSN, transaction id and text, with tabs between.
 
+server:
+  Without --conninfo and --conninfo-file libpq's environment says which: PGSERVICE, PGHOST, PGDATABASE, PGPASSFILE and so on.  Every
+  user of the machine can read a command's arguments, so a password belongs into a file or the environment.
+
 start:
   Without --start decoding begins at the first consistent point from now on; standard error says "consistent point LSN".
   With --start it begins there, from a checkpoint before it; the server, --wal or a physical --slot must have the WAL.
@@ -203,7 +219,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_DECODE_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    decode.add_argument("--conninfo", required=True, help="the server and the database (libpq's connection string)")
+    server = decode.add_mutually_exclusive_group()
+    server.add_argument(
+        "--conninfo", help="the server and the database (libpq's connection string, in which service=NAME is one, too)"
+    )
+    server.add_argument(
+        "--conninfo-file",
+        type=Path,
+        metavar="FILE",
+        help="a file that holds the connection string; - is standard input",
+    )
     decode.add_argument(
         "--wal", type=Path, metavar="DIR", help="a directory of WAL segments, read before the server is asked"
     )

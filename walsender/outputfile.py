@@ -36,7 +36,8 @@ class OutputFailure(PubsubError):
 class Output:
     """Messages in the form of the command's output, in the file `path` or on standard output.
 
-    A context manager.  An existing file is emptied by `begin`, no sooner.  All methods raise OutputFailure.
+    A context manager.  An existing file is emptied by `begin`, no sooner; a new one is its owner's alone, whatever the umask, since
+    it holds rows.  All methods raise OutputFailure.
     """
 
     def __init__(self, path: Path | None, plugin: str) -> None:
@@ -46,7 +47,9 @@ class Output:
             if path is None and sys.stdout is None:
                 # It was closed: the descriptor may be another file's by now.
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            self._file: BinaryIO = open(1, "wb", closefd=False) if path is None else path.open("ab")  # noqa: SIM115
+            self._file: BinaryIO = (
+                open(1, "wb", closefd=False) if path is None else open(path, "ab", opener=_private)  # noqa: SIM115
+            )
         except OSError as error:
             raise OutputFailure(f"could not open {self._name}", error) from error
         self._put: Callable[[bytes], object] = self._file.write
@@ -102,6 +105,10 @@ class Output:
 
     def _failure(self, error: OSError) -> OutputFailure:
         return OutputFailure(f"could not write to {self._name}", error)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _ended(_data: bytes) -> None:

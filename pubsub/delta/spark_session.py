@@ -82,8 +82,15 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.daemon.module": "pubsub.delta.python_workers",
+    # Otherwise Spark's own ports take messages from every user of the machine, and hand out the tasks of copies.  Spark makes
+    # the secret itself.
+    "spark.authenticate": "true",
 }
 
+# What the JVM is started with.  All other settings are given to it afterwards: its arguments can be read by anybody on this machine.
+_ARGUMENT: Final = re.compile(
+    r"^spark\.(master$|app\.name$|driver\.|submit\.|jars|archives|files|repl\.|yarn\.|kubernetes\.)"
+)
 # Hadoop's settings that nobody but Spark may see; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
 _HADOOP_SECRET: Final = re.compile(r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)", re.IGNORECASE)
 _SECRET: Final = re.compile(r"secret|password|token|credential|access[._]?key", re.IGNORECASE)
@@ -312,15 +319,16 @@ class Spark:
         files.make_directory(self._home / "spill" / "spark")
         conf = SparkConf(loadDefaults=False)
         settings = self._settings(log4j)
-        # The JVM's arguments can be read by anybody on this machine.
         hadoop_secrets = {name: settings.pop(name) for name in list(settings) if _HADOOP_SECRET.search(name)}
-        secrets = {name: settings.pop(name) for name in list(settings) if _SECRET.search(name)}
+        later = {
+            name: settings.pop(name) for name in list(settings) if _SECRET.search(name) or not _ARGUMENT.search(name)
+        }
         for name, value in settings.items():
             conf.set(name, value)
         with open(self._home / "spark.log", "ab", opener=_private) as log:
             gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         try:
-            for name, value in secrets.items():
+            for name, value in later.items():
                 conf.set(name, value)
             context = SparkContext(conf=conf, gateway=gateway)
             if not self.local and "PYSPARK_PYTHON" not in os.environ:

@@ -8,22 +8,28 @@ It is started with umask 000, so that a mode is what the program gives.
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
+import shlex
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
 import psycopg
 import pytest
+from py4j.java_gateway import GatewayParameters, JavaGateway
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from catalog.home_lock import running_daemon
+from pubsub.delta.spark_session import Spark
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import wait_until
 
@@ -37,6 +43,7 @@ SECRETS = {
     "TLS key": CLIENT_KEY,
     "S3": "Pa55-of-the-store",
     "Spark": "Pa55-of-Spark",
+    "endpoint": "Pa55-of-an-endpoint",
 }
 ROLES = f"""
     CREATE ROLE replicator LOGIN REPLICATION PASSWORD '{PUBLISHER}';
@@ -134,6 +141,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
             "spark.driver.memory" = "1g"
             "spark.hadoop.fs.s3a.secret.key" = "{SECRETS["S3"]}"
             "spark.ssl.keyPassword" = "{SECRETS["Spark"]}"
+            "spark.hadoop.fs.custom.endpoint" = "https://user:{SECRETS["endpoint"]}@store"
             """
         )
         (home / "pubsub.toml").chmod(0o600)
@@ -295,9 +303,6 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
 
 
 def test_the_jvm_listens_on_loopback_alone_and_asks_who_it_is(life: Life) -> None:
-    from py4j.java_gateway import GatewayParameters, JavaGateway
-    from py4j.protocol import Py4JError
-
     sockets = listening(life.jvm())
     assert sockets
     for address, port in sockets:
@@ -309,6 +314,65 @@ def test_the_jvm_listens_on_loopback_alone_and_asks_who_it_is(life: Life) -> Non
         gateway.close()
     with pytest.raises(URLError, match="refused"):
         urlopen("http://127.0.0.1:4040", timeout=5)
+
+
+@pytest.mark.full
+def test_spark_s_own_ports_ask_who_it_is(life: Life, spark: Spark) -> None:
+    """Another Spark, which does not know the secret, asks there for what every driver has; without a secret it got it."""
+    jvm: Any = spark.running()._jvm
+    package = jvm.org.apache.spark
+    conf = package.SparkConf(False).set("spark.rpc.lookupTimeout", "30s")
+    unset = getattr(package.SecurityManager, "$lessinit$greater$default$3")()
+    nobody = package.SecurityManager(conf, jvm.scala.Option.empty(), unset)
+    probe = package.rpc.RpcEnv.create("probe", "127.0.0.1", 0, conf, nobody, True)
+    try:
+        sockets = listening(life.jvm())
+        assert len(sockets) > 2
+        for address, port in sockets:
+            with pytest.raises(Py4JJavaError):
+                probe.setupEndpointRef(package.rpc.RpcAddress(address, port), "MapOutputTracker")
+    finally:
+        probe.shutdown()
+
+
+def test_the_walsender_s_command_keeps_its_password_and_its_output_to_itself(life: Life) -> None:
+    secret = life.home.parent / "conninfo"
+    secret.write_text(conninfo(life.server) + "\n")
+    given = life.home.parent / "given"
+    ((now,),) = life.server.query("SELECT pg_current_wal_lsn()::text")
+    for number, (arguments, environment) in enumerate(
+        [
+            (["--conninfo-file", str(secret)], {}),
+            (["--conninfo-file", "-"], {}),
+            (["--conninfo", "service=audit"], {"PGSERVICEFILE": str(given)}),
+            ([], {"PGSERVICE": "audit", "PGSERVICEFILE": str(given)}),
+        ]
+    ):
+        parts = [part for part in shlex.split(conninfo(life.server)) if not part.startswith("application_name")]
+        given.write_text("\n".join(["[audit]", *parts, ""]))
+        output = life.home.parent / f"decoded{number}"
+        command = [sys.executable, "-m", "walsender", "decode", *arguments, "--start", now]
+        with secret.open("rb") as read:
+            started = subprocess.Popen(
+                [*command, "--publication", "p", "--output", str(output)],
+                stdin=read,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                umask=0,
+                env={**os.environ, **environment},
+            )
+        assert started.stderr is not None
+        said = started.stderr.readline()
+        assert said.startswith("consistent point"), said + started.stderr.read()
+        process = psutil.Process(started.pid)
+        for one in (process, *process.children(recursive=True)):
+            assert PUBLISHER not in " ".join(one.cmdline())
+            assert PUBLISHER not in str(one.environ())
+        assert stat.S_IMODE(output.stat().st_mode) == 0o600
+        started.terminate()
+        with started.stderr as said_last:
+            assert started.wait(PATIENCE) == 0, said_last.read()
 
 
 def test_the_daemon_and_its_processes_leave_no_core(life: Life) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from py4j.java_gateway import GatewayParameters, JavaGateway
+from py4j.protocol import Py4JError
 
 from pubsub import jars, log_store
 from pubsub.errors import DataCorrupted, PubsubError
@@ -175,3 +178,25 @@ def test_public_names() -> None:
     assert {"Lsn", "Node", "PubsubError"} <= set(dir(pubsub))
     with pytest.raises(AttributeError, match="nothing"):
         pubsub.nothing  # noqa: B018
+
+
+@pytest.mark.full
+def test_the_jvm_that_compiles_asks_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the machine could otherwise run code in it, as the one who sets pubsub up."""
+    refused: list[str] = []
+    launch = JavaGateway.launch_gateway
+
+    def launched(*arguments: Any, **named: Any) -> JavaGateway:
+        gateway = launch(*arguments, **named)
+        stranger = JavaGateway(gateway_parameters=GatewayParameters(port=gateway.gateway_parameters.port))
+        try:
+            stranger.jvm.java.lang.System.getProperty("user.name")
+        except Py4JError as error:
+            refused.append(str(error))
+        stranger.close()
+        return gateway
+
+    monkeypatch.setattr(JavaGateway, "launch_gateway", launched)
+    delta = [path for path in jars.class_path() if not path.name.startswith("pubsub-")]
+    assert log_store.build(tmp_path, delta).is_file()
+    assert len(refused) == 1
