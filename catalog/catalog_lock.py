@@ -146,8 +146,10 @@ class Holder(Database):
 
     async def _drop_session(self) -> None:
         session, self._session = self._session, None
-        if session is None:
-            return
+        if session is not None:
+            await self._end_session(session)
+
+    async def _end_session(self, session: AsyncConnection) -> None:
         try:
             async with self._answering():
                 # Invalidated, not closed in order: that would wait for a connection which does not answer.

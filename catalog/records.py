@@ -56,10 +56,11 @@ class Subscription:
     """A row of pg_subscription, with further columns.
 
     `generation` rises by one with each alteration, but not when the publisher's identity is stored.  `skip_lsn` is the
-    finish LSN of the transaction to skip (0: none).  `dropping` is set while a command removes slots and tables: no
-    worker starts.  `publisher_timeline_start` is the LSN where the timeline began (None: not known yet); it
-    distinguishes two servers whose timelines have the same number.  `publisher_lost_at`: the publisher was found to lack
-    WAL up to here that the subscription has received (None: it was not); nothing is followed until that is resolved.
+    finish LSN of the transaction to skip (0: none).  `dropping`: a DROP SUBSCRIPTION has begun to drop the slot.  `paused`:
+    the command during which no worker runs (catalog.pauses).  `publisher_timeline_start` is the LSN where the timeline began
+    (None: not known yet); it distinguishes two servers whose timelines have the same number.  `publisher_lost_at`: the
+    publisher was found to lack WAL up to here that the subscription has received (None: it was not); nothing is followed
+    until that is resolved.
     """
 
     oid: int
@@ -79,6 +80,7 @@ class Subscription:
     dropping: bool
     publisher_timeline_start: Lsn | None = None
     publisher_lost_at: Lsn | None = None
+    paused: str | None = None
 
 
 class SubscriptionChanges(TypedDict, total=False):

@@ -120,6 +120,7 @@ subscription: Final = Table(
     Column("owner", Text, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("dropping", Boolean, nullable=False),
+    Column("paused", Text),
     # The greatest copy generation of the tables that have left; a table that joins again continues after it.
     Column("left_generation", Integer),
 )

@@ -14,10 +14,10 @@ from typing import Self
 from sqlalchemy import select, update
 
 from catalog import from_rows, schema
-from catalog.catalog_lock import Holder
 from catalog.commands import Commands
 from catalog.copies import Copies
 from catalog.database import TIMEOUT, connect, now
+from catalog.pauses import Pauses
 from catalog.pinned_snapshots import PinnedSnapshots, read_pinned_snapshots
 from catalog.prepared import Prepared, read_prepared
 from catalog.records import DaemonRow, NodeRow, State
@@ -38,7 +38,7 @@ from catalog.subscriptions import Subscriptions, read_origins, read_subscription
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands, Holder):
+class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands, Pauses):
     """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod

@@ -16,7 +16,7 @@ from catalog.records import NewRelation, Subscription, SubscriptionChanges, Subs
 from catalog.requests import RequestTimeoutError
 from catalog.states import RelState
 from launcher import option_effects, published_tables
-from launcher.client_session import Session
+from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
 from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import DuplicateObject, NotInPrerequisiteState, PubsubError, UndefinedTable
@@ -43,7 +43,7 @@ async def alter(session: Session, statement: sql.AlterSubscription) -> None:
         case sql.Enable():
             if subscription.slot_name is None:
                 raise NotInPrerequisiteState("cannot enable subscription that does not have a slot name")
-            # Clears the `dropping` that a DROP killed halfway left: the subscription is still wanted.
+            # A DROP that was killed halfway may have left `dropping`: the subscription is still wanted.
             await catalog.alter_subscription(oid, enabled=True, dropping=False)
         case sql.Disable():
             await _disable(session, subscription)
@@ -117,7 +117,7 @@ async def _set_publications(
             hint = f"Use ALTER SUBSCRIPTION ... {verb} PUBLICATION ... WITH (refresh = false) instead."
         raise NotInPrerequisiteState(_REFRESH_REFUSED, hint=hint)
     copy_data = not isinstance(action, sql.DropPublication) and action.copy_data
-    way = "ADD" if adds else "SET"
+    way = "ADD" if adds else "SET" if isinstance(action, sql.SetPublication) else "DROP"
     _refuse_copy_in_two_phase(
         subscription,
         copy_data,
@@ -129,6 +129,7 @@ async def _set_publications(
         session,
         replace(subscription, publications=publications),
         copy_data=copy_data,
+        command=f"ALTER SUBSCRIPTION ... {way} PUBLICATION",
         validate=() if isinstance(action, sql.DropPublication) else action.publications,
         store_publications=True,
     )
@@ -139,6 +140,7 @@ async def _refresh(
     subscription: Subscription,
     *,
     copy_data: bool,
+    command: str = "ALTER SUBSCRIPTION ... REFRESH PUBLICATION",
     validate: tuple[str, ...] | None = None,
     store_publications: bool = False,
 ) -> None:
@@ -179,7 +181,7 @@ async def _refresh(
         if store_publications:
             changes["publications"] = subscription.publications
         joining = [one.relation(copy_data=copy_data, lsn=None) for one in plans]
-        async with _without_slots(session, subscription, connection, gone):
+        async with _without_slots(session, subscription, connection, gone, command):
             leaving = [relation.relid for relation in gone]
             await session.catalog.refresh_subscription(subscription.oid, changes, leaving, joining)
         for relation in gone:
@@ -242,29 +244,18 @@ async def _first_connection(subscription: Subscription, connection: Connection) 
 
 @asynccontextmanager
 async def _without_slots(
-    session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel]
+    session: Session, subscription: Subscription, connection: Connection, gone: list[SubscriptionRel], command: str
 ) -> AsyncIterator[None]:
-    """Run the body, which removes tables, when their slots are dropped.  If one may have a slot, stop the workers first.
+    """Run the body of `command`, which removes tables, when their slots are dropped.  If one may have a slot, stop the workers first.
 
     Otherwise a worker could create a slot after this command has looked, and the slot would remain.  So would one whose
     table is removed first, if this command is killed then; a table that has lost its slot is copied anew, or removed by
     the next REFRESH.
     """
     node_id = (await session.catalog.node()).node_id
-    async with _paused(session, subscription) if slot_names(gone, node_id) else nullcontext():
+    async with paused(session, subscription, command) if slot_names(gone, node_id) else nullcontext():
         await drop_slots_of(session, connection, gone, node_id)
         yield
-
-
-@asynccontextmanager
-async def _paused(session: Session, subscription: Subscription) -> AsyncIterator[None]:
-    """Run the body while the subscription has no workers."""
-    await session.catalog.alter_subscription(subscription.oid, dropping=True)
-    try:
-        await session.workers_ended(subscription)
-        yield
-    finally:
-        await session.catalog.alter_subscription(subscription.oid, dropping=False)
 
 
 async def _resync(session: Session, subscription: Subscription, names: tuple[QualifiedName, ...]) -> None:
@@ -299,7 +290,7 @@ async def _resync(session: Session, subscription: Subscription, names: tuple[Qua
                     f'table "{relation.qualified_name}" not found on publisher',
                     hint="ALTER SUBSCRIPTION … REFRESH PUBLICATION takes it out of the subscription.",
                 )
-        async with _paused(session, subscription):
+        async with paused(session, subscription, "ALTER SUBSCRIPTION ... RESYNC TABLE"):
             # Read again: the workers have ended and no longer change the states.
             held = {relation.relid: relation for relation in await catalog.relations(oid)}
             await drop_slots_of(session, connection, [held[r.relid] for r in wanted if r.relid in held], node_id)

@@ -7,7 +7,8 @@ inserts a request there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.home_lock import running_daemon
@@ -86,3 +87,16 @@ class Session:
         finally:
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
+
+
+@asynccontextmanager
+async def paused(session: Session, subscription: Subscription, command: str) -> AsyncIterator[None]:
+    """Run the body of `command` while the subscription has no workers; wait for another command that does so.
+
+    A daemon ends the pause of a command that was killed.  Raises UndefinedObject if the subscription is dropped meanwhile, and
+    what keeps the workers from ending.
+    """
+    async with session.catalog.pause(subscription.oid, command):
+        await session.workers_ended(subscription)
+        yield
+    session.wake()

@@ -36,6 +36,8 @@ from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings
 
 _STATISTICS_INTERVAL = 1.0
+#: How often the pauses of commands are looked at, in seconds.
+_PAUSE_LOOK: Final = 1.0
 #: A publisher is polled every two seconds, and its stream brings messages: after so long without any it counts as away.
 _SILENCE: Final = timedelta(seconds=10)
 
@@ -70,6 +72,9 @@ class Launcher:
         self._counted: dict[int, tuple[Figures, dict[str, int]]] = {}
         self._logged = standing.WaitLog()
         self._rest_until: dict[int, float] = {}
+        # Names of subscriptions that commands pause, by oid; when their pauses are looked at again.
+        self._paused: dict[int, str] = {}
+        self._look_at_pauses = 0.0
         self._node = NodeServices(
             node_id, catalog, engine, stage, settings, WorkerSlots(settings.max_logical_replication_workers)
         )
@@ -91,6 +96,7 @@ class Launcher:
                 rest = self._settings.catalog_poll_interval
                 try:
                     await self._catalog.prove()
+                    await self._end_abandoned_pauses()
                     counter = await self._catalog.change_counter()
                     if counter != seen:
                         await self._log_commands()
@@ -137,7 +143,8 @@ class Launcher:
         """Start and end runners until they match the catalog."""
         subscriptions = await self._catalog.subscriptions()
         self._monitors.watch(subscriptions)
-        wanted = {s.oid: s for s in subscriptions if s.enabled and not s.dropping}
+        wanted = {s.oid: s for s in subscriptions if s.enabled and s.paused is None}
+        self._paused = {s.oid: s.name for s in subscriptions if s.paused is not None}
         self._rest_until = {oid: until for oid, until in self._rest_until.items() if oid in wanted}
         stale = [
             oid
@@ -158,6 +165,16 @@ class Launcher:
         """Log the commands that this or another process has executed (PostgreSQL: log_statement = ddl)."""
         for command in await self._catalog.take_commands():
             log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
+
+    async def _end_abandoned_pauses(self) -> None:
+        """End the pauses of commands that were killed: nobody else would."""
+        if not self._paused or time.monotonic() < self._look_at_pauses:
+            return
+        self._look_at_pauses = time.monotonic() + _PAUSE_LOOK
+        for oid, name in list(self._paused.items()):
+            ended = await self._catalog.end_abandoned_pause(oid)
+            if ended is not None:
+                log.warning("a command has ended half-way: its subscription goes on", subscription=name, command=ended)
 
     def _resting_is_over(self) -> bool:
         """Return whether a subscription whose runner failed may start again."""
@@ -219,7 +236,7 @@ class Launcher:
         requests = await self._catalog.pending_requests()
         if not requests:
             return
-        ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.dropping}
+        ending = {s.oid for s in await self._catalog.subscriptions() if not s.enabled or s.paused is not None}
         for request in requests:
             if request.subid in self.runners and request.subid in ending:
                 # The runner started from an older state of the catalog.  The change counter has moved since, so the

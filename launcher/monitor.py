@@ -46,7 +46,7 @@ class Monitors:
 
     def watch(self, subscriptions: Iterable[Subscription]) -> None:
         """Watch exactly these subscriptions, as they are now."""
-        wanted = {s.oid: s for s in subscriptions if s.slot_name is not None and not s.dropping}
+        wanted = {s.oid: s for s in subscriptions if s.slot_name is not None}
         before: dict[int, _Watch] = {}
         for oid in [oid for oid, watch in self._watches.items() if wanted.get(oid) != watch.subscription]:
             before[oid] = self._watches.pop(oid)

@@ -14,7 +14,7 @@ from typing import assert_never
 from catalog.records import NewSubscription, Subscription
 from launcher import option_effects, published_tables
 from launcher.altersubscription import alter
-from launcher.client_session import Session
+from launcher.client_session import Session, paused
 from launcher.slot_creation import make_slot
 from launcher.sync_slots import drop_slots_of, slot_names
 from pubsub.errors import ConnectionFailure, DuplicateObject, PublisherError, UndefinedObject
@@ -142,8 +142,8 @@ async def _require_warehouse(uri: str) -> None:
 async def drop(session: Session, statement: DropSubscription) -> None:
     """Carry out DROP SUBSCRIPTION: stop the workers, drop every slot on the publisher, delete the rows.
 
-    The Delta tables stay.  An error leaves the subscription as it was.  A DROP that is killed between dropping the slot
-    and deleting the rows leaves the subscription marked `dropping`; the next DROP then accepts that the slot is gone.
+    The Delta tables stay.  An error leaves the subscription as it was, and a kill, too, unless the slot was about to be dropped: then
+    it is marked `dropping`, and the next DROP accepts that the slot is gone.
     """
     try:
         subscription = await session.catalog.subscription(statement.name)
@@ -152,35 +152,34 @@ async def drop(session: Session, statement: DropSubscription) -> None:
             raise
         session.notice(f'subscription "{statement.name}" does not exist, skipping')
         return
-    interrupted = subscription.dropping
-    await session.catalog.alter_subscription(subscription.oid, dropping=True)
-    slot_may_be_gone = False
-    try:
-        await session.workers_ended(subscription)
-        connection = await _connect_to_drop(session, subscription)
-        if connection is not None:
-            async with connection:
-                relations = await session.catalog.relations(subscription.oid)
-                await drop_slots_of(session, connection, relations, (await session.catalog.node()).node_id)
-                if (slot := subscription.slot_name) is not None:
-                    slot_may_be_gone = True
-                    try:
-                        dropped = await drop_slot(connection, slot, missing_ok=interrupted, wait=True)
-                    except PublisherError:
-                        slot_may_be_gone = False
-                        raise
-                    if dropped:
-                        session.notice(f'dropped replication slot "{slot}" on publisher')
-        slot_may_be_gone = True
-    finally:
-        if not slot_may_be_gone:
-            await session.catalog.alter_subscription(subscription.oid, dropping=False)
-            session.wake()
-    await session.catalog.drop_subscription(subscription.oid)
+    async with paused(session, subscription, "DROP SUBSCRIPTION"):
+        await _drop_slots(session, await session.catalog.subscription(subscription.oid))
+        await session.catalog.drop_subscription(subscription.oid)
     # The outcomes of prepared transactions can no longer arrive.
     await asyncio.to_thread(
         shutil.rmtree, session.settings.home / "prepared" / str(subscription.oid), ignore_errors=True
     )
+
+
+async def _drop_slots(session: Session, subscription: Subscription) -> None:
+    catalog, slot = session.catalog, subscription.slot_name
+    connection = await _connect_to_drop(session, subscription)
+    if connection is None:
+        return
+    async with connection:
+        relations = await catalog.relations(subscription.oid)
+        await drop_slots_of(session, connection, relations, (await catalog.node()).node_id)
+        if slot is None:
+            return
+        interrupted = subscription.dropping
+        await catalog.alter_subscription(subscription.oid, dropping=True)
+        try:
+            dropped = await drop_slot(connection, slot, missing_ok=interrupted, wait=True)
+        except PublisherError:
+            await catalog.alter_subscription(subscription.oid, dropping=interrupted)
+            raise
+        if dropped:
+            session.notice(f'dropped replication slot "{slot}" on publisher')
 
 
 async def _connect_to_drop(session: Session, subscription: Subscription) -> Connection | None:

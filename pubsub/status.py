@@ -169,7 +169,7 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
             worker,
             follower,
             origin,
-            _waiting(relation, publisher, subscription.enabled, alive),
+            _waiting(relation, publisher, subscription, alive),
             apply.publisher_lsn or publisher.current_lsn,
         )
 
@@ -193,20 +193,32 @@ def _subscription(state: State, subscription: Subscription, alive: bool) -> Subs
         workers=len(workers),
         rows_applied=statistics.rows_inserted + statistics.rows_updated + statistics.rows_deleted,
         tables=tuple(table(r) for r in state.relations if r.subid == oid),
-        waiting=publisher.waits.get(0),
+        waiting=_paused(subscription) or publisher.waits.get(0),
         lag_unknown_since=publisher.away_since,
     )
 
 
-def _waiting(relation: SubscriptionRel, publisher: PublisherStatus, enabled: bool, alive: bool) -> Warned | None:
+def _paused(subscription: Subscription) -> Warned | None:
+    if subscription.paused is None:
+        return None
+    return Warned(
+        f"is paused by {subscription.paused}",
+        "No worker runs until the command has ended, and the slot retains WAL.",
+        "If that process was killed, the daemon ends the pause within seconds.",
+    )
+
+
+def _waiting(
+    relation: SubscriptionRel, publisher: PublisherStatus, subscription: Subscription, alive: bool
+) -> Warned | None:
     """Return what keeps a table from being copied, if that is known."""
     if relation.stopped or relation.state in (RelState.SYNCDONE, RelState.READY):
         return None
     if not alive:
         return Warned("waits for a daemon: none runs", hint="Start one with pubsub daemon.")
-    if not enabled:
+    if not subscription.enabled:
         return Warned("waits until the subscription is enabled", hint="ALTER SUBSCRIPTION ... ENABLE.")
-    return publisher.waits.get(relation.relid)
+    return _paused(subscription) or publisher.waits.get(relation.relid)
 
 
 def _behind(apply: WorkerStats, publisher: PublisherStatus, origin: Lsn) -> int | None:

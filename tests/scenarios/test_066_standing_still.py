@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -327,3 +330,41 @@ def test_a_table_that_apply_waits_for_does_not_wait_for_copies(
         fault.release("copy planned public.b")
         one.assert_equal(*names)
         one.drop()
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [
+        (signal.SIGKILL, "RESYNC TABLE t, u"),
+        pytest.param(signal.SIGHUP, "RESYNC TABLE t", marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, "DROP", marks=pytest.mark.full),
+    ],
+)
+def test_a_subscription_goes_on_when_a_command_is_killed(
+    other: Replica, fault: Faults, number: signal.Signals, action: str
+) -> None:
+    """It stayed without workers, without a word, while the slot retained WAL."""
+    other.subscribe()
+    other.assert_equal("t", "u")
+    fault.arm("commit public.t")
+    other.execute("UPDATE t SET n = 1")
+    fault.wait("commit public.t")  # so the command waits for the worker to end
+    statement = f"DROP SUBSCRIPTION {other.name}" if action == "DROP" else f"ALTER SUBSCRIPTION {other.name} {action}"
+    home = other.node._node.settings.home
+    client = subprocess.Popen(
+        [sys.executable, "-m", "pubsub.cli", "--home", str(home), "sql", statement], stderr=subprocess.PIPE
+    )
+
+    def paused() -> bool:
+        told = other.node.status_json(other.name)["waiting"]
+        return told is not None and f"of process {client.pid} on host" in told["message"]
+
+    wait_until(paused, "the pause")
+    client.send_signal(number)
+    _, said = client.communicate()
+    assert client.returncode == -number, said
+    fault.release("commit public.t")
+    other.execute("UPDATE t SET n = 2", "INSERT INTO u VALUES (7)")
+    wait_until(lambda: not paused(), "the pause to end")
+    other.execute("UPDATE t SET n = 3")
+    other.assert_equal("t", "u")

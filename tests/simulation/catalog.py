@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import StaticPool
 
 from catalog.database import _prepare
+from catalog.pauses import Unlock
 from catalog.store import Catalog
 from tests.simulation.life import Life
 
@@ -157,6 +158,26 @@ class SimulatedCatalog(Catalog):
                 _READ[key] = found
         return list(found) if isinstance(found, list) else found
 
+    async def _try_pause_lock(self, oid: int) -> Unlock | None:
+        """As Pauses._try_pause_lock, without a session or a file: a process that dies gives its lock back."""
+        life, holders = self._life, self._store.pausing
+        assert life is not None
+        await life.step("the lock of a pause")
+        if holders.get(oid) is not None:
+            return None
+        holders[oid] = life
+
+        def end() -> None:
+            if holders.get(oid) is life:
+                del holders[oid]
+
+        async def unlock() -> None:
+            life.check()
+            end()
+
+        life.ends.append(end)
+        return unlock
+
     async def _connect(self) -> Any:
         assert self._life is not None
         await self._life.step("a session for the catalog's lock")
@@ -212,6 +233,7 @@ class Store:
         _CONNECTION.deserialize(_TEMPLATE[0])
         _READ.clear()
         self.holder: _LockSession | None = None
+        self.pausing: dict[int, Life] = {}
         self._server = server
 
     def holder_of(self) -> Life | None:

@@ -174,14 +174,15 @@ class World:
         return error, hint
 
     def enabled(self) -> bool:
-        """Return whether the subscription is enabled, and no command is about to remove anything of it."""
-        rows = self.store.rows("SELECT enabled, dropping FROM pubsub_subscription")
-        return rows == [(1, 0)]
+        """Return whether the subscription is enabled."""
+        return self.store.rows("SELECT enabled FROM pubsub_subscription") == [(1,)]
 
     def unrest(self) -> Iterator[str]:
         """Yield what is not at rest yet."""
         if not self.enabled():
             yield "the subscription is not enabled"
+        if self.store.rows("SELECT paused FROM pubsub_subscription") != [(None,)]:
+            yield "the subscription is paused"
         published = self.server.publications[PUBLICATION]
         relations = self.relations()
         if {relid for relid, *_ in relations} != published:

@@ -13,7 +13,7 @@ import pytest
 from catalog.records import Request
 from catalog.requests import RequestTimeoutError
 from catalog.store import Catalog
-from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError
+from pubsub.errors import DuplicateObject, ObjectInUse, PubsubError, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from tests.support.catalog import new, with_table
 
@@ -192,3 +192,74 @@ async def test_a_catalog_has_one_daemon_whichever_home_it_is_of(catalog: Catalog
         await second.hold()
         await second.prove()
         await second.let_go()
+
+
+async def test_a_pause_is_seen_and_excludes_another(catalog: Catalog, location: Path | str) -> None:
+    sub = await with_table(catalog)
+    order = []
+
+    async def second() -> None:
+        async with await Catalog.open(location) as other, other.pause(sub.oid, "SECOND"):
+            order.append((await other.subscription(sub.oid)).paused)
+
+    before = await catalog.change_counter()
+    async with catalog.pause(sub.oid, "FIRST"):
+        assert await catalog.change_counter() > before
+        waiting = asyncio.create_task(second())
+        await asyncio.sleep(0.3)
+        order.append((await catalog.subscription(sub.oid)).paused)
+        # The daemon ends no pause whose command is at work.
+        assert await catalog.end_abandoned_pause(sub.oid) is None
+        async with catalog.pause((await catalog.create_subscription(new("other"))).oid, "ANOTHER SUBSCRIPTION'S"):
+            pass
+    await waiting
+    assert [str(paused).partition(" ")[0] for paused in order] == ["FIRST", "SECOND"]
+    assert f"of process {os.getpid()} on host" in str(order[0])
+    after = await catalog.subscription(sub.oid)
+    assert (after.paused, after.generation) == (None, sub.generation + 4)
+    assert await catalog.end_abandoned_pause(sub.oid) is None
+
+
+_PAUSES = """
+import asyncio, sys
+from pathlib import Path
+from catalog.store import Catalog
+
+async def main(location, oid):
+    async with await Catalog.open(location) as catalog, catalog.pause(oid, "RESYNC"):
+        print("paused", flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main(Path(sys.argv[1]) if sys.argv[1][0] == "/" else sys.argv[1], int(sys.argv[2])))
+"""
+
+
+async def test_a_killed_command_s_pause_is_ended(catalog: Catalog, location: Path | str) -> None:
+    """It once stayed, without a word: no worker ran any more, and the slot retained WAL."""
+    sub = await with_table(catalog)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _PAUSES, str(location), str(sub.oid), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"paused\n"
+    assert await catalog.end_abandoned_pause(sub.oid) is None
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(60):
+        # The kernel, or the server, lets go of its lock.
+        while (ended := await catalog.end_abandoned_pause(sub.oid)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert f"RESYNC of process {process.pid} on host" in ended
+    assert (await catalog.subscription(sub.oid)).paused is None
+    async with catalog.pause(sub.oid, "NEXT"):
+        pass
+
+
+async def test_the_pause_of_a_dropped_subscription(catalog: Catalog) -> None:
+    sub = await with_table(catalog)
+    async with catalog.pause(sub.oid, "DROP SUBSCRIPTION"):
+        await catalog.drop_subscription(sub.oid)
+    with pytest.raises(UndefinedObject):
+        async with catalog.pause(sub.oid, "DROP SUBSCRIPTION"):
+            pass
+    assert await catalog.end_abandoned_pause(sub.oid) is None

@@ -144,7 +144,7 @@ class FakeMonitors:
 
 
 def subscription(oid: int, *, generation: int = 1, enabled: bool = True) -> Any:
-    return SimpleNamespace(oid=oid, name=f"s{oid}", generation=generation, enabled=enabled, dropping=False)
+    return SimpleNamespace(oid=oid, name=f"s{oid}", generation=generation, enabled=enabled, paused=None)
 
 
 async def started(catalog: FakeCatalog) -> tuple[Launcher, asyncio.Task[None]]:

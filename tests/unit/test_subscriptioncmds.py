@@ -119,7 +119,8 @@ async def test_drop_with_an_unreachable_publisher_leaves_it_as_it_was(client: Cl
         f'WARNING:  could not drop tablesync replication slot "pg_{before.oid}_sync_7_{node.node_id}"'
     ]
     after = await client.session.catalog.subscription("s")
-    assert (after.dropping, after.enabled, after.slot_name) == (False, before.enabled, before.slot_name)
+    assert (after.dropping, after.paused) == (False, None)
+    assert (after.enabled, after.slot_name) == (before.enabled, before.slot_name)
     assert len(await client.session.catalog.relations(before.oid)) == 1
 
 
@@ -136,10 +137,12 @@ async def test_a_table_leaves_after_its_slot(client: Client, nowhere: str, monke
     monkeypatch.setattr(altersubscription, "drop_slots_of", killed)
     relations = await catalog.relations(subscription.oid)
     with pytest.raises(ConnectionFailure):
-        async with altersubscription._without_slots(client.session, subscription, cast(Connection, None), relations):
+        async with altersubscription._without_slots(
+            client.session, subscription, cast(Connection, None), relations, "REFRESH"
+        ):
             await catalog.remove_relation(subscription.oid, 7)
     assert await catalog.relations(subscription.oid) == relations
-    assert not (await catalog.subscription("s")).dropping
+    assert (await catalog.subscription("s")).paused is None
 
 
 async def test_drop_without_a_slot_needs_no_publisher(client: Client, nowhere: str) -> None:
@@ -308,7 +311,8 @@ async def test_drop_that_the_daemon_refuses_leaves_it_as_it_was(client: Client, 
         await client.session.catalog.answer(request.id, FeatureNotSupported("no"))
         with pytest.raises(PubsubError, match="no"):
             await dropping
-    assert not (await client.session.catalog.subscription("s")).dropping
+    after = await client.session.catalog.subscription("s")
+    assert (after.dropping, after.paused) == (False, None)
 
 
 def test_refresh_knows_tables_by_name() -> None:
