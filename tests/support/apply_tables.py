@@ -137,7 +137,7 @@ class Bench:
         await self.copied(at)
         await self.synced(at)
         await self.tables.relations.load()
-        await self.tables.durable(Lsn(at))
+        await self.tables.durable(Lsn(at), None)
 
     async def leaves(self) -> None:
         """REFRESH takes table a out, and the worker hears of it."""
