@@ -61,7 +61,7 @@ class Launcher:
         self._catalog = catalog
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
-        self._monitors = Monitors(node_id)
+        self._monitors = Monitors(node_id, catalog)
         self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, stage)
         self._pin_requests = PinRequests(catalog, engine)
         self._point_requests = PointRequests(catalog, self.runners)

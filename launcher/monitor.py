@@ -14,6 +14,8 @@ from typing import Final
 import structlog
 
 from catalog.records import PublisherStatus, Subscription, Warned
+from catalog.store import Catalog
+from launcher.leftover_slots import leftover_slots
 from launcher.slot_warnings import about_lock, about_slot, about_wait
 from pubsub.errors import PubsubError
 from pubsub.publisher import locks, publication, slots
@@ -40,8 +42,9 @@ class _Watch:
 class Monitors:
     """A task and a connection for each watched subscription.  They never fail, since they serve only to inform."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, catalog: Catalog) -> None:
         self._node_id = node_id
+        self._catalog = catalog
         self._watches: dict[int, _Watch] = {}
 
     def watch(self, subscriptions: Iterable[Subscription]) -> None:
@@ -57,6 +60,9 @@ class Monitors:
                 watch = self._watches[oid] = _Watch(subscription, task)
                 if oid in before and before[oid].subscription.conninfo == subscription.conninfo:
                     watch.heard = before[oid].heard
+
+    async def _leftovers(self, connection: Connection, subid: int) -> Mapping[str, Warned]:
+        return await leftover_slots(connection, self._catalog, self._node_id, subid)
 
     def looks(self) -> dict[int, PublisherStatus | None]:
         """Return each subscription's latest status; None where the last attempt failed."""
@@ -76,6 +82,7 @@ class Monitors:
 
     async def _look_regularly(self, subscription: Subscription) -> None:
         connection: Connection | None = None
+        suspects: Mapping[str, Warned] = {}
         try:
             while True:
                 found: PublisherStatus | None = None
@@ -86,6 +93,9 @@ class Monitors:
                                 subscription.conninfo, application_name="pubsub monitor"
                             )
                         found = await look(connection, subscription, self._node_id)
+                        before, suspects = suspects, await self._leftovers(connection, subscription.oid)
+                        left = tuple(warning for name, warning in suspects.items() if name in before)
+                        found = replace(found, warnings=(*found.warnings, *left))
                 except (PubsubError, TimeoutError) as error:
                     log.debug("publisher could not be asked", subscription=subscription.name, reason=str(error))
                     if connection is not None:

@@ -172,6 +172,22 @@ def _space(directory: Path, what: str, wanted: int | None) -> list[Finding]:
     return [Finding("ok", left)]
 
 
+async def check_leftovers(settings: Settings, conninfo: str) -> list[Finding]:
+    """Return a finding for each slot on the publisher that a sync worker of this node has left.  Raises PubsubError."""
+    from catalog.store import Catalog
+    from launcher.leftover_slots import leftover_slots
+    from pubsub.publisher.connection import Connection
+
+    with suppress(NoCatalog):
+        async with (
+            await Catalog.open(settings.catalog_location, settings.catalog_timeout, make=False) as catalog,
+            await Connection.connect(conninfo, application_name="pubsub check") as connection,
+        ):
+            left = await leftover_slots(connection, catalog, (await catalog.node()).node_id)
+            return [Finding("warning", one.message, one.detail, one.hint) for one in left.values()]
+    return []
+
+
 async def _catalog(settings: Settings) -> Finding:
     from catalog.store import Catalog
 

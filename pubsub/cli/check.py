@@ -18,7 +18,7 @@ _MARKS: Final = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
 
 async def run_check(common: Common, conninfo: str | None, publications: Sequence[str]) -> int:
     """Print the findings; return 1 if something will not work.  Raises PubsubError if the publisher cannot be asked."""
-    from pubsub.node_check import check_clock, check_node, published_bytes
+    from pubsub.node_check import check_clock, check_leftovers, check_node, published_bytes
     from pubsub.publisher.check import check
 
     settings = Settings.load(common.home)
@@ -28,6 +28,7 @@ async def run_check(common: Common, conninfo: str | None, publications: Sequence
         findings += await check(conninfo, publications)
         # Without these, that the publisher cannot be asked is among the findings already.
         with suppress(PubsubError):
+            findings += await check_leftovers(settings, conninfo)
             findings.append(await check_clock(conninfo))
             size = await published_bytes(conninfo, list(publications))
     findings += await check_node(settings, size)

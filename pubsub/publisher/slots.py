@@ -75,6 +75,12 @@ async def slot_info(connection: Connection, slot: str) -> SlotInfo | None:
     )
 
 
+async def slots_like(connection: Connection, pattern: str) -> dict[str, int | None]:
+    """Return the slots with names LIKE `pattern`, of any database, each with the bytes of WAL that it retains."""
+    rows = await connection.query(_SLOTS_LIKE, [pattern])
+    return {text(name): number_or_none(retained) for name, retained in rows}
+
+
 async def advance_slot(connection: Connection, slot: str) -> Lsn:
     """Move a slot that no one reads to the end of the WAL; return its new position.  Raises PublisherError."""
     (row,) = await connection.query(f"SELECT end_lsn FROM pg_replication_slot_advance($1::name, {_END_OF_WAL})", [slot])
@@ -114,6 +120,12 @@ async def stop_user(connection: Connection, slot: str) -> None:
     await connection.query(_STOP_USER, [slot])
 
 
+async def prepared_transactions(connection: Connection) -> set[tuple[int, str]]:
+    """Return the prepared transactions of the connection's database: xids and gids.  A standby lists none."""
+    rows = await connection.query(_PREPARED)
+    return {(number_or_none(xid) or 0, text(gid)) for xid, gid in rows}
+
+
 async def visible_wal_lsn(connection: Connection) -> Lsn:
     """Return an LSN at or past the end of every transaction that is visible now, also those with synchronous_commit off."""
     (row,) = await connection.query(f"SELECT {_END_OF_WAL.replace('pg_current_wal_lsn', 'pg_current_wal_insert_lsn')}")
@@ -137,6 +149,15 @@ SELECT s.slot_name, s.plugin, s.database, s.temporary, s.active, s.confirmed_flu
        pg_wal_lsn_diff({_END_OF_WAL}, s.restart_lsn)
   FROM pg_replication_slots s
  WHERE s.slot_name = $1::text
+"""
+
+_PREPARED: Final = "SELECT transaction, gid FROM pg_prepared_xacts WHERE database = current_database()"
+
+_SLOTS_LIKE: Final = f"""
+SELECT slot_name, pg_wal_lsn_diff({_END_OF_WAL}, restart_lsn)
+  FROM pg_replication_slots
+ WHERE slot_name LIKE $1::text AND NOT temporary
+ ORDER BY slot_name
 """
 
 # A walsender that creates a slot waits for the lock of each transaction that was running when it began; on a standby

@@ -8,7 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
+from pubsub.cli.app import app
 from pubsub.protocol.lsn import Lsn
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
@@ -456,3 +458,23 @@ def test_a_slot_that_is_idle_for_too_long(replica: Replica, server: EmbeddedPost
     replica.alter("ENABLE")
     assert "idle_timeout" in failure(replica, "replication slot")["detail"]
     resync(replica)
+
+
+def test_a_slot_that_no_table_explains_is_named(replica: Replica, server: EmbeddedPostgres) -> None:
+    """By status, and by check; slots of other nodes, and those of tables that are being copied, are not."""
+    replica.subscribe()
+    replica.assert_equal("t", "u")
+    node = replica.node
+    node_id = node.run(node._node.catalog.node()).node_id
+    subid = replica.relation("t").subid
+    left = f"pg_{subid}_sync_4711_{node_id}"
+    for name in (left, f"pg_{subid}_sync_4711_815"):
+        server.query(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    told = warned(replica, f'replication slot "{left}" on the publisher is left over')
+    assert "retains" in told["detail"]
+    assert told["hint"] == f"SELECT pg_drop_replication_slot('{left}') on the publisher."
+    ran = CliRunner().invoke(app, ["--home", str(node._node.settings.home), "check", server.conninfo(), "p"])
+    assert f'WARNING:  replication slot "{left}" on the publisher is left over' in ran.output
+    server.drop_slot(left)
+    wait_until(lambda: status(replica)["warnings"] == [], "the warning to end")
+    server.drop_slot(f"pg_{subid}_sync_4711_815")
