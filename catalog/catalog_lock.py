@@ -216,13 +216,20 @@ class Holder(Database):
 
 
 async def _move(connection: AsyncConnection, old: str, new: str) -> None:
-    """Update the paths of the Delta tables in a directory that was moved."""
+    """Update the paths of the Delta tables in a directory that was moved, those of pinned snapshots, too."""
     moved = schema.relation.c
     for row in (await connection.execute(select(moved.subid, moved.relid, moved.path))).all():
         if row.path.startswith(old):
             here = (moved.subid == row.subid) & (moved.relid == row.relid)
             path = new + row.path.removeprefix(old)
             await connection.execute(update(schema.relation).where(here).values(path=path))
+    pinned = schema.pinned_snapshot.c
+    for name, stored in (await connection.execute(select(pinned.name, pinned.tables))).all():
+        tables = [
+            table | {"path": new + table["path"].removeprefix(old)} if table["path"].startswith(old) else table
+            for table in stored
+        ]
+        await connection.execute(update(schema.pinned_snapshot).where(pinned.name == name).values(tables=tables))
 
 
 def _is_catalog_of(path: Path, node_id: str) -> bool:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from catalog.records import NewRelation
+from catalog.database import now
+from catalog.records import NewRelation, PinnedSnapshot, PinnedTable
 from catalog.store import Catalog
 from pubsub.errors import DataCorrupted, FeatureNotSupported, ObjectInUse, PubsubError
+from pubsub.protocol.lsn import Lsn
 from tests.support.catalog import new
 
 
@@ -97,11 +99,17 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     tables = [NewRelation(1, "public", "t", f"{home}/warehouse/db/t"), NewRelation(2, "public", "u", "/lake/db/u")]
     async with await Catalog.open(home / "catalog.db") as catalog:
         oid = (await catalog.create_subscription(new(), tables)).oid
+        pins = tuple(PinnedTable(f"public.{one.name}", one.path, 7) for one in tables)
+        await catalog.add_pinned_snapshot(PinnedSnapshot("pin", "s", Lsn(5), now(), True, pins))
         await catalog.hold()
         await catalog.let_go()
 
     async def paths(catalog: Catalog) -> list[str]:
-        return sorted(relation.path for relation in await catalog.relations(oid))
+        (pin,) = (await catalog.state()).pinned_snapshots
+        found = sorted(relation.path for relation in await catalog.relations(oid))
+        # Otherwise the pin would hold the tables' files for ever, and nobody could release it.
+        assert sorted(one.path for one in pin.tables) == found
+        return found
 
     copy = tmp_path / "copy"
     shutil.copytree(home, copy)
