@@ -208,7 +208,7 @@ class _Repair:
         table, cut = destination.table, Cut()
 
         def read() -> pa.Table:
-            with copy_out.session(described.source.conninfo, _NAME) as session, cut.watching(session):
+            with copy_out.session(described.source.conninfo, _NAME, cut) as session, cut.watching(session):
                 _import(session, self._point)
                 return rows_under(session, described.source, table, keys, types)
 
@@ -228,7 +228,7 @@ class _Repair:
 
         def read() -> Folded:
             target = DeltaVersion(relation.path, int(delta.opened(relation.path).version()), relation.qualified_name)
-            with copy_out.session(self._subscription.conninfo, _NAME) as session, cut.watching(session):
+            with copy_out.session(self._subscription.conninfo, _NAME, cut) as session, cut.watching(session):
                 session.execute(SESSION.encode())
                 _import(session, self._point)
                 source = source_table(session, relation, found, row_form(relation, found, target, drawn))

@@ -342,7 +342,7 @@ def read_range(
     With a `cut`, waits for locks without limit; without one, as in a task, it soon raises psycopg's LockNotAvailable.
     Raises psycopg.Error, InvalidValue for a value that Delta cannot hold, and SerializationFailure (hold_as_described).
     """
-    with session(source) as connection, cut.watching(connection) if cut is not None else nullcontext():
+    with session(source, cut) as connection, cut.watching(connection) if cut is not None else nullcontext():
         if cut is None:
             connection.execute(f"SET lock_timeout = '{_PATIENCE}'")
         connection.execute(BEGIN)
@@ -354,9 +354,9 @@ def read_range(
         connection.execute("COMMIT")
 
 
-def session(source: CopySource) -> Connection:
+def session(source: CopySource, cut: Cut | None = None) -> Connection:
     """Open a connection to the publisher, with the usual session parameters.  Raises ConnectionFailure."""
-    return copy_out.session(source.conninfo, source.application_name)
+    return copy_out.session(source.conninfo, source.application_name, cut)
 
 
 def read(

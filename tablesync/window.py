@@ -150,7 +150,7 @@ def read_again(
     Blocks, also while another session has the table locked; `cut` interrupts it.  Raises SerializationFailure if the table was
     altered since it was described, or rewritten since the snapshot was taken: the next worker describes it anew.
     """
-    with copyjob.session(source) as connection, cut.watching(connection):
+    with copyjob.session(source, cut) as connection, cut.watching(connection):
         connection.execute(BEGIN)
         rows = rows_under(connection, source, table, keys, key_types)
         ((until,),) = connection.execute(END_OF_WAL).fetchall()

@@ -88,7 +88,7 @@ class Connection:
         parameters["client_encoding"] = "UTF8"
         parameters.setdefault("fallback_application_name", application_name)
         try:
-            pgconn = await _open(parameters)
+            pgconn = await open_session(parameters)
         except ConnectionFailure as error:
             message = f"could not connect to the publisher: {error.message}"
             raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
@@ -323,14 +323,17 @@ def array_literal(values: Sequence[str] | Sequence[int]) -> str:
     return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
 
 
-async def _open(parameters: Mapping[str, str]) -> PGconn:
-    """Connect, or raise ConnectionFailure.  After a host that does not answer in time, try again without it."""
+async def open_session(parameters: Mapping[str, str], patience: float | None = None) -> PGconn:
+    """Connect, or raise ConnectionFailure.  After a host that does not answer in time, try again without it.
+
+    Each host has connect_timeout seconds; where that is not set, `patience` (None: for ever).  What is returned is non-blocking.
+    """
     hosts = await resolve_hosts(parameters)
     reports: list[str] = []
     while True:
         pgconn = pq.PGconn.connect_start(format_conninfo(with_hosts(parameters, hosts)).encode())
         try:
-            silent = await _poll(pgconn)
+            silent = await _poll(pgconn, patience)
         except BaseException:
             pgconn.finish()
             raise
@@ -346,9 +349,9 @@ async def _open(parameters: Mapping[str, str]) -> PGconn:
         hosts = rest
 
 
-async def _poll(pgconn: PGconn) -> Host | None:
+async def _poll(pgconn: PGconn, patience: float | None) -> Host | None:
     """Drive a connection until it is established or has failed; return a host that timed out, else None."""
-    seconds = _connect_timeout(pgconn)
+    seconds = _connect_timeout(pgconn, patience)
     loop = asyncio.get_running_loop()
     current: Host | None = None
     deadline: float | None = None
@@ -368,8 +371,8 @@ async def _poll(pgconn: PGconn) -> Host | None:
     return None
 
 
-def _connect_timeout(pgconn: PGconn) -> float | None:
-    """Return connect_timeout in seconds as libpq found it, or None without one (fe-connect.c: pqConnectDBComplete).
+def _connect_timeout(pgconn: PGconn, patience: float | None) -> float | None:
+    """Return connect_timeout in seconds as libpq found it, or `patience` without one (fe-connect.c: pqConnectDBComplete).
 
     libpq also looks in a service file and the environment.
     """
@@ -380,7 +383,7 @@ def _connect_timeout(pgconn: PGconn) -> float | None:
             except ValueError:
                 return None
             return max(seconds, 2) if seconds > 0 else None
-    return None
+    return patience
 
 
 def _same_place(host: Host, other: Host) -> bool:

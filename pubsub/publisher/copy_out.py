@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 from pubsub.errors import ConnectionFailure
-from pubsub.publisher.conninfo import parse_conninfo, split_report
+from pubsub.publisher.connection import open_session
+from pubsub.publisher.conninfo import parse_conninfo
 from pubsub.publisher.session_settings import session_settings_sql
 from pubsub.sql.identifiers import quote_qualified
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 # Bytes of CSV parsed by Arrow at once.
 _CHUNK_BYTES: Final = 4 << 20
 _LOOK_AGAIN: Final = 1000  # milliseconds
+#: How long a host may take to answer without a connect_timeout, in seconds.
+_CONNECT_PATIENCE: Final = 60.0
 
 
 def part_of_table(
@@ -56,6 +60,7 @@ class Cut:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._attempts: list[Callable[[], object]] = []
         self._cut = False
 
     def __call__(self) -> None:
@@ -63,6 +68,8 @@ class Cut:
             self._cut = True
             for watched in self._sockets:
                 _break(watched)
+            for give_up in self._attempts:
+                give_up()
 
     @contextmanager
     def watching_all(self, connections: Iterable[Connection]) -> Iterator[None]:
@@ -87,31 +94,62 @@ class Cut:
                 self._sockets.remove(watched)
                 watched.close()
 
+    @contextmanager
+    def attempting(self, give_up: Callable[[], object]) -> Iterator[None]:
+        """While the body runs, which connects, have a cut call `give_up`; at once if this is cut already."""
+        with self._lock:
+            self._attempts.append(give_up)
+            if self._cut:
+                give_up()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._attempts.remove(give_up)
+
 
 def _break(watched: socket.socket) -> None:
     with suppress(OSError):  # the other side has closed it
         watched.shutdown(socket.SHUT_RDWR)
 
 
-def session(conninfo: str, application_name: str) -> Connection:
-    """Open a connection, with the usual session parameters.  Raises ConnectionFailure."""
+def session(conninfo: str, application_name: str, cut: Cut | None = None) -> Connection:
+    """Open a connection, with the usual session parameters; a `cut` ends the attempt.  Blocks.  Raises ConnectionFailure.
+
+    A host that does not answer is given up after connect_timeout, or after a minute where that is not set: whoever waits for this
+    thread, or this task of Spark's, would otherwise wait for ever.
+    """
     import psycopg
 
-    parse_conninfo(conninfo)  # psycopg's own errors would quote the conninfo
+    pgconn = _connected(conninfo, application_name, cut)
+    pgconn.nonblocking = 0
+    connection = psycopg.Connection(pgconn)
     try:
-        connection = psycopg.connect(
-            conninfo, autocommit=True, application_name=application_name, client_encoding="UTF8"
-        )
-    except psycopg.Error as error:
-        message, detail, hint = split_report(str(error).removeprefix("connection failed: "))
-        # Not chained: the frames of psycopg's error contain the connection string.
-        raise ConnectionFailure(f"could not connect to the publisher: {message}", detail=detail, hint=hint) from None
-    try:
-        connection.execute(session_settings_sql(connection.info.server_version).encode())
+        connection.autocommit = True
+        with cut.watching(connection) if cut is not None else nullcontext():
+            connection.execute(session_settings_sql(connection.info.server_version).encode())
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _connected(conninfo: str, application_name: str, cut: Cut | None) -> PGconn:
+    parameters = parse_conninfo(conninfo) | {"application_name": application_name, "client_encoding": "UTF8"}
+    parameters.pop("replication", None)
+    # A loop of this thread's own, so that the attempt has one implementation, and ends when it is told to.
+    loop = asyncio.new_event_loop()
+    try:
+        opening = loop.create_task(open_session(parameters, _CONNECT_PATIENCE))
+        with cut.attempting(lambda: loop.call_soon_threadsafe(opening.cancel)) if cut is not None else nullcontext():
+            return loop.run_until_complete(opening)
+    except asyncio.CancelledError:
+        raise ConnectionFailure("could not connect to the publisher: the attempt was ended") from None
+    except ConnectionFailure as error:
+        message = f"could not connect to the publisher: {error.message}"
+        raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
+    finally:
+        loop.close()
 
 
 def batches(

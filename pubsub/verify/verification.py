@@ -243,9 +243,9 @@ class Verification:
             stack.push_async_callback(connection.close)
             await connection.execute(snapshots.BEGIN)
             await connection.execute(imported)
-            sessions = await asyncio.gather(
-                *(asyncio.to_thread(_session, conninfo, imported) for _ in range(self._bounds.connections))
-            )
+            cut = copy_out.Cut()
+            opening = (asyncio.to_thread(_session, conninfo, imported, cut) for _ in range(self._bounds.connections))
+            sessions = await finish(asyncio.gather(*opening), cancelled=cut)
         finally:
             with suppress(PubsubError):
                 await self._ask("free point", payload={"id": found["id"]}, timeout=_ANSWER_SECONDS)
@@ -416,9 +416,9 @@ def _reported(name: str, lsn: Lsn, version: int, found: Found, operations: Opera
     return replace(report, expected=expected, reason=reason)
 
 
-def _session(conninfo: str, imported: str) -> psycopg.Connection:
-    """Open a session whose transaction has the snapshot.  Blocks."""
-    connection = copy_out.session(conninfo, "pubsub verify")
+def _session(conninfo: str, imported: str, cut: copy_out.Cut) -> psycopg.Connection:
+    """Open a session whose transaction has the snapshot; a `cut` ends the attempt.  Blocks."""
+    connection = copy_out.session(conninfo, "pubsub verify", cut)
     try:
         connection.execute(digest_source.SESSION.encode())
         connection.execute(snapshots.BEGIN)

@@ -18,6 +18,7 @@ from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob
+from tests.support.bad_network import BadNetwork
 from tests.support.captured_logs import captured_logs
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 
@@ -367,4 +368,24 @@ def test_a_subscription_goes_on_when_a_command_is_killed(
     other.execute("UPDATE t SET n = 2", "INSERT INTO u VALUES (7)")
     wait_until(lambda: not paused(), "the pause to end")
     other.execute("UPDATE t SET n = 3")
+    other.assert_equal("t", "u")
+
+
+@pytest.mark.full
+def test_a_copy_that_connects_to_a_silent_publisher_holds_no_command_up(other: Replica, fault: Faults) -> None:
+    server = other.database.server
+    with BadNetwork(server.port) as network:
+        fault.arm("copy planned public.t")
+        through = server.conninfo(other.database.name, port=network.port)
+        other.node.execute(f"CREATE SUBSCRIPTION {other.name} CONNECTION '{through}' PUBLICATION p")
+        other.created = True
+        fault.wait("copy planned public.t")
+        network.delay = 1e5
+        known = network.connections
+        fault.release("copy planned public.t")
+        wait_until(lambda: network.connections > known, "a connection that nobody answers")
+        (result,) = other.node.execute(f"ALTER SUBSCRIPTION {other.name} DISABLE")
+        assert result.notices == ()
+    other.alter(f"CONNECTION '{other.conninfo}'")
+    other.alter("ENABLE")
     other.assert_equal("t", "u")

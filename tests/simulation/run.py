@@ -124,7 +124,7 @@ def installed() -> Iterator[None]:
     def batches(connection: Any, statement: str, schema: Any, _parse: Any) -> Any:
         return connection.copy(statement, schema)
 
-    def session(source: Any) -> sessions.CopySession:
+    def session(source: Any, cut: object = None) -> sessions.CopySession:
         life = Life.current()
         assert life is not None
         return sessions.CopySession(life, sessions.WORLD[0])
@@ -162,7 +162,7 @@ def installed() -> Iterator[None]:
 class _NoMonitors:
     """launcher.monitor.Monitors: no decision depends on it."""
 
-    def __init__(self, node_id: str) -> None: ...
+    def __init__(self, *_: Any) -> None: ...
     def watch(self, subscriptions: Any) -> None: ...
 
     def looks(self) -> dict[int, Any]:

@@ -46,6 +46,8 @@ class BadNetwork:
         self.target, self.piece, self.delay = target, piece, delay
         self.cuts = 0
         """How many connections were cut."""
+        self.connections = 0
+        """How many there were."""
         self._left: int | None = None
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
@@ -109,6 +111,7 @@ class BadNetwork:
             link = _Link(client, server)
             with self._lock:
                 self._links.add(link)
+                self.connections += 1
             threading.Thread(target=self._serve, args=(link,), daemon=True).start()
 
     def _serve(self, link: _Link) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -148,7 +148,7 @@ async def test_a_connection_that_fails_shows_no_password(
     screen = show(renderer, monkeypatch)
     catalog = Catalog()
     one = runner(catalog)
-    for error in (copy(FAILING[how]), await connect(FAILING[how])):
+    for error in (await asyncio.to_thread(copy, FAILING[how]), await connect(FAILING[how])):
         await one._report(error, None)
         try:
             raise RuntimeError("nobody foresaw this") from error
@@ -221,14 +221,13 @@ def test_a_syntax_error_shows_no_connection_string() -> None:
 @pytest.mark.parametrize("renderer", RENDERERS)
 async def test_the_monitor_shows_no_password(renderer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = show(renderer, monkeypatch)
-    monitors = Monitors("1")
+    monitors = Monitors("1", cast(Any, None))
     subscription: Any = SimpleNamespace(
         oid=1,
         name="s",
         conninfo=FAILING["nobody listens"],
         enabled=True,
         slot_name="s",
-        dropping=False,
         publications=(),
     )
     monitors.watch([subscription])
