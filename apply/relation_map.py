@@ -167,6 +167,10 @@ class RelationMap:
         ]
         return min(held, default=INVALID_LSN)
 
+    def hold(self, lsn: Lsn) -> bool:
+        """Tell whether every table has what a transaction changed that ends at `lsn`, or gets it by a copy."""
+        return all(entry.stopped or entry.after is None or entry.after >= lsn for entry in self.entries.values())
+
     async def held_by_copies(self) -> Lsn:
         """Return the greatest LSN held by tables still being copied: by their snapshots, or by a catch-up's commits."""
         held = INVALID_LSN

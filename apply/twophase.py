@@ -11,7 +11,11 @@ origin is past the outcome, so that an outcome that is sent again after a crash 
 then replaces the file.
 
 Whether an outcome without a file is nothing, or a file was lost, the catalog's list tells: it has every transaction whose prepare
-the stream is past and whose outcome it is not.
+the stream is past and whose outcome it is not, and which home has the file.  The outcome of a lost one is nothing, too, once every
+table was copied after it.
+
+An outcome may never come: the publisher's slot was made anew, or its files were restored.  What the publisher no longer lists as
+prepared when a worker begins, and what has no outcome up to the WAL's end of that moment, is forgotten.
 
     prepared/<subscription oid>/<xid>.prepared             waits
     prepared/<subscription oid>/<xid>.<end LSN>.done       its outcome is durable in every table; the origin may not be there yet
@@ -20,21 +24,28 @@ the stream is past and whose outcome it is not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+import structlog
+
 from catalog.records import PreparedXact
-from pubsub.errors import UndefinedObject
+from pubsub.errors import NotInPrerequisiteState, UndefinedObject
 from pubsub.protocol import pgoutput
 from pubsub.protocol.copyboth import pg_time_to_datetime
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.publisher import slots
+from pubsub.publisher.connection import Connection
 from pubsub.reorderbuffer import durable, files
 from pubsub.reorderbuffer import transaction as reorderbuffer
 
 _WAITING: Final = ".prepared"
 _DONE: Final = ".done"
+
+log = structlog.get_logger()
 
 Described = Sequence[tuple[int, pgoutput.Relation]]
 
@@ -118,6 +129,11 @@ class PreparedStore:
                     return kept
         return None
 
+    @property
+    def directory(self) -> str:
+        """The absolute path of the files' directory."""
+        return str(self._directory.absolute())
+
     def missing(self, listed: Sequence[PreparedXact]) -> list[PreparedXact]:
         """Return those of the listed transactions that have no file, not even one that is done."""
         kept = {path.name.split(".")[0] for end in (_WAITING, _DONE) for path in self._directory.glob(f"*{end}")}
@@ -128,8 +144,24 @@ class PreparedStore:
         return UndefinedObject(
             f'prepared transaction with identifier "{gid}" does not exist',
             detail=f"It is not in {self._directory}.",
-            hint="Files in a node's prepared directory must not be removed; copy the tables that it changed anew.",
+            hint="Files in a node's prepared directory must not be removed.  What it changed is missing: ALTER SUBSCRIPTION ... "
+            "RESYNC TABLE with every table of the subscription.",
         )
+
+    def elsewhere(self, xact: PreparedXact) -> NotInPrerequisiteState:
+        """Return the error for a transaction whose file is in another home."""
+        return NotInPrerequisiteState(
+            f'prepared transaction with identifier "{xact.gid}" is kept in another home',
+            detail=f'Its file is in "{xact.directory}" on host "{xact.host}", not in "{self.directory}".',
+            hint="Start the daemon in that home.  If it is lost: end the transaction on the publisher, then ALTER SUBSCRIPTION ... "
+            "RESYNC TABLE with every table of the subscription.",
+        )
+
+    def drop(self, xid: int) -> None:
+        """Remove a transaction whose outcome never comes; there may be none."""
+        path = self._directory / f"{xid}{_WAITING}"
+        if path.exists():
+            durable.remove(path)
 
     def forget(self, xid: int, gid: str, prepare_end_lsn: Lsn, prepare_time: int) -> bool:
         """Remove a transaction that was rolled back.
@@ -165,7 +197,11 @@ class PreparedStore:
     def waiting(self) -> list[PreparedXact]:
         """List the transactions without an outcome, oldest prepare first."""
         found = sorted((_read(path) for path in self._directory.glob(f"*{_WAITING}")), key=lambda kept: kept.end_lsn)
-        return [PreparedXact(kept.xid, kept.gid, pg_time_to_datetime(kept.prepare_time)) for kept in found]
+        host = socket.gethostname()
+        return [
+            PreparedXact(kept.xid, kept.gid, pg_time_to_datetime(kept.prepare_time), host, self.directory)
+            for kept in found
+        ]
 
 
 def _read(path: Path) -> Kept:
@@ -201,22 +237,49 @@ class PreparedList(Protocol):
 
 
 class TwoPhase:
-    """One subscription's prepared transactions, for its apply worker."""
+    """One subscription's prepared transactions, for its apply worker.
 
-    def __init__(self, store: PreparedStore, shown: PreparedList, subid: int) -> None:
+    `holds`: tells whether every table has what a transaction changed that ends at an LSN.
+    """
+
+    def __init__(
+        self, store: PreparedStore, shown: PreparedList, subid: int, holds: Callable[[Lsn], bool] = lambda _: False
+    ) -> None:
         self._store = store
         self._shown = shown
         self._subid = subid
+        self._holds = holds
         # The ends of outcomes whose files are there until the origin is past them.
         self._finished: set[Lsn] = set()
         # Listed transactions whose files are missing.
         self._lost: list[PreparedXact] = []
+        # Those that the publisher did not list as prepared when its WAL ended at `_ended_by`.
+        self._ended: set[tuple[int, str]] = set()
+        self._ended_by = INVALID_LSN
 
-    async def recover(self, origin: Lsn) -> None:
-        """Clean up before the stream begins at `origin`."""
+    async def recover(self, origin: Lsn, *, anew: bool = False) -> None:
+        """Clean up before the stream begins at `origin`.  `anew`: every table is copied anew.
+
+        Raises NotInPrerequisiteState if another home has the file of a transaction, unless `anew`.
+        """
         self._lost = await asyncio.to_thread(self._store.missing, await self._shown.prepared(self._subid))
+        here = (socket.gethostname(), self._store.directory)
+        for xact in self._lost:
+            if not anew and xact.directory is not None and (xact.host, xact.directory) != here:
+                raise self._store.elsewhere(xact)
         await self._show()
         await asyncio.to_thread(self._store.recover, origin)
+
+    async def compare(self, connection: Connection) -> None:
+        """Note which transactions the publisher, no standby, has no longer prepared: if they have outcomes, those come soon."""
+        known = [*await asyncio.to_thread(self._store.waiting), *self._lost]
+        if not known:
+            return
+        prepared = await slots.prepared_transactions(connection)
+        self._ended = {(xact.xid, xact.gid) for xact in known} - prepared
+        # Asked afterwards: the outcome is in the WAL before the list is without the transaction (twophase.c:
+        # FinishPreparedTransaction).
+        self._ended_by = await slots.current_wal_lsn(connection)
 
     async def greatest(self) -> Lsn:
         """Return what PreparedStore.greatest does, without blocking."""
@@ -231,7 +294,10 @@ class TwoPhase:
         """Return the transaction of this outcome; None if it changed nothing.  Raises UndefinedObject if its file was lost."""
         kept = await asyncio.to_thread(self._store.load, int(message.xid), message.gid)
         if kept is None and any((xact.xid, xact.gid) == (message.xid, message.gid) for xact in self._lost):
-            raise self._store.lost(message.gid)
+            if not self._holds(message.end_lsn):
+                raise self._store.lost(message.gid)
+            self._found(int(message.xid))
+            await self._show()
         return kept
 
     async def roll_back(self, message: pgoutput.RollbackPrepared) -> None:
@@ -257,11 +323,27 @@ class TwoPhase:
             # The list first: a transaction that is listed and has no file would be a lost one.
             await self._show()
             await asyncio.to_thread(self._store.remove_done, origin)
+        if self._ended and origin >= self._ended_by:
+            await self._forget_ended()
+
+    async def _forget_ended(self) -> None:
+        """Forget the transactions whose outcomes have not come, and never will."""
+        waiting = await asyncio.to_thread(self._store.waiting)
+        over = [xact for xact in (*waiting, *self._lost) if (xact.xid, xact.gid) in self._ended]
+        self._ended.clear()
+        for xact in over:
+            log.warning(
+                "a prepared transaction that the publisher no longer has is forgotten", gid=xact.gid, xid=xact.xid
+            )
+            self._found(xact.xid)
+        await self._show(without={xact.xid for xact in over})
+        for xact in over:
+            await asyncio.to_thread(self._store.drop, xact.xid)
 
     def _found(self, xid: int) -> None:
         """Note that the transaction was sent again, or rolled back: it is not missed any more."""
         self._lost = [xact for xact in self._lost if xact.xid != xid]
 
-    async def _show(self) -> None:
-        waiting = await asyncio.to_thread(self._store.waiting)
+    async def _show(self, without: Set[int] = frozenset()) -> None:
+        waiting = [xact for xact in await asyncio.to_thread(self._store.waiting) if xact.xid not in without]
         await self._shown.set_prepared(self._subid, [*waiting, *self._lost])

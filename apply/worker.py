@@ -114,7 +114,10 @@ class ApplyWorker:
             origin = await self._catalog.origin(subscription.oid)
             slot = await slots.slot_info(connection, slot_name)
             two_phase = TwoPhase(
-                PreparedStore(prepared_directory(self._settings, subscription.oid)), self._catalog, subscription.oid
+                PreparedStore(prepared_directory(self._settings, subscription.oid)),
+                self._catalog,
+                subscription.oid,
+                relations.hold,
             )
             held = max(origin, relations.held, await relations.held_by_copies())
             prepared = await two_phase.greatest()
@@ -132,7 +135,9 @@ class ApplyWorker:
             # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
             enable = subscription.options.two_phase_state == "p" and relations.all_ready
             options = stream_options(subscription, connection.server_version, two_phase=enable)
-            await two_phase.recover(origin)
+            await two_phase.recover(origin, anew=not relations.any_copied)
+            if not promotion.standby:
+                await two_phase.compare(connection)
             self._tables.types = await binary_types(subscription, connection)
             try:
                 stream = await replication.start(connection, slot_name, origin, options)

@@ -134,7 +134,7 @@ def verification(row: Row) -> Verification:
 
 def prepared(row: Row) -> tuple[int, PreparedXact]:
     """Build a prepared transaction, with its subscription's oid."""
-    return row["subid"], PreparedXact(row["xid"], row["gid"], row["prepared"])
+    return row["subid"], PreparedXact(**{name: row[name] for name in PreparedXact.__slots__})
 
 
 def pinned_snapshot(row: Row) -> PinnedSnapshot:

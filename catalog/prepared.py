@@ -7,6 +7,7 @@ is also what tells a transaction whose file was lost from one that never had any
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -32,9 +33,7 @@ class Prepared(Database):
         async with self._write(bump=False) as connection:
             await connection.execute(delete(_T).where(_T.c.subid == subid))
             for xact in xacts:
-                await connection.execute(
-                    insert(_T).values(subid=subid, xid=xact.xid, gid=xact.gid, prepared=xact.prepared)
-                )
+                await connection.execute(insert(_T).values(subid=subid, **asdict(xact)))
 
 
 async def read_prepared(connection: AsyncConnection) -> list[tuple[int, PreparedXact]]:

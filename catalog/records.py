@@ -444,11 +444,16 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class PreparedXact:
-    """A prepared transaction without an outcome: the publisher's xid and gid, and when it was prepared there."""
+    """A prepared transaction without an outcome: the publisher's xid and gid, and when it was prepared there.
+
+    `host` and `directory` are where its file is; None: an earlier release did not store that.
+    """
 
     xid: int
     gid: str
     prepared: datetime
+    host: str | None = None
+    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,8 @@ prepared: Final = Table(
     Column("xid", BigInteger, primary_key=True, autoincrement=False),
     Column("gid", Text, nullable=False),
     Column("prepared", UtcTime, nullable=False),
+    Column("host", Text),
+    Column("directory", Text),
 )
 
 #: How a table is copied, for the next attempt of its copy (catalog.records.CopyPlan).

@@ -192,6 +192,72 @@ def test_two_phase_is_altered_while_disabled(publisher: Database, spark: Spark, 
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("publisher", ["18"], indirect=True)
+def test_the_outcome_never_comes_as_the_slot_is_gone(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+    """Its file and its row in pg_prepared_xacts once stayed, and two_phase could never be turned off."""
+    with RunningNode(tmp_path, spark) as node:
+        replica = Replica(node, publisher)
+        replica.subscribe("p, q", two_phase="true")
+        replica.caught_up()
+        enabled(replica)
+        publisher.execute(SMALL.format(50000) + "PREPARE TRANSACTION 'gone'")
+        publisher.execute(SMALL.format(50001).replace("id < 5", "id > 490") + "PREPARE TRANSACTION 'committed'")
+        wait_until(lambda: len(prepared(replica)) == 2, "the transactions to be listed")
+        replica.alter("DISABLE")
+        publisher.server.drop_slot(replica.name)
+        replica.execute("ROLLBACK PREPARED 'gone'", "COMMIT PREPARED 'committed'")
+        assert prepared(replica) == ["committed", "gone"]
+        replica.alter("ENABLE")
+        wait_until(replica.error, "an error")
+        replica.alter("RESYNC TABLE a, b")
+        replica.execute("UPDATE a SET n = n + 1")
+        replica.assert_equal("a", "b")
+        wait_until(lambda: not prepared(replica), "the transactions to be forgotten")
+        assert not [*(tmp_path / "prepared").rglob("*.prepared")]
+        replica.alter("DISABLE")
+        replica.alter("SET (two_phase = false)")
+        replica.drop()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("publisher", ["15", "18"], indirect=True)
+def test_a_prepared_transaction_of_another_home(publisher: Database, spark: Spark, tmp_path: Path) -> None:
+    """With a catalog in PostgreSQL the daemon may start in any home; the files are in one."""
+    server = publisher.server
+    server.create_database("kept")
+    url = f"postgresql://postgres@{server.host}:{server.port}/kept"
+    common = {"catalog": {"url": url}, "warehouse": str(tmp_path / "warehouse")}
+
+    with RunningNode(tmp_path / "one", spark, **common) as node:
+        replica = Replica(node, publisher)
+        replica.subscribe("p, q", two_phase="true")
+        replica.caught_up()
+        enabled(replica)
+        publisher.execute(SMALL.format(60000) + "PREPARE TRANSACTION 'kept'")
+        wait_until(lambda: prepared(replica) == ["kept"], "the transaction to be listed")
+    with RunningNode(tmp_path / "two", spark, **common) as node:
+        replica.node = node
+        wait_until(lambda: "is kept in another home" in replica.error(), "the refusal")
+        assert prepared(replica) == ["kept"]
+    replica.execute("COMMIT PREPARED 'kept'")
+    with RunningNode(tmp_path / "one", spark, **common) as node:
+        replica.node = node
+        replica.assert_equal("a", "b")
+        publisher.execute(SMALL.format(60001) + "PREPARE TRANSACTION 'lost'")
+        wait_until(lambda: prepared(replica) == ["lost"], "the transaction to be listed")
+    with RunningNode(tmp_path / "two", spark, **common) as node:
+        # The other home is lost: the hint's way.
+        replica.node = node
+        wait_until(lambda: "is kept in another home" in replica.error(), "the refusal")
+        replica.execute("COMMIT PREPARED 'lost'")
+        replica.alter("RESYNC TABLE a, b")
+        replica.execute("UPDATE a SET n = n + 1")
+        replica.assert_equal("a", "b")
+        wait_until(lambda: not prepared(replica), "the transaction to be forgotten")
+        replica.drop()
+
+
+@pytest.mark.full
 def test_beside_a_stock_subscriber(spark: Spark, tmp_path: Path) -> None:
     """Small and large ones, committed and rolled back; two sessions' in turn; one that is committed after a restart."""
     settings: dict[str, str | int] = {"max_prepared_transactions": 20}

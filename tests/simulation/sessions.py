@@ -319,6 +319,9 @@ class Session:
         unseen = [xid for xid in self._seen.running if xid < int(xmax) and xid not in known]
         return [("t" if self._seen.xmax < int(xmax) or unseen else "f",)]
 
+    def _prepared(self) -> Answer:
+        return [(str(one.xid), one.gid) for one in self.server.running() if one.gid is not None]
+
     def _no_progress(self, _: str) -> Answer:
         return [("0", "0")]
 
@@ -327,6 +330,7 @@ _ANSWERS: list[tuple[str, Callable[..., Answer]]] = [
     ("…pg_catalog.repeat(", Session._nothing),
     (slots._SLOT, Session._slot_info),
     (slots._SLOT_WAITS, Session._nothing),
+    (slots._PREPARED, Session._prepared),
     (slots._SLOT_USER, Session._nothing),
     (slots._STOP_USER, Session._stop_user),
     ("…pg_replication_slot_advance(", Session._advance_slot),
