@@ -87,6 +87,8 @@ def _programs(settings: Settings) -> list[Finding]:
         findings.append(Finding("ok", f"{spark} in {jars.directory()}"))
     except PubsubError as error:
         findings.append(_failed(error))
+    if (open_to_others := settings.spark.unprotected) is not None:
+        findings.append(Finding("warning", *open_to_others))
     return findings
 
 

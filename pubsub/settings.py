@@ -303,6 +303,24 @@ class SparkSettings(_Table):
         return self.master.startswith("local")
 
     @property
+    def unprotected(self) -> tuple[str, str, str] | None:
+        """Return a warning (message, detail, hint) if others may speak to this Spark, or read what its programs say to each other.
+
+        A local Spark makes a secret of its own; on a cluster its programs need one in common.
+        """
+        on = {name for name, value in self.conf.items() if value.strip().lower() == "true"}
+        missing = [] if "spark.authenticate" in on else ["spark.authenticate"]
+        if not on & {"spark.network.crypto.enabled", "spark.ssl.rpc.enabled"}:
+            missing.append("spark.network.crypto.enabled")
+        if self.is_local or not missing:
+            return None
+        return (
+            f'Spark on "{self.master}" is open to its network: {" and ".join(missing)} not set',
+            "The tasks of a copy carry the publisher's connection string, and whoever reaches the driver can run code in it.",
+            "Set them in [spark.conf], with the secret of the cluster; or keep passwords in ~/.pgpass on the executors.",
+        )
+
+    @property
     def least_statement_rows(self) -> int:
         """`statement_rows`, or else its default: 0 with a local master, where our files are always faster.
 

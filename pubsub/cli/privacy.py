@@ -28,7 +28,10 @@ def harden() -> None:
 
 
 def warn_of_readers(settings: Settings) -> None:
-    """Log a warning if the settings' file holds a secret and others may read it."""
+    """Log a warning if the settings' file holds a secret and others may read it, and if Spark's cluster is open to others."""
+    if (unprotected := settings.spark.unprotected) is not None:
+        message, detail, hint = unprotected
+        log.warning("Spark's cluster is open to its network", reason=message, detail=detail, hint=hint)
     path = settings.home / FILE_NAME
     try:
         readable = path.stat().st_mode & 0o077 and path.parent.stat().st_mode & 0o011

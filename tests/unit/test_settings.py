@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -318,3 +319,21 @@ def test_a_mistyped_name_brings_the_nearest_to_mind(tmp_path: Path, text: str, n
         load(tmp_path, text)
     assert caught.value.message == f'unrecognized configuration parameter "{name}"'
     assert caught.value.hint == (None if hint is None else f'Perhaps you meant the parameter "{hint}".')
+
+
+@pytest.mark.parametrize(
+    ("spark", "missing"),
+    [
+        ({}, None),
+        ({"master": "local[4]"}, None),
+        ({"master": "spark://host:7077"}, "spark.authenticate and spark.network.crypto.enabled"),
+        ({"master": "yarn", "conf": {"spark.authenticate": "true"}}, "spark.network.crypto.enabled"),
+        ({"master": "yarn", "conf": {"spark.network.crypto.enabled": "true"}}, "spark.authenticate"),
+        ({"master": "yarn", "conf": {"spark.authenticate": "TRUE", "spark.ssl.rpc.enabled": "true"}}, None),
+        ({"master": "yarn", "conf": {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}}, None),
+    ],
+)
+def test_a_cluster_that_is_open_to_its_network(tmp_path: Path, spark: dict[str, Any], missing: str | None) -> None:
+    """Whoever reaches the driver may otherwise fetch the task of a copy, with its connection string."""
+    told = Settings.read({"spark": spark}, tmp_path).spark.unprotected
+    assert (told[0].partition(": ")[2] if told else None) == (f"{missing} not set" if missing else None)
