@@ -125,7 +125,7 @@ class FakeMonitors:
     found: PublisherStatus | None
     heard_at: datetime
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, catalog: object) -> None:
         FakeMonitors.found = None
         FakeMonitors.heard_at = datetime.now(UTC)
         self.watched: list[int] = []
