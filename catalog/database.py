@@ -32,7 +32,7 @@ from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from catalog import schema
 from catalog.from_rows import SCHEMA_VERSION
-from pubsub.concurrency import uncancelled
+from pubsub.concurrency import finish, uncancelled
 from pubsub.errors import DataCorrupted, FeatureNotSupported, NoCatalog, ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
 
@@ -98,6 +98,7 @@ class Database:
         """The arguments for connections to a server."""
         return {"timeout": self.timeout or None}
 
+    @uncancelled
     async def close(self) -> None:
         """Close every connection."""
         await self._engine.dispose()
@@ -150,17 +151,26 @@ async def connect(location: str | Path, timeout: float = TIMEOUT, *, make: bool 
     `timeout` is in seconds.  Raises NoCatalog if there is no catalog and `make` is false, and other PubsubErrors.
     """
     engine = _engine(location, timeout, make=make)
+    trying = asyncio.ensure_future(_try(engine, timeout, make=make))
     try:
-        async with _limited(engine, timeout):
-            if make or not await _is_current(engine):
-                await _prepare(engine)
+        # A connection to SQLite that is given up while it opens leaves its thread, which outlives the event loop.
+        if engine.dialect.name == "sqlite":
+            await finish(trying)
+        else:
+            await trying
     except failures(engine) as error:
-        await engine.dispose()
+        await uncancelled(engine.dispose)()
         raise typed(error) from error
     except BaseException:
-        await engine.dispose()
+        await uncancelled(engine.dispose)()
         raise
     return engine
+
+
+async def _try(engine: AsyncEngine, timeout: float, *, make: bool) -> None:
+    async with _limited(engine, timeout):
+        if make or not await _is_current(engine):
+            await _prepare(engine)
 
 
 async def _is_current(engine: AsyncEngine) -> bool:

@@ -366,6 +366,64 @@ def test_interrupted_at_any_moment(cli: Cli, database: Database, ignored: bool) 
     assert nothing_left(cli, database)
 
 
+def waits_for_the_slot(database: Database) -> bool:
+    return bool(
+        database.query("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'DROP_REPLICATION_SLOT%' AND state = 'active'")
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("action", ["RESYNC TABLE t", "REFRESH PUBLICATION", "DROP"])
+def test_commands_on_a_subscription_are_interrupted_at_any_moment(cli: Cli, database: Database, action: str) -> None:
+    """Each ends, the subscription is there as before, and nothing stays paused."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
+    cli.done(create(database.conninfo))
+    statement = "DROP SUBSCRIPTION s" if action == "DROP" else f"ALTER SUBSCRIPTION s {action}"
+    r = random.Random(len(action))
+    ended: Counter[int] = Counter()
+    reader = psycopg.connect(database.server.conninfo(database.name, replication="database"), autocommit=True)
+    with contextlib.closing(reader), database.server.connect(database.name) as other:
+        if action == "RESYNC TABLE t":
+            database.query("SELECT pg_drop_replication_slot('s')")
+            other.execute("BEGIN; INSERT INTO t VALUES (1)")  # creating the slot waits for this transaction
+        else:
+            # Dropping the slot waits for whom reads it.
+            options = "(proto_version '1', publication_names 'p')"
+            reader.pgconn.send_query(f"START_REPLICATION SLOT s LOGICAL 0/0 {options}".encode())
+            active = "SELECT active FROM pg_replication_slots WHERE slot_name = 's'"
+            wait_until(lambda: database.query(active) == [(True,)], "the slot to be read")
+        kept = slots(database)
+        begun = time.monotonic()
+        with cli.start("sql", statement) as process:
+            if action == "REFRESH PUBLICATION":
+                process.communicate(timeout=PATIENCE)
+            elif action == "DROP":
+                wait_until(lambda: waits_for_the_slot(database), "the command to wait for the slot")
+            else:
+                wait_until(lambda: slots(database) == ["s"], "the slot is being made")
+            takes = time.monotonic() - begun
+            process.send_signal(signal.SIGINT)
+        for _ in range(35):
+            with cli.start("sql", statement) as process:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(r.uniform(0, 1.5 * takes))
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=PATIENCE)
+            ended[process.returncode] += 1
+            if process.returncode == 130:
+                assert err.endswith("ERROR:  canceling statement due to user request\n"), err
+                assert "Traceback" not in err, err
+            assert slots(database) == kept
+            (one,) = json.loads(cli.run("status", "--json").stdout)["subscriptions"]
+            assert one["waiting"] is None
+    assert ended[130] > 5, ended
+    assert set(ended) <= {0, 130, -signal.SIGINT}, ended
+    if action == "RESYNC TABLE t":
+        cli.done(f"ALTER SUBSCRIPTION s {action}")
+    cli.done("DROP SUBSCRIPTION s")
+    assert nothing_left(cli, database)
+
+
 async def test_a_lost_request_to_cancel_holds_nothing_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walsender went on waiting, and the interrupted command waited for it, to drop the slot."""
 
