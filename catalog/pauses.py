@@ -130,6 +130,9 @@ def _lock(path: Path) -> Unlock | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        except OSError as error:
+            os.close(descriptor)
+            raise PubsubError(f'could not lock file "{path}": {error.strerror}', sqlstate="58030") from error
         os.close(descriptor)
 
     async def unlock() -> None:

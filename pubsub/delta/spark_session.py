@@ -82,15 +82,14 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.daemon.module": "pubsub.delta.python_workers",
-    # Otherwise Spark's own ports take messages from every user of the machine, and hand out the tasks of copies.  Spark makes
-    # the secret itself.
-    "spark.authenticate": "true",
 }
 
 # What the JVM is started with.  All other settings are given to it afterwards: its arguments can be read by anybody on this machine.
 _ARGUMENT: Final = re.compile(
     r"^spark\.(master$|app\.name$|driver\.|submit\.|jars|archives|files|repl\.|yarn\.|kubernetes\.)"
 )
+# Masters for which Spark makes the secret of spark.authenticate itself (SecurityManager.initializeAuth).
+_ONE_PROCESS: Final = re.compile(r"local(\[.*\])?")
 # Hadoop's settings that nobody but Spark may see; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
 _HADOOP_SECRET: Final = re.compile(r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)", re.IGNORECASE)
 _SECRET: Final = re.compile(r"secret|password|token|credential|access[._]?key", re.IGNORECASE)
@@ -378,6 +377,9 @@ class Spark:
                 sent += map(str, jars.s3())
         if sent:
             settings["spark.jars"] = ",".join(sent)
+        if _ONE_PROCESS.fullmatch(self._master):
+            # Otherwise Spark's own ports take messages from every user of the machine, and hand out the tasks of copies.
+            settings["spark.authenticate"] = "true"
         if self.local:
             settings |= _LOCAL
         else:
