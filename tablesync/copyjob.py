@@ -29,7 +29,7 @@ from pubsub.delta.alter import for_copy
 from pubsub.delta.log import TableLog
 from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
 from pubsub.delta.transactions import Action, Transactions, UnknownOutcome
-from pubsub.errors import InvalidValue
+from pubsub.errors import InvalidValue, ProgramLimitExceeded
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import spark_ddl
 from pubsub.protocol.type_contract import VARIANT
@@ -67,6 +67,8 @@ class CopySource:
     """The snapshot's LSN."""
     bytes: int = 0
     """The approximate size of the publisher's table."""
+    longest: int | None = None
+    """The most bytes that a row may take as COPY sends it; None: as many as it likes."""
 
     def __repr__(self) -> str:
         return f"CopySource({self.table})"
@@ -362,11 +364,17 @@ def session(source: CopySource, cut: Cut | None = None) -> Connection:
 def read(
     connection: Connection, source: CopySource, copy_statement: str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error and InvalidValue."""
+    """Yield a COPY statement's rows, some megabytes at a time.  Raises psycopg.Error, InvalidValue and ProgramLimitExceeded."""
     from pubsub.protocol.text.copy_csv import InvalidCopiedField, parse_copy
 
     try:
-        yield from copy_out.batches(connection, copy_statement, schema, parse_copy)
+        yield from copy_out.batches(connection, copy_statement, schema, parse_copy, source.longest)
+    except copy_out.RowTooLong as error:
+        # The message says all: a task's error reaches the daemon without its hint.
+        raise ProgramLimitExceeded(
+            f'a row of table "{source.table}" takes {error.size} bytes, more than max_message_size, {source.longest}',
+            hint='Raise "max_message_size" in pubsub.toml, or take the column out of the publication.',
+        ) from None
     except InvalidCopiedField as error:
         raise InvalidValue(
             f'column "{error.column}" of table "{source.table}": {error.message} '

@@ -38,8 +38,15 @@ class Described:
 class PublisherTable:
     """One table of a subscription on its publisher."""
 
-    def __init__(self, subscription: Subscription, relation: SubscriptionRel, slot: str, figures: Figures) -> None:
-        """`slot` names the sync slot, and is the application_name of all connections."""
+    def __init__(
+        self,
+        subscription: Subscription,
+        relation: SubscriptionRel,
+        slot: str,
+        figures: Figures,
+        longest: int | None = None,
+    ) -> None:
+        """`slot` names the sync slot, and is the application_name of all connections.  `longest`: see CopySource."""
         self.relation = relation
         """The table as of the worker's last read of the catalog."""
         self.slot = slot
@@ -47,6 +54,7 @@ class PublisherTable:
         """Whether the failure is the table's own, and not one that other tables would have, too."""
         self._subscription = subscription
         self._figures = figures
+        self._longest = longest
 
     async def connect(self, *, replication: bool) -> Connection:
         """Connect to the publisher as the sync worker.  Raises ConnectionFailure."""
@@ -72,6 +80,7 @@ class PublisherTable:
             row_filter=found.row_filter,
             lsn=str(lsn),
             bytes=definition.bytes,
+            longest=self._longest,
         )
         return Described(
             definition, target, source, conditions(subscription, found, definition, target, publishing, file)

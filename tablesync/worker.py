@@ -82,7 +82,8 @@ class SyncWorker:
         self._handover = handover
         self._settings = settings
         self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
-        self._table = PublisherTable(subscription, relation, self._slot, self.figures)
+        longest = settings.max_message_size
+        self._table = PublisherTable(subscription, relation, self._slot, self.figures, longest)
         self._catch_up = CatchUp(
             subscription,
             self._table,

@@ -54,6 +54,14 @@ def part_of_table(
     return f"{'ONLY ' if only else ''}{quote_qualified(schema, name)}{sampled}{where}"
 
 
+class RowTooLong(Exception):
+    """A COPY has sent a row of `size` bytes, more than is taken."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a row of {size} bytes")
+        self.size = size
+
+
 class Cut:
     """Breaks the watched connections when called from another thread, whatever they are waiting for."""
 
@@ -157,8 +165,11 @@ def batches(
     statement: str,
     schema: pa.Schema,
     parse: Callable[[list[bytes], pa.Schema], pa.RecordBatch],
+    longest: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time.  Raises psycopg.Error, and as `parse` does.
+    """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time.
+
+    Raises psycopg.Error, RowTooLong for a row of more than `longest` bytes, and as `parse` does.
 
     libpq returns one row per call, so the loop does little else.  Whatever waits for the server waits in poll: psycopg's own calls
     that block (get_copy_data(0), get_result) would stop every thread of this process until the server sends.
@@ -187,6 +198,7 @@ def batches(
         held.append(bytes(row))
         size += length
         if size >= _CHUNK_BYTES:
+            _require_short(held, size, longest)
             yield parse(held, schema)
             held.clear()
             size = 0
@@ -197,7 +209,13 @@ def batches(
     while _result(pgconn) is not None:
         pass
     if held:
+        _require_short(held, size, longest)
         yield parse(held, schema)
+
+
+def _require_short(rows: list[bytes], size: int, longest: int | None) -> None:
+    if longest is not None and size > longest and (found := max(map(len, rows))) > longest:
+        raise RowTooLong(found)
 
 
 def _receive(pgconn: PGconn, *, wait: bool) -> None:

@@ -6,6 +6,7 @@ blocks and is moved to disk.  After each one, all rows are compared with the pub
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import apply.staging.stage_batch
 from pubsub.delta.spark_session import Spark
 from pubsub.testing.fixtures import Database, Servers
+from tablesync import choose_copier
 from tests.support.disk import room_for
 from tests.support.replica import Replica, RunningNode, Stock, wait_until
 
@@ -302,6 +304,29 @@ def test_a_value_past_max_message_size(database: Database, spark: Spark, tmp_pat
         assert "the publisher sent a message of 2000" in replica.error()
         (row,) = node.fetch("SELECT error_hint AS hint FROM pg_stat_subscription_stats")
         assert "max_message_size" in row["hint"]
+    with RunningNode(tmp_path, spark) as node:
+        replica.node = node
+        replica.assert_equal(*TABLES)
+        replica.drop()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("job", [False, True])
+def test_a_row_past_max_message_size_is_not_copied(
+    database: Database, spark: Spark, tmp_path: Path, job: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the stream: its size and the setting's name, from this process and from a task of Spark's."""
+    prepare(database)
+    database.execute("INSERT INTO big VALUES (1000, 1, repeat('x', 2000000))")
+    monkeypatch.setattr(choose_copier, "takes_job", lambda size: job)
+    with RunningNode(tmp_path, spark, max_message_size="1MB") as node:
+        replica = Replica(node, database)
+        replica.subscribe("p, q")
+        error = replica.error()
+        assert re.fullmatch(
+            r'a row of table "public.big" takes 20000\d\d bytes, more than max_message_size, 1048576', error
+        )
+        assert replica.states()["public.big"] == "d"
     with RunningNode(tmp_path, spark) as node:
         replica.node = node
         replica.assert_equal(*TABLES)
