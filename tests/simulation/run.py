@@ -121,7 +121,7 @@ def installed() -> Iterator[None]:
         if life is not None:
             life.writes(f"at {name}")
 
-    def batches(connection: Any, statement: str, schema: Any, _parse: Any) -> Any:
+    def batches(connection: Any, statement: str, schema: Any, _parse: Any, _longest: int | None) -> Any:
         return connection.copy(statement, schema)
 
     def session(source: Any, cut: object = None) -> sessions.CopySession:
