@@ -25,6 +25,11 @@ def _search(*arguments: str) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+def test_a_few_lives_under_a_virtual_clock() -> None:
+    """Enough to find that the model no longer fits what it stands for."""
+    _search("tests.simulation", "--seeds", "40", "--jobs", "1")
+
+
 @pytest.mark.full
 def test_a_thousand_lives_under_a_virtual_clock() -> None:
     _search("tests.simulation", "--seeds", "1000", "--jobs", "2")
