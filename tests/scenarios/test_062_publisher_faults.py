@@ -326,6 +326,11 @@ def test_every_kind_of_commit_is_found_again(replica: Replica, server: EmbeddedP
     replica.assert_equal("t", "u")
     server.execute("ALTER SYSTEM SET logical_decoding_work_mem = '64kB'")
     server.query("SELECT pg_reload_conf()")
+    server.query("SELECT pg_replication_origin_create('elsewhere')")
+    origin = (
+        "SELECT pg_replication_origin_session_setup('elsewhere'); BEGIN; "
+        "SELECT pg_replication_origin_xact_setup('0/1234', '2020-02-03 04:05:06'); "
+    )
     steps = [
         ["INSERT INTO t VALUES (51, 1)"],
         [
@@ -335,6 +340,9 @@ def test_every_kind_of_commit_is_found_again(replica: Replica, server: EmbeddedP
         ["BEGIN; INSERT INTO t VALUES (52, 1); PREPARE TRANSACTION 'g'", "COMMIT PREPARED 'g'"],
         ["BEGIN; INSERT INTO t VALUES (53, 1); SAVEPOINT a; DELETE FROM t WHERE id < 10; RELEASE a; COMMIT"],
         ["TRUNCATE u"],
+        # The stream tells the time of the origin's commit, which is another part of the record.
+        [f"{origin} INSERT INTO u VALUES (2); COMMIT"],
+        [f"{origin} INSERT INTO u VALUES (3); PREPARE TRANSACTION 'o'", "COMMIT PREPARED 'o'"],
     ]
     reader = f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{replica.name}' AND active"
     with captured_logs() as entries:
