@@ -332,6 +332,18 @@ def ignores_sigint(pid: int) -> bool:
     return bool(int(mask, 16) >> signal.SIGINT - 1 & 1)
 
 
+def interrupted(process: subprocess.Popen[str], seconds: float) -> int:
+    """Send SIGINT after so many seconds, if the command has not ended; return its exit code, and check what it says."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    if process.returncode == 130:
+        assert err.endswith("ERROR:  canceling statement due to user request\n"), err
+        assert "Traceback" not in err, err
+    return process.returncode
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ignored", [False, True])
 def test_interrupted_at_any_moment(cli: Cli, database: Database, ignored: bool) -> None:
@@ -352,14 +364,7 @@ def test_interrupted_at_any_moment(cli: Cli, database: Database, ignored: bool) 
             with cli.start(*r.choices(commands, (8, 1, 1))[0], ignored=ignored) as process:
                 # Before its first step the program cannot know of a signal that is ignored.
                 wait_until(lambda process=process: not ignores_sigint(process.pid), "the program has begun")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(r.uniform(0, 2 * takes))
-                process.send_signal(signal.SIGINT)
-                _, err = process.communicate(timeout=PATIENCE)
-            ended[process.returncode] += 1
-            if process.returncode == 130:
-                assert err.endswith("ERROR:  canceling statement due to user request\n"), err
-                assert "Traceback" not in err, err
+                ended[interrupted(process, r.uniform(0, 2 * takes))] += 1
             assert slots(database) == []
     assert ended[130] > 10, ended
     assert set(ended) <= {0, 1, 130, -signal.SIGINT}, ended
@@ -405,14 +410,7 @@ def test_commands_on_a_subscription_are_interrupted_at_any_moment(cli: Cli, data
             process.send_signal(signal.SIGINT)
         for _ in range(35):
             with cli.start("sql", statement) as process:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(r.uniform(0, 1.5 * takes))
-                process.send_signal(signal.SIGINT)
-                _, err = process.communicate(timeout=PATIENCE)
-            ended[process.returncode] += 1
-            if process.returncode == 130:
-                assert err.endswith("ERROR:  canceling statement due to user request\n"), err
-                assert "Traceback" not in err, err
+                ended[interrupted(process, r.uniform(0, 1.5 * takes))] += 1
             assert slots(database) == kept
             (one,) = json.loads(cli.run("status", "--json").stdout)["subscriptions"]
             assert one["waiting"] is None
