@@ -22,6 +22,7 @@ from pubsub.protocol import commands
 from pubsub.protocol.copyboth import XLogData, read_server_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.fields import number
 from pubsub.publisher.replication import ReplicationStream
 
 #: A commit's record holds the files that it drops and the messages of invalidation; a longer one is not looked at.
@@ -30,6 +31,7 @@ _LONGEST: Final = 16 << 20
 #: How long the server may take to stream the record, in seconds.
 _PATIENCE: Final = 20.0
 
+_PAGES: Final = {1 << power for power in range(10, 17)}  # what XLOG_BLCKSZ may be
 _PAGE_HEADER: Final = 24
 _LONG_PAGE_HEADER: Final = 40
 _PAGE_FLAGS: Final = 2  # xlp_info
@@ -55,7 +57,9 @@ async def is_commit_at(conninfo: str, application_name: str, timeline: int, lsn:
             await Connection.connect(conninfo, replication=True, application_name=application_name) as connection,
         ):
             ((size,),) = await connection.query("SHOW wal_block_size")
-            page = int(str(size))
+            page = number(size)
+            if page not in _PAGES:
+                raise CannotTell(f"the server's WAL has pages of {page} bytes")
             begin = Lsn(lsn - lsn % page)
             await connection.start_copy_both(commands.start_physical_replication(None, begin, timeline))
             wal = _Wal(ReplicationStream(connection), begin, page, end)

@@ -63,6 +63,7 @@ class Server:
     def __init__(self, data: bytes, begin: int, piece: int) -> None:
         self.data, self.begin, self.piece = data, begin, piece
         self.command = ""
+        self.size = str(PAGE)
 
     async def connect(self, *_: Any, **_more: Any) -> Server:
         return self
@@ -74,7 +75,7 @@ class Server:
 
     async def query(self, sql: str) -> list[tuple[str]]:
         assert sql == "SHOW wal_block_size"
-        return [(str(PAGE),)]
+        return [(self.size,)]
 
     async def start_copy_both(self, command: str) -> None:
         self.command = command
@@ -138,6 +139,10 @@ async def test_what_cannot_be_told(serve: Any) -> None:
     serve(data[:300], SEGMENT)
     with pytest.raises(CannotTell, match="the stream has ended"):
         await is_commit_at("", "s", 1, place, TIME, Lsn(place + 700))
+    for size in ("0", "-8192", "1", "8191", "many"):
+        serve(data, SEGMENT).size = size
+        with pytest.raises(CannotTell):
+            await is_commit_at("", "s", 1, place, TIME, Lsn(place + 700))
     data, (place,) = wal([struct.pack("<I", 1 << 30) + record(600)[4:]], SEGMENT, 0)
     serve(data, SEGMENT)
     with pytest.raises(CannotTell, match="1073741824 bytes"):
