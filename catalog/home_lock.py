@@ -47,7 +47,7 @@ class DaemonLock:
             for attempt in range(_TRIES):
                 if attempt:
                     time.sleep(_PAUSE)
-                if _lock(descriptor, fcntl.LOCK_EX):
+                if try_lock(descriptor, fcntl.LOCK_EX):
                     break
             else:
                 pid = _read_pid(descriptor)
@@ -86,12 +86,13 @@ def running_daemon(home: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        return None if _lock(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
+        return None if try_lock(descriptor, fcntl.LOCK_SH) else _read_pid(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Take a lock of this kind (fcntl.LOCK_EX, fcntl.LOCK_SH) on an open file; return False if another holds it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

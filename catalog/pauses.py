@@ -22,11 +22,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from catalog import schema
 from catalog.catalog_lock import Holder
 from catalog.database import failures, typed
+from catalog.home_lock import try_lock
+from catalog.subscriptions import Subscriptions
 from pubsub.errors import PubsubError, UndefinedObject
 
 #: How often a command looks whether an earlier one has ended, in seconds.
@@ -40,7 +42,7 @@ _T = schema.subscription
 Unlock = Callable[[], Awaitable[None]]
 
 
-class Pauses(Holder):
+class Pauses(Subscriptions, Holder):
     """The part of the catalog by which commands pause subscriptions."""
 
     @asynccontextmanager
@@ -51,23 +53,15 @@ class Pauses(Holder):
         """
         unlock = await self._lock_pause(oid)
         try:
-            await self.set_paused(oid, f'{command} of process {os.getpid()} on host "{socket.gethostname()}"')
+            paused = f'{command} of process {os.getpid()} on host "{socket.gethostname()}"'
+            await self.alter_subscription(oid, paused=paused)
             try:
                 yield
             finally:
                 with suppress(UndefinedObject):  # DROP SUBSCRIPTION
-                    await self.set_paused(oid, None)
+                    await self.alter_subscription(oid, paused=None)
         finally:
             await unlock()
-
-    async def set_paused(self, oid: int, paused: str | None) -> None:
-        """Store which command pauses the subscription; None: no one.  Raises UndefinedObject."""
-        async with self._write(bump=True) as connection:
-            changed = await connection.execute(
-                update(_T).where(_T.c.oid == oid).values(paused=paused, generation=_T.c.generation + 1)
-            )
-            if changed.rowcount == 0:
-                raise UndefinedObject(f"subscription with OID {oid} does not exist")
 
     async def end_abandoned_pause(self, oid: int) -> str | None:
         """End the subscription's pause if its command has ended without doing so; return what paused it, None if nothing was ended."""
@@ -79,7 +73,7 @@ class Pauses(Holder):
                 found = await connection.execute(select(_T.c.paused).where(_T.c.oid == oid))
                 paused: str | None = found.scalar_one_or_none()
             if paused is not None:
-                await self.set_paused(oid, None)
+                await self.alter_subscription(oid, paused=None)
             return paused
         finally:
             await unlock()
@@ -123,13 +117,12 @@ def _lock(path: Path) -> Unlock | None:
         except OSError as error:
             raise PubsubError(f'could not open lock file "{path}": {error.strerror}', sqlstate="58030") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(descriptor, fcntl.LOCK_EX):
+                os.close(descriptor)
+                return None
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(descriptor).st_ino:
                     break
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
         except OSError as error:
             os.close(descriptor)
             raise PubsubError(f'could not lock file "{path}": {error.strerror}', sqlstate="58030") from error

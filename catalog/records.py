@@ -103,6 +103,7 @@ class SubscriptionChanges(TypedDict, total=False):
     skip_lsn: Lsn
     owner: str
     dropping: bool
+    paused: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ from catalog.statistics import (
     read_verifications,
     read_workers,
 )
-from catalog.subscriptions import Subscriptions, read_origins, read_subscriptions
+from catalog.subscriptions import read_origins, read_subscriptions
 
 _T = schema.node
 
 
-class Catalog(Subscriptions, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands, Pauses):
+class Catalog(Pauses, Relations, Copies, Statistics, Prepared, PinnedSnapshots, Requests, Commands):
     """A node's catalog, for use from the event loop that opened it."""
 
     @classmethod

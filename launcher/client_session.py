@@ -96,7 +96,9 @@ async def paused(session: Session, subscription: Subscription, command: str) -> 
     A daemon ends the pause of a command that was killed.  Raises UndefinedObject if the subscription is dropped meanwhile, and
     what keeps the workers from ending.
     """
-    async with session.catalog.pause(subscription.oid, command):
-        await session.workers_ended(subscription)
-        yield
-    session.wake()
+    try:
+        async with session.catalog.pause(subscription.oid, command):
+            await session.workers_ended(subscription)
+            yield
+    finally:
+        session.wake()
