@@ -87,11 +87,7 @@ class Connection:
             parameters["replication"] = "database"
         parameters["client_encoding"] = "UTF8"
         parameters.setdefault("fallback_application_name", application_name)
-        try:
-            pgconn = await open_session(parameters)
-        except ConnectionFailure as error:
-            message = f"could not connect to the publisher: {error.message}"
-            raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
+        pgconn = await open_session(parameters)
         connection = cls(pgconn, replication=replication)
         try:
             await connection.execute(session_settings_sql(connection.server_version))
@@ -328,6 +324,14 @@ async def open_session(parameters: Mapping[str, str], patience: float | None = N
 
     Each host has connect_timeout seconds; where that is not set, `patience` (None: for ever).  What is returned is non-blocking.
     """
+    try:
+        return await _open(parameters, patience)
+    except ConnectionFailure as error:
+        message = f"could not connect to the publisher: {error.message}"
+        raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
+
+
+async def _open(parameters: Mapping[str, str], patience: float | None) -> PGconn:
     hosts = await resolve_hosts(parameters)
     reports: list[str] = []
     while True:

@@ -153,9 +153,6 @@ def _connected(conninfo: str, application_name: str, cut: Cut | None) -> PGconn:
             return loop.run_until_complete(opening)
     except asyncio.CancelledError:
         raise ConnectionFailure("could not connect to the publisher: the attempt was ended") from None
-    except ConnectionFailure as error:
-        message = f"could not connect to the publisher: {error.message}"
-        raise ConnectionFailure(message, detail=error.detail, hint=error.hint) from None
     finally:
         loop.close()
 
