@@ -19,6 +19,7 @@ from typing import BinaryIO, Final, Self
 
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer import files
 
 _HEADER: Final = Struct(">QI")
 
@@ -48,7 +49,7 @@ class Output:
                 # It was closed: the descriptor may be another file's by now.
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             self._file: BinaryIO = (
-                open(1, "wb", closefd=False) if path is None else open(path, "ab", opener=_private)  # noqa: SIM115
+                open(1, "wb", closefd=False) if path is None else open(path, "ab", opener=files.private)  # noqa: SIM115
             )
         except OSError as error:
             raise OutputFailure(f"could not open {self._name}", error) from error
@@ -105,10 +106,6 @@ class Output:
 
     def _failure(self, error: OSError) -> OutputFailure:
         return OutputFailure(f"could not write to {self._name}", error)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _ended(_data: bytes) -> None:

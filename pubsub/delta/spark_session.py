@@ -312,7 +312,7 @@ class Spark:
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         log4j = self._home / "spark-log4j2.properties"
-        with open(log4j, "w", opener=_private) as file:
+        with open(log4j, "w", opener=files.private) as file:
             file.write(_LOG4J)
         # Spark makes directories below it that anybody may enter, if the umask lets them.
         files.make_directory(self._home / "spill" / "spark")
@@ -324,7 +324,7 @@ class Spark:
         }
         for name, value in settings.items():
             conf.set(name, value)
-        with open(self._home / "spark.log", "ab", opener=_private) as log:
+        with open(self._home / "spark.log", "ab", opener=files.private) as log:
             gateway = launch_gateway(conf, popen_kwargs={"pass_fds": (descriptor,), "stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         try:
             for name, value in later.items():
@@ -443,11 +443,6 @@ def _acquire_fence(path: Path, timeout: float) -> int:
                 hint="Wait for it, or end the java process that a daemon killed earlier left behind.",
             ) from error
         return descriptor
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file like open(), made for this user alone, whatever the umask."""
-    return os.open(path, flags, files.FILE_MODE)
 
 
 def _forget_gateway(gateway: object) -> None:

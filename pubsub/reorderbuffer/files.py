@@ -42,6 +42,11 @@ _STATES: Final = {
 }
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file as the `opener` of open(): a new one is this user's alone, whatever the umask."""
+    return os.open(path, flags, FILE_MODE)
+
+
 @contextmanager
 def doing(what: str, path: Path) -> Iterator[None]:
     """Turn an OSError inside into a FileFailure: could not `what` file "`path`"."""
