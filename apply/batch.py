@@ -176,7 +176,6 @@ class Batch:
 
         `relation_cache` holds after it.
         """
-        end_lsn = Lsn(commit.end_lsn)
         first = self.rows
         if kept.streamed:
             self._unread[len(self.transactions)] = [kept.transaction]
@@ -191,8 +190,8 @@ class Batch:
         for oid in {*(relation.oid for _, relation in kept.relations), *kept.announced}:
             if oid in relation_cache:
                 self.relations.setdefault(oid, []).append((self.rows, relation_cache[oid]))
-        self.outcomes.append((kept.xid, end_lsn))
-        self._joined(kept.xid, kept.prepare_lsn, end_lsn, commit.commit_time, first, now, Lsn(commit.commit_lsn))
+        self.outcomes.append((kept.xid, commit.end_lsn))
+        self._joined(kept.xid, kept.prepare_lsn, commit.end_lsn, commit.commit_time, first, now, commit.commit_lsn)
 
     def _append_part(self, part: reorderbuffer.Transaction) -> None:
         self._parts.append(part)

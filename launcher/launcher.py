@@ -167,7 +167,7 @@ class Launcher:
             log.info(command.tag, statement=command.statement, executed=command.executed.isoformat())
 
     async def _end_abandoned_pauses(self) -> None:
-        """End the pauses of commands that were killed: nobody else would."""
+        """End the pauses of commands that were killed."""
         if not self._paused or time.monotonic() < self._look_at_pauses:
             return
         self._look_at_pauses = time.monotonic() + _PAUSE_LOOK

@@ -61,9 +61,6 @@ class Monitors:
                 if oid in before and before[oid].subscription.conninfo == subscription.conninfo:
                     watch.heard = before[oid].heard
 
-    async def _leftovers(self, connection: Connection, subid: int) -> Mapping[str, Warned]:
-        return await leftover_slots(connection, self._catalog, self._node_id, subid)
-
     def looks(self) -> dict[int, PublisherStatus | None]:
         """Return each subscription's latest status; None where the last attempt failed."""
         return {oid: watch.last for oid, watch in self._watches.items()}
@@ -93,7 +90,8 @@ class Monitors:
                                 subscription.conninfo, application_name="pubsub monitor"
                             )
                         found = await look(connection, subscription, self._node_id)
-                        before, suspects = suspects, await self._leftovers(connection, subscription.oid)
+                        before = suspects
+                        suspects = await leftover_slots(connection, self._catalog, self._node_id, subscription.oid)
                         left = tuple(warning for name, warning in suspects.items() if name in before)
                         found = replace(found, warnings=(*found.warnings, *left))
                 except (PubsubError, TimeoutError) as error:

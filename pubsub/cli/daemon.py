@@ -23,7 +23,7 @@ from catalog.store import Catalog
 from launcher.failures import traced, typed
 from launcher.service import Service
 from pubsub import logs
-from pubsub.cli.privacy import harden, warn_of_readers
+from pubsub.cli.privacy import harden, warn_of_open_cluster, warn_of_readers
 from pubsub.errors import PubsubError
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.picture import Pictures
@@ -67,6 +67,7 @@ async def _serve(common: Common, recent: logs.RecentEvents) -> int:
     make_home(common.home)
     settings = Settings.load(common.home)
     warn_of_readers(settings)
+    warn_of_open_cluster(settings)
     observed = Observed(recent)
     wanted = _Signals()
     wanted.install()

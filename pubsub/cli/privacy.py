@@ -28,10 +28,7 @@ def harden() -> None:
 
 
 def warn_of_readers(settings: Settings) -> None:
-    """Log a warning if the settings' file holds a secret and others may read it, and if Spark's cluster is open to others."""
-    if (unprotected := settings.spark.unprotected) is not None:
-        message, detail, hint = unprotected
-        log.warning("Spark's cluster is open to its network", reason=message, detail=detail, hint=hint)
+    """Log a warning if the settings' file holds a secret and others may read it."""
     path = settings.home / FILE_NAME
     try:
         readable = path.stat().st_mode & 0o077 and path.parent.stat().st_mode & 0o011
@@ -43,6 +40,13 @@ def warn_of_readers(settings: Settings) -> None:
             file=str(path),
             hint=f'Restrict it: chmod 600 "{path}".',
         )
+
+
+def warn_of_open_cluster(settings: Settings) -> None:
+    """Log a warning if Spark runs on a cluster that does not keep others out."""
+    if (unprotected := settings.spark.unprotected) is not None:
+        message, detail, hint = unprotected
+        log.warning("Spark's cluster is open to its network", reason=message, detail=detail, hint=hint)
 
 
 def _holds_secret(settings: Settings) -> bool:

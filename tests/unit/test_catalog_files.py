@@ -107,7 +107,7 @@ async def test_a_copied_home_is_told_from_one_that_was_moved(tmp_path: Path) -> 
     async def paths(catalog: Catalog) -> list[str]:
         (pin,) = (await catalog.state()).pinned_snapshots
         found = sorted(relation.path for relation in await catalog.relations(oid))
-        # Otherwise the pin would hold the tables' files for ever, and nobody could release it.
+        # Otherwise the pin would hold the tables' files for ever, and could not be released.
         assert sorted(one.path for one in pin.tables) == found
         return found
 

@@ -334,6 +334,6 @@ def test_a_mistyped_name_brings_the_nearest_to_mind(tmp_path: Path, text: str, n
     ],
 )
 def test_a_cluster_that_is_open_to_its_network(tmp_path: Path, spark: dict[str, Any], missing: str | None) -> None:
-    """Whoever reaches the driver may otherwise fetch the task of a copy, with its connection string."""
+    """Another user of the network may otherwise fetch the task of a copy, with its connection string."""
     told = Settings.read({"spark": spark}, tmp_path).spark.unprotected
     assert (told[0].partition(": ")[2] if told else None) == (f"{missing} not set" if missing else None)
