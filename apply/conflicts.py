@@ -6,10 +6,10 @@
     delete_origin_differs
 
 A batch is staged without a look at its table, and committed only if the table has the rows that the batch takes for granted
-(pubsub.delta.expectations).  If it does not, and in a table whose rows are not all this subscription's, rows are looked up while
-a batch is staged.  A Delta table has one key, so there are no multiple_unique_conflicts.  The last writer of a row is known (in
-PostgreSQL: by track_commit_timestamp) only while its data file is one that another writer's commit made in full: not after files
-were merged, and not for a file that such a commit rewrote together with rows that it did not change.
+(pubsub.delta.writers.expectations).  If it does not, and in a table whose rows are not all this subscription's, rows are
+looked up while a batch is staged.  A Delta table has one key, so there are no multiple_unique_conflicts.  The last writer of a
+row is known (in PostgreSQL: by track_commit_timestamp) only while its data file is one that another writer's commit made in
+full: not after files were merged, and not for a file that such a commit rewrote together with rows that it did not change.
 
 `judge` finds the conflicts while a batch is staged.  Once the batch is committed, or a conflict has ended a worker or stopped a
 table, they are logged and counted in the catalog.
@@ -28,8 +28,8 @@ import structlog
 from apply.batch import Batch
 from catalog.records import Counters, ForeignCommit
 from catalog.store import Catalog
-from pubsub.delta.changeset import Folded, Unmet
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
+from pubsub.delta.writers.changeset import Folded, Unmet
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
 

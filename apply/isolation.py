@@ -20,7 +20,7 @@ from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from catalog.records import SubscriptionRel
-from pubsub.delta.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.identifiers import quote_identifier, quote_qualified

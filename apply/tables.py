@@ -32,7 +32,7 @@ from apply.worker_statistics import PATIENCE
 from catalog.records import LastCommit, Subscription, Warned
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.errors import NotInPrerequisiteState, PubsubError, StartAgain, UndefinedObject
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

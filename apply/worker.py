@@ -34,11 +34,11 @@ from apply.worker_statistics import Figures
 from catalog.records import Subscription, Warned
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.delta.changeset import Folded
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.engine import Engine
+from pubsub.delta.log.transactions import Transactions
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit
-from pubsub.delta.transactions import Transactions
+from pubsub.delta.writers.changeset import Folded
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
 from pubsub.protocol.binary.single_values import BinaryTypes

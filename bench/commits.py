@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from bench.results import Limit
-from pubsub.delta import data_files
-from pubsub.delta.delta_transactions import SparkTransactions
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.files import data_files
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Operation, transaction
+from pubsub.delta.spark.jvm_transactions import SparkTransactions
+from pubsub.delta.spark.spark_session import Spark
+from pubsub.delta.spark.warm_up import warm_up
 from pubsub.delta.table import TargetTable, create_empty
-from pubsub.delta.transactions import Operation, transaction
-from pubsub.delta.warm_up import warm_up
 
 NAMES: Final = ("commits",)
 _TABLES: Final = 4

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from walsender.decoding import DecodeRequest, Session
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
 
 
 async def _decode(conninfo: str, wal: str, publication: str, start: int, end: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 from deltalake import DeltaTable, QueryBuilder
 
 from bench.results import Limit
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import Place, files_below
 
 _SCANS: Final = 3

@@ -28,7 +28,7 @@ from catalog import schema
 from catalog.home_lock import running_daemon
 from pubsub.delta.places import Place, place, remove_tree
 from pubsub.errors import PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.settings import FILE_NAME
 from pubsub.testing import watcher

@@ -325,7 +325,7 @@ Outcome = Literal["equal", "different", "not compared", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The last comparison of a table, of copy number `generation`, with its publisher's at `lsn` (pubsub.verify).
+    """The last comparison of a table, of copy number `generation`, with its publisher's at `lsn` (pubsub.node.verify).
 
     not compared: the table was not ready, had stopped, or cannot be compared; failed: the comparison was not finished;
     `reason` and `hint` say why.  `rows` and `delta_rows`: how many each side has (of a sample, how many were looked at).

@@ -1,7 +1,7 @@
 """The views that SELECT sees: PostgreSQL's columns first, then further ones.
 
 The columns follow PostgreSQL 18: catalogs/pg_subscription.h, pg_subscription_rel.h and system_views.sql.
-Their rows come from one state of the catalog; pubsub.select runs SQL on them.
+Their rows come from one state of the catalog; pubsub.node.select runs SQL on them.
 """
 
 from __future__ import annotations

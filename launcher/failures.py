@@ -13,7 +13,7 @@ from typing import Final
 import psycopg
 
 from pubsub import errors
-from pubsub.delta.engine import said
+from pubsub.delta.spark.engine import said
 from pubsub.errors import PubsubError
 from pubsub.publisher.conninfo import split_report
 

@@ -30,19 +30,19 @@ from catalog.records import SubscriptionRel, TableStorage
 from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub.delta import table as delta
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.demands import managed_by_catalog
-from pubsub.delta.engine import Engine, said
-from pubsub.delta.file_rows import rows_in
+from pubsub.delta.files.file_rows import rows_in
 from pubsub.delta.housekeeping import inventory
 from pubsub.delta.housekeeping.choose_files import choose_files
 from pubsub.delta.housekeeping.delta_optimize import enough, is_due, optimize
 from pubsub.delta.housekeeping.retention import follow_settings, retention_properties
 from pubsub.delta.housekeeping.rewrite import can_be_rewritten, rewrite
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT, Upkeep, Visit
-from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.log.demands import managed_by_catalog
+from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
-from pubsub.delta.transactions import DELETING, Cleaning
+from pubsub.delta.spark.engine import Engine, said
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.settings import HousekeepingSettings
 
 if TYPE_CHECKING:

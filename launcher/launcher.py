@@ -29,8 +29,8 @@ from launcher.repairs import RepairRequests
 from launcher.runner import NodeServices, Runner
 from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings

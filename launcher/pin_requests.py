@@ -15,7 +15,7 @@ from catalog.records import Request
 from catalog.store import Catalog
 from launcher.failures import typed
 from pubsub.delta import pins
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
 from pubsub.errors import PubsubError
 
 _WORK: Final = {"pin": pins.pin_all, "release": pins.release_all}

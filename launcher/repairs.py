@@ -36,8 +36,8 @@ from launcher.failures import typed
 from launcher.runner import Runner
 from pubsub import faults
 from pubsub.delta import table as delta
-from pubsub.delta.changeset import COUNT_COLUMN, Folded
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
+from pubsub.delta.writers.changeset import COUNT_COLUMN, Folded
 from pubsub.digest.source import SESSION, SourceTable
 from pubsub.digest.sums import Hashed, surplus
 from pubsub.digest.target import DeltaVersion

@@ -31,8 +31,8 @@ from catalog.store import Catalog
 from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
 from launcher.worker_slots import WorkerName, WorkerSlots
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import Overtaken, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded

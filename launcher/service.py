@@ -23,10 +23,10 @@ from pubsub.settings import Settings
 if TYPE_CHECKING:
     from launcher.launcher import Launcher
     from launcher.verifier import Verify
-    from pubsub.delta.choose_writer import Stage
-    from pubsub.delta.engine import Engine
     from pubsub.delta.places import Place
-    from pubsub.delta.spark_session import Spark
+    from pubsub.delta.spark.engine import Engine
+    from pubsub.delta.spark.spark_session import Spark
+    from pubsub.delta.writers.choose_writer import Stage
 
 log = structlog.get_logger()
 
@@ -100,10 +100,10 @@ class Service:
         # Imported here because the packages of Spark and Arrow take a second.
         from launcher.launcher import Launcher
         from pubsub import allocators
-        from pubsub.delta.choose_writer import Stage
-        from pubsub.delta.engine import Engine
         from pubsub.delta.key_index.node_index import KeyIndex
-        from pubsub.delta.spark_session import Spark
+        from pubsub.delta.spark.engine import Engine
+        from pubsub.delta.spark.spark_session import Spark
+        from pubsub.delta.writers.choose_writer import Stage
 
         allocators.limit_arenas()
         spark = Spark(settings.home, master=settings.spark.master, conf=conf, warehouse=settings.warehouse_uri)
@@ -164,7 +164,7 @@ class Service:
             return
         if not started:
             return
-        from pubsub.delta.warm_up import warm_up, warm_up_copies
+        from pubsub.delta.spark.warm_up import warm_up, warm_up_copies
 
         try:
             if self.spark.local and await self._expects_copies():

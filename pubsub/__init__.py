@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pubsub.errors import PubsubError
-    from pubsub.node import Node
+    from pubsub.node.node import Node
     from pubsub.protocol.lsn import Lsn
 
 __version__ = "0.1.0"
 
 __all__ = ["Lsn", "Node", "PubsubError"]
 
-_HOMES = {"Lsn": "pubsub.protocol.lsn", "Node": "pubsub.node", "PubsubError": "pubsub.errors"}
+_HOMES = {"Lsn": "pubsub.protocol.lsn", "Node": "pubsub.node.node", "PubsubError": "pubsub.errors"}
 
 
 def __getattr__(name: str) -> object:

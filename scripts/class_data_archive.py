@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pubsub import jars
-from pubsub.delta.delta_transactions import DeltaTransactions
-from pubsub.delta.spark_session import Spark
-from pubsub.delta.warm_up import warm_up
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
+from pubsub.delta.spark.warm_up import warm_up
 
 
 def exercise(session: Any, table: Path) -> None:

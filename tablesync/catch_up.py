@@ -25,8 +25,8 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta import table as delta
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import replication, snapshots

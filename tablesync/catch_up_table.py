@@ -14,7 +14,7 @@ from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from apply.staging.destination import Destination
 from catalog.records import LastCommit, SubscriptionRel
 from catalog.store import Catalog
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation

@@ -10,9 +10,9 @@ from apply.schema_changes import attributes
 from apply.schema_changes.table_definition import definition_json
 from catalog.records import Subscription, SubscriptionRel
 from pubsub.delta import table as delta
-from pubsub.delta.engine import Engine
 from pubsub.delta.housekeeping.retention import retention_properties
 from pubsub.delta.places import is_reached
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import TargetTable
 from pubsub.errors import NotInPrerequisiteState, UndefinedTable
 from pubsub.settings import HousekeepingSettings

@@ -8,8 +8,8 @@ A small table is read in one of the daemon's threads instead, because a job woul
     the chunk is kept ◄───── its `add`, as each task ends
     one commit of all chunks
 
-This applies if the table is plain (pubsub.delta.arrow_writer); the executors of a cluster must see its directory.
-The copy's next attempt does not read a kept chunk again (pubsub.delta.copy_chunks).  Otherwise the record batches go
+This applies if the table is plain (pubsub.delta.writers.arrow_writer); the executors of a cluster must see its directory.
+The copy's next attempt does not read a kept chunk again (pubsub.delta.writers.copy_chunks).  Otherwise the record batches go
 back to Spark, which writes the table.  Blocks; runs in one of the engine's threads.
 """
 
@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from pubsub import faults, object_stores
-from pubsub.delta import arrow_writer, constraints, copy_chunks, data_files
 from pubsub.delta.alter import for_copy
-from pubsub.delta.log import TableLog
+from pubsub.delta.files import constraints, data_files
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Action, Transactions, UnknownOutcome
 from pubsub.delta.table import Commit, TargetTable, filled_columns, fits, has_files, partition_fields, quote
-from pubsub.delta.transactions import Action, Transactions, UnknownOutcome
+from pubsub.delta.writers import arrow_writer, copy_chunks
 from pubsub.errors import InvalidValue, ProgramLimitExceeded
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.column_types import spark_ddl

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from pyspark.accumulators import AccumulatorParam
 
-from pubsub.delta.transactions import Action
+from pubsub.delta.log.transactions import Action
 
 #: A chunk's number, and the actions that name its data files.
 Chunk = tuple[int, list[Action]]

@@ -15,7 +15,7 @@ import structlog
 
 from catalog.records import Subscription, SubscriptionRel
 from catalog.store import Catalog
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
 from pubsub.errors import PubsubError
 from pubsub.publisher import definitions
 from pubsub.publisher.connection import Connection

@@ -48,12 +48,12 @@ from apply.schema_changes.diff import CopyAgain
 from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub import faults
-from pubsub.delta import arrow_writer
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.choose_writer import AnyStaged
-from pubsub.delta.engine import Engine
-from pubsub.delta.key_set import KeySet
+from pubsub.delta.files.key_set import KeySet
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers import arrow_writer
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.choose_writer import AnyStaged
 from pubsub.protocol.arrow_arrays import nulls
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.copy_out import Cut

@@ -32,9 +32,9 @@ from catalog.states import RelState
 from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta import table as delta
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.engine import Engine
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication, slots, snapshots

@@ -28,9 +28,9 @@ from pubsub.reorderbuffer.directories import SpillDirectory
 from pubsub.reorderbuffer.files import DiskFull
 from walsender.decoding import WORK_MEM, DecodeRequest, Session
 from walsender.interruption import Interruption
-from walsender.output import registered
 from walsender.outputfile import Output, OutputFailure
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
+from walsender.plugins import registered
 
 _STANDARD_INPUT: Final = Path("-")
 _STANDARD_OUTPUT: Final = Path("-")

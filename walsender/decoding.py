@@ -27,10 +27,10 @@ from walsender.historic import upstream
 from walsender.historic.encodings import encoded, python_encoding
 from walsender.historic.tracker import CatalogTracker
 from walsender.historic.upstream import Upstream
-from walsender.output.pgoutput import PgoutputOptions
-from walsender.output.plugin import Write
-from walsender.output.publication import Warn, missing_publication
-from walsender.plugins import PluginMaker, PluginRequest
+from walsender.plugin_request import PluginMaker, PluginRequest
+from walsender.plugins.pgoutput import PgoutputOptions
+from walsender.plugins.plugin import Write
+from walsender.plugins.publication import Warn, missing_publication
 from walsender.source.retry import Retry, is_lost
 from walsender.source.source import Source, WalSource
 from walsender.startpoint import redo_before

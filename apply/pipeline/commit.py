@@ -16,14 +16,16 @@ import structlog
 
 from apply.staging.destination import WrittenByOthers
 from apply.staging.staged_table import StagedTable
-from pubsub.delta import arrow_writer, constraints, spark_writer, table
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import NotAsExpected
-from pubsub.delta.choose_writer import AnyStaged, Stage
-from pubsub.delta.engine import said
-from pubsub.delta.lanes import Lane
-from pubsub.delta.other_commits import ConcurrentCommit
-from pubsub.delta.row_count import count_rows, rows_in_log
+from pubsub.delta import table
+from pubsub.delta.files import constraints
+from pubsub.delta.log.other_commits import ConcurrentCommit
+from pubsub.delta.log.row_count import count_rows, rows_in_log
+from pubsub.delta.spark.engine import said
+from pubsub.delta.spark.lanes import Lane
+from pubsub.delta.writers import arrow_writer, spark_writer
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.changeset import NotAsExpected
+from pubsub.delta.writers.choose_writer import AnyStaged, Stage
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 

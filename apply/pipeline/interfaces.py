@@ -12,7 +12,7 @@ from apply.isolation import Failure
 from apply.pipeline.dispatch import PassedSkip
 from apply.staging.destination import Destination
 from catalog.records import LastCommit
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Relation
 

@@ -41,10 +41,10 @@ from apply.twophase import Preparation, TwoPhase
 from apply.worker_statistics import Changes, Figures
 from pubsub import allocators, faults
 from pubsub.concurrency import in_thread
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import NotAsExpected
-from pubsub.delta.choose_writer import Stage, discard
-from pubsub.delta.lanes import Lane
+from pubsub.delta.spark.lanes import Lane
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.changeset import NotAsExpected
+from pubsub.delta.writers.choose_writer import Stage, discard
 from pubsub.errors import (
     ConnectionFailure,
     NotInPrerequisiteState,

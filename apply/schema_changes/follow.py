@@ -40,8 +40,8 @@ from pubsub import faults
 from pubsub.concurrency import in_thread
 from pubsub.delta import alter
 from pubsub.delta import table as delta
+from pubsub.delta.log.transactions import Transactions
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.transactions import Transactions
 from pubsub.errors import NotInPrerequisiteState, PubsubError, UndefinedObject
 from pubsub.protocol import rows
 from pubsub.protocol.lsn import Lsn

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from apply.batch import Batch
 from apply.staging.fold import fold
-from pubsub.delta.changeset import Folded, Present
-from pubsub.delta.choose_writer import AnyStaged, Stage
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers.changeset import Folded, Present
+from pubsub.delta.writers.choose_writer import AnyStaged, Stage
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 
 from apply.identity_missing import IdentityMissing
 from apply.staging.row_codes import dense, row_codes
-from pubsub.delta.changeset import (
+from pubsub.delta.writers.changeset import (
     BASE_PREFIX,
     COUNT_COLUMN,
     MOVED_COLUMN,

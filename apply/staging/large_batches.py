@@ -29,9 +29,9 @@ from apply.staging.decode import Wanted, decode, locating, no_relation, under_me
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, StagedTable
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.choose_writer import Stage, discard
-from pubsub.delta.present_rows import TablePresent
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.present_rows import TablePresent
 from pubsub.protocol import rows
 
 _CHUNK: Final = 16 << 20

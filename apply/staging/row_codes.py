@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta.comparable_bytes import canonical
+from pubsub.delta.files.comparable_bytes import canonical
 from pubsub.protocol.column_types import is_nested
 
 Indices = npt.NDArray[np.int64]

@@ -16,8 +16,8 @@ from apply.staging import large_batches
 from apply.staging.decode import Wanted, decode, no_changes, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.staged_table import StagedTable
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.choose_writer import Stage, discard
 from pubsub.protocol import rows
 
 # A batch of more bytes is decoded in parts.

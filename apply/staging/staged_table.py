@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.staging.destination import Destination
-from pubsub.delta.changeset import Folded
-from pubsub.delta.choose_writer import AnyStaged
-from pubsub.delta.staged_parts import StagedParts
 from pubsub.delta.table import Commit
+from pubsub.delta.writers.changeset import Folded
+from pubsub.delta.writers.choose_writer import AnyStaged
+from pubsub.delta.writers.staged_parts import StagedParts
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.concurrency import in_thread
-from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import Stage, discard
 from pubsub.errors import PubsubError
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.lsn import Lsn

@@ -93,7 +93,7 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    from pubsub.node import home_directory
+    from pubsub.node.node import home_directory
 
     context.obj = Common(home_directory(home), verbose)
 

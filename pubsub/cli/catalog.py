@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pubsub.node import make_home
+from pubsub.node.node import make_home
 from pubsub.settings import Settings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ _MARKS: Final = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
 
 async def run_check(common: Common, conninfo: str | None, publications: Sequence[str]) -> int:
     """Print the findings; return 1 if something will not work.  Raises PubsubError if the publisher cannot be asked."""
-    from pubsub.node_check import check_clock, check_leftovers, check_node, published_bytes
+    from pubsub.node.check import check_clock, check_leftovers, check_node, published_bytes
     from pubsub.publisher.check import check
 
     settings = Settings.load(common.home)

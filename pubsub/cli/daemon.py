@@ -27,12 +27,12 @@ from pubsub.cli.privacy import harden, warn_of_open_cluster, warn_of_readers
 from pubsub.errors import PubsubError
 from pubsub.monitoring.document import Observed
 from pubsub.monitoring.picture import Pictures
-from pubsub.node import Node, make_home
+from pubsub.node.node import Node, make_home
+from pubsub.node.verify import process
 from pubsub.server.backend import NodeBackend
 from pubsub.server.doors import Doors
 from pubsub.service_manager import ServiceManager
 from pubsub.settings import Settings
-from pubsub.verify import process
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common

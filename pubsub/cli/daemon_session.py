@@ -20,7 +20,7 @@ from launcher.notices import Notice
 from pubsub.backend import messages as m
 from pubsub.backend.socket_paths import SOCKET_NAME, short_path
 from pubsub.errors import ConnectionFailure, PubsubError, SqlSyntaxError
-from pubsub.node import Result
+from pubsub.node.node import Result
 from pubsub.sql.parser import script_statements
 
 _DATABASE: Final = "pubsub"

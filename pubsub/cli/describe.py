@@ -88,7 +88,7 @@ def _columns(state: State, pattern: str) -> Iterator[Answer]:
 
 
 def _table(state: State, relation: SubscriptionRel) -> Answer:
-    from pubsub.select.types import typed_name
+    from pubsub.node.select.types import typed_name
 
     definition: dict[str, Any] = json.loads(relation.definition or "{}")
     attributes = json.loads(definition.get("attributes") or "{}").get("columns") or []

@@ -21,7 +21,7 @@ import typer
 
 from pubsub.cli.check import lines
 from pubsub.errors import PubsubError
-from pubsub.node import Node, make_home
+from pubsub.node.node import Node, make_home
 from pubsub.settings import FILE_NAME, Settings
 from pubsub.sql.conninfo import mask_conninfo
 from pubsub.sql.identifiers import parse_qualified_name, quote_identifier, quote_literal, quote_qualified
@@ -81,7 +81,7 @@ class _Publication:
 
 async def run_init(common: Common, wanted: Wanted) -> int:
     """Carry out the command and return its exit code.  Raises PubsubError, typer.BadParameter."""
-    from pubsub.node_check import check_node
+    from pubsub.node.check import check_node
     from pubsub.publisher.check import check
 
     if not (wanted.yes or wanted.dry_run or _can_ask()):

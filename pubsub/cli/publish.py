@@ -16,7 +16,7 @@ import structlog
 from pubsub import logs
 from pubsub.cli.privacy import harden, warn_of_readers
 from pubsub.errors import PubsubError
-from pubsub.node import make_home
+from pubsub.node.node import make_home
 from pubsub.protocol.lsn import Lsn
 from pubsub.server.doors import Doors
 from pubsub.settings import Settings

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from pubsub.cli.output import Format, render
-from pubsub.node import Node
+from pubsub.node.node import Node
 
 if TYPE_CHECKING:
     from catalog.records import PinnedSnapshot

@@ -17,7 +17,7 @@ from pubsub.cli.interruption import cancelled_by
 from pubsub.cli.output import Format
 from pubsub.cli.telling import tell
 from pubsub.errors import PubsubError
-from pubsub.node import Node, Result
+from pubsub.node.node import Node, Result
 from pubsub.sql.parser import script_statements
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from catalog.records import Warned
 from pubsub.cli.measures import size
-from pubsub.node import Node
-from pubsub.status import STATE_WORDS, NodeStatus, SubscriptionStatus, TableStatus
+from pubsub.node.node import Node
+from pubsub.node.status import STATE_WORDS, NodeStatus, SubscriptionStatus, TableStatus
 from pubsub.texts import printable
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.cli.output import Format, render
-from pubsub.node import Node
+from pubsub.node.node import Node
 
 if TYPE_CHECKING:
     from pubsub.cli.common import Common
-    from pubsub.verify.comparison import RowDifference, Texts
-    from pubsub.verify.report import Report, TableReport
-    from pubsub.verify.verification import Status
+    from pubsub.node.verify.comparison import RowDifference, Texts
+    from pubsub.node.verify.report import Report, TableReport
+    from pubsub.node.verify.verification import Status
 
 #: How often the progress is written on a terminal, in seconds.
 _INTERVAL: Final = 0.5

@@ -26,13 +26,13 @@ from pubsub.cli.screen import View, lines
 from pubsub.monitoring.document import Observed, Query, document
 from pubsub.monitoring.history import STEPS
 from pubsub.monitoring.picture import Picture
-from pubsub.status import from_state
+from pubsub.node.status import from_state
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pubsub.cli.screen import Document
-    from pubsub.node import Node
+    from pubsub.node.node import Node
 
 #: Seconds from screen to screen: of the catalog, and of the daemon.
 _CATALOG: Final = 1.0

@@ -18,14 +18,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from pubsub.delta import data_files
 from pubsub.delta import schema_json as schema
-from pubsub.delta.arrow_writer import remove_action, require_version
-from pubsub.delta.file_rows import laid_out, live_rows
-from pubsub.delta.log import AddFile, TableLog, asking_for
+from pubsub.delta.files import data_files
+from pubsub.delta.files.file_rows import laid_out, live_rows
+from pubsub.delta.log.table_log import AddFile, TableLog, asking_for
+from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, transaction
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
-from pubsub.delta.transactions import Action, Conflict, Operation, Transactions, transaction
+from pubsub.delta.writers.arrow_writer import remove_action, require_version
 from pubsub.errors import NotInPrerequisiteState, Overtaken
 from pubsub.protocol.arrow_arrays import repeated
 

@@ -16,7 +16,7 @@ from pubsub.delta.places import is_reached, place
 from pubsub.errors import DataCorrupted, UndefinedTable
 
 if TYPE_CHECKING:
-    from pubsub.delta.transactions import Action
+    from pubsub.delta.log.transactions import Action
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(

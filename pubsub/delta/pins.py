@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
-from pubsub.delta import durable_files, table
+from pubsub.delta import table
+from pubsub.delta.log import durable_files
+from pubsub.delta.log.transactions import DELETING, Conflict
 from pubsub.delta.places import directory, is_local
-from pubsub.delta.transactions import DELETING, Conflict
 from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
 
 PROPERTY: Final = "pubsub.pins"

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from pubsub.delta import history, log
+from pubsub.delta import history
 from pubsub.delta import schema_json as delta_schema
+from pubsub.delta.log import table_log as log
+from pubsub.delta.log.row_count import count_rows
+from pubsub.delta.log.transactions import Conflict, Transactions
 from pubsub.delta.places import is_local, is_reached, place
-from pubsub.delta.row_count import count_rows
-from pubsub.delta.transactions import Conflict, Transactions
 from pubsub.errors import (
     FeatureNotSupported,
     NotInPrerequisiteState,
@@ -96,7 +97,7 @@ class Commit:
 
     @property
     def user_metadata(self) -> str:
-        """The commit's userMetadata (pubsub.snapshot reads it)."""
+        """The commit's userMetadata (pubsub.node.snapshot reads it)."""
         until = {} if self.until is None else {"until": str(self.until)}
         copied = {"copied": True} if self.copied else {}
         return json.dumps({"first": str(self.first), "last": str(self.last), **until, **copied})

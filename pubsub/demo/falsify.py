@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pubsub.errors import UndefinedObject
 
 if TYPE_CHECKING:
-    from pubsub.delta.transactions import Action
+    from pubsub.delta.log.transactions import Action
 
 
 def falsify(path: Path, key: str, column: str) -> str:

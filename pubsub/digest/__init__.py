@@ -6,5 +6,5 @@
     source    the publisher's side: statements, and sessions under one snapshot
     target    the Delta side: one version of a table, read in pieces
 
-`pubsub.verify` compares tables by them; `launcher.repairs` finds rows by them.
+`pubsub.node.verify` compares tables by them; `launcher.repairs` finds rows by them.
 """

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pubsub.delta import file_rows, table
-from pubsub.delta.log import AddFile, TableLog, log_at
+from pubsub.delta import table
+from pubsub.delta.files import file_rows
+from pubsub.delta.log.table_log import AddFile, TableLog, log_at
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from pubsub.status import NodeStatus, TableStatus
+from pubsub.node.status import NodeStatus, TableStatus
 
 #: The speed is that of so many seconds, and known after so many.
 _WINDOW: Final = 60.0

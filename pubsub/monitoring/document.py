@@ -20,9 +20,9 @@ from pubsub.monitoring.copies import CopyEnds, is_copied
 from pubsub.monitoring.history import STEPS, History
 from pubsub.monitoring.picture import Picture
 from pubsub.monitoring.readiness import obstacles
+from pubsub.node.status import STATE_WORDS, SubscriptionStatus, TableStatus, subscription_json, table_json
 from pubsub.protocol.copyboth import pg_time_to_datetime
 from pubsub.protocol.lsn import Lsn
-from pubsub.status import STATE_WORDS, SubscriptionStatus, TableStatus, subscription_json, table_json
 
 #: Of the document.  Keys may be added to a version, never renamed or removed.
 VERSION: Final = 1

@@ -13,7 +13,7 @@ from typing import Final
 
 from catalog.home_lock import running_daemon
 from pubsub.errors import PubsubError
-from pubsub.node import home_directory
+from pubsub.node.node import home_directory
 from pubsub.settings import Settings
 
 _SECONDS: Final = 5.0

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from catalog.records import SubscriptionStats
 from pubsub.monitoring.picture import Picture
-from pubsub.status import SubscriptionStatus
+from pubsub.node.status import SubscriptionStatus
 
 POINTS: Final = 240
 #: Seconds from point to point.

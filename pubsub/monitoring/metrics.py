@@ -39,8 +39,8 @@ from catalog.records import Counters, PublisherStatus, WorkerStats
 from catalog.states import RelState
 from pubsub import __version__
 from pubsub.monitoring.picture import Live, Picture
+from pubsub.node.status import SubscriptionStatus, TableStatus
 from pubsub.protocol.lsn import Lsn
-from pubsub.status import SubscriptionStatus, TableStatus
 
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float | None]

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from apply.worker_statistics import Changes, Distribution, Figures
 from catalog.records import State
-from pubsub.status import NodeStatus, from_state
+from pubsub.node.status import NodeStatus, from_state
 
 if TYPE_CHECKING:
-    from pubsub.node import Node
+    from pubsub.node.node import Node
     from pubsub.server.backend import NodeBackend
     from pubsub.server.doors import Doors
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pubsub.status import NodeStatus, SubscriptionStatus
+from pubsub.node.status import NodeStatus, SubscriptionStatus
 
 _FOLLOWED = frozenset("sr")
 #: The most reasons of one subscription that are told.

@@ -16,7 +16,7 @@ from pubsub.backend import authentication, users
 from pubsub.backend.cancel_keys import CancelKeys
 from pubsub.backend.listener import Client
 from pubsub.errors import FeatureNotSupported, InsufficientPrivilege, PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.server.publishing.publisher import Publisher
 from pubsub.server.queries import Environment
 from pubsub.server.query_process import QueryProcesses

@@ -11,7 +11,7 @@ from sqlglot import exp
 from catalog.records import State
 from catalog.system_views import VIEWS
 from pubsub.errors import PubsubError
-from pubsub.select.scope import folded
+from pubsub.node.select.scope import folded
 from pubsub.server import values
 from pubsub.server.system_catalogs import result_types
 from pubsub.server.system_catalogs.definitions import definitions

@@ -16,8 +16,8 @@ from sqlglot import exp
 
 from catalog.records import State
 from catalog.system_views import VIEWS
-from pubsub import deltaquery
 from pubsub.errors import FeatureNotSupported, PubsubError, SqlSyntaxError
+from pubsub.node import query as deltaquery
 from pubsub.server import values
 from pubsub.server.query_process import QueryProcesses
 from pubsub.server.system_catalogs import translate

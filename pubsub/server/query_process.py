@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from pubsub.deltaquery import Query
 from pubsub.errors import PubsubError
-from pubsub.select import outputs
+from pubsub.node.query import Query
+from pubsub.node.select import outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,6 @@ from pubsub.backend import messages as m
 from pubsub.backend.listener import Client
 from pubsub.backend.users import User
 from pubsub.errors import FeatureNotSupported, ProtocolViolation, PubsubError, SqlSyntaxError
-from pubsub.protocol import repl_gram as gram
 from pubsub.server import statements, values
 from pubsub.server.queries import Environment
 from pubsub.server.session_parameters import SERVER_VERSION, SessionParameters
@@ -28,6 +27,7 @@ from pubsub.server.statements import Answer, Cursor, Statement
 from pubsub.server.system_catalogs.database import Caller
 from pubsub.server.values import Field
 from pubsub.sql.parser import script_statements
+from walsender import repl_gram as gram
 
 if TYPE_CHECKING:
     from pubsub.server.backend import NodeBackend

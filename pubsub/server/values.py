@@ -24,7 +24,7 @@ JSON, FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 114, 700, 701, 705, 1042, 1043
 DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID, LSN, JSONB = 1082, 1114, 1184, 1700, 2950, 3220, 3802
 TEXTS: Final = 1009
 
-#: Types by the names that pubsub.select has for them, with the bytes of a value (-1: it varies).
+#: Types by the names that pubsub.node.select has for them, with the bytes of a value (-1: it varies).
 _BY_NAME: Final[Mapping[str, tuple[int, int]]] = {
     "boolean": (BOOL, 1), "bytea": (BYTEA, -1), "name": (NAME, 64), "bigint": (INT8, 8), "smallint": (INT2, 2),
     "integer": (INT4, 4), "text": (TEXT, -1), "oid": (OID, 4), "json": (JSON, -1), "real": (FLOAT4, 4),

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.binaries import ARCHIVES
 from pubsub.testing.servers import EmbeddedPostgres
 

@@ -9,7 +9,7 @@ import psutil
 import psycopg
 
 from pubsub.errors import PubsubError
-from pubsub.node import CatchupTimeoutError
+from pubsub.node.node import CatchupTimeoutError
 from pubsub.sql.identifiers import quote_literal
 from tests.crash.load import Load
 from tests.crash.plan import SMALL_DISK

@@ -10,7 +10,7 @@ import psycopg
 
 from catalog.records import SubscriptionRel
 from pubsub.errors import ConnectionFailure
-from pubsub.node import Node as Client
+from pubsub.node.node import Node as Client
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.crash.load import PUBLICATION

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from catalog.home_lock import running_daemon
-from pubsub.node import CatchupTimeoutError, Node
+from pubsub.node.node import CatchupTimeoutError, Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.fixtures import Database

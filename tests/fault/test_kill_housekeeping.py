@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.delta import checkpoints
 from pubsub.delta.housekeeping.inventory import list_files, needed, newest_version
 from pubsub.delta.housekeeping.upkeep import CHECKPOINT
-from pubsub.delta.log import TableLog
+from pubsub.delta.log import checkpoints
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import place
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support import stores
@@ -28,7 +28,7 @@ def write_until_killed(subscribed: Subscribed, daemon: Daemon, path: Path) -> No
 
 def retention(path: Path, daemon: Daemon) -> None:
     """Set the table's retention to a second, as ALTER TABLE would."""
-    from pubsub.delta.transactions import Operation
+    from pubsub.delta.log.transactions import Operation
     from tests.support.json_transactions import JsonTransactions
 
     log = TableLog(str(path), JsonTransactions())

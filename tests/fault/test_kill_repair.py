@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pubsub.errors import PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support import foreign_statements
 from tests.support.replica import Faults, wait_until

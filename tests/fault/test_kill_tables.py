@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pubsub.delta import arrow_writer, table
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.log import TableLog
+from pubsub.delta import table
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import Commit
+from pubsub.delta.writers import arrow_writer
+from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.protocol.lsn import Lsn
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support import stores

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from bench.workload import Pgbench, rate_of
 from catalog.records import SubscriptionRel
 from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
-from pubsub.delta.log import TableLog
-from pubsub.node import Node
+from pubsub.delta.log.table_log import TableLog
+from pubsub.node.node import Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.compare import compare_tables
 from pubsub.testing.servers import EmbeddedPostgres

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from pubsub.delta.transactions import Operation
+from pubsub.delta.log.transactions import Operation
 from tests.fault.daemon import Daemon, Subscribed
 from tests.support.replica import Faults
 

@@ -14,15 +14,16 @@ from pyroaring import BitMap64
 
 from pubsub.backend import messages, users
 from pubsub.backend.scram import Verifier
-from pubsub.delta import deletion_vectors
-from pubsub.delta.log import TableLog
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.table_log import TableLog
 from pubsub.errors import PubsubError
-from pubsub.protocol import pgoutput, repl_gram
+from pubsub.protocol import pgoutput
 from pubsub.protocol.copyboth import read_client_message, read_server_message
 from pubsub.protocol.timeline import parse_history
 from pubsub.settings import Settings
 from pubsub.sql.parser import parse
 from tests.support import frames
+from walsender import repl_gram
 
 TABLE = Path(__file__).parents[1] / "data" / "damaged_by_alter"
 

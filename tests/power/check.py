@@ -21,9 +21,9 @@ from apply.worker import prepared_directory
 from catalog.records import State, SubscriptionRel
 from catalog.states import RelState
 from catalog.store import Catalog
-from pubsub.delta import file_rows
 from pubsub.delta import table as delta
-from pubsub.delta.log import TableLog
+from pubsub.delta.files import file_rows
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import application_id
 from pubsub.errors import NoCatalog
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

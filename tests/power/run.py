@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 

@@ -21,16 +21,17 @@ from deltalake import DeltaTable, QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pubsub.delta import arrow_writer, bounded_rows, data_files, file_rows
 from pubsub.delta import table as delta
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import Folded, NotAsExpected
-from pubsub.delta.choose_writer import Stage, discard
+from pubsub.delta.files import bounded_rows, data_files, file_rows
 from pubsub.delta.housekeeping import choose_files
 from pubsub.delta.housekeeping.rewrite import rewrite
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Operation, Request
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.transactions import Operation, Request
+from pubsub.delta.writers import arrow_writer
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.changeset import Folded, NotAsExpected
+from pubsub.delta.writers.choose_writer import Stage, discard
 from pubsub.protocol.lsn import Lsn
 from tests.property.test_fold import KEYS, VALUES, History, Row, folded_of, play, steps
 from tests.support.json_transactions import JsonTransactions

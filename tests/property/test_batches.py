@@ -14,7 +14,7 @@ from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
-from pubsub.delta.spark_writer import Staged
+from pubsub.delta.writers.spark_writer import Staged
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message, Relation
 from tests.support.frames import delete, insert, keepalive, relation, transaction, truncate, update

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from pubsub.delta.changeset import Folded, Unmet
 from pubsub.delta.table import TargetTable
+from pubsub.delta.writers.changeset import Folded, Unmet
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.support.memory import Holding, apply_folded
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apply.staging.fold import fold
-from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, Present
+from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, Present
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.pgoutput import UNCHANGED, Column, Delete, Insert, Relation, Update, write_message
 from pubsub.protocol.rows import decode_changes, split_by_relation

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pubsub.delta.comparable_bytes import canonical
+from pubsub.delta.files.comparable_bytes import canonical
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.binary.single_values import BinaryTypes, TypeRow
 from pubsub.protocol.output.containers import array_text, record_text

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pubsub.errors import PubsubError
 from pubsub.protocol import commands
-from pubsub.protocol import repl_gram as gram
 from pubsub.protocol.lsn import Lsn
+from walsender import repl_gram as gram
 
 texts = st.text(st.characters(exclude_characters="\0"), max_size=15) | st.sampled_from(
     ['"', '""', "'", "a\\'b", "a'; DROP", "E'\\n'", "SLOT", "a,b", " ", "", "日本", "A.B", "\n", "$1"]

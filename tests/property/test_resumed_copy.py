@@ -27,11 +27,12 @@ from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from catalog.records import SubscriptionRel
 from catalog.states import RelState
-from pubsub.delta import arrow_writer, data_files
 from pubsub.delta import table as delta
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.log import TableLog
+from pubsub.delta.files import data_files
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers import arrow_writer
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
 from pubsub.publisher.read_table import ReadTable

@@ -21,10 +21,10 @@ from pubsub.backend import messages as m
 from pubsub.backend.listener import Client, Listener
 from pubsub.backend.scram import MECHANISM, PLUS, Exchange, Verifier
 from pubsub.errors import ProtocolViolation, PubsubError
-from pubsub.protocol import repl_gram
 from pubsub.protocol.copyboth import read_client_message
 from pubsub.server import statements
 from pubsub.server.session import _read_bind
+from walsender import repl_gram
 from walsender.server import slot_sql, slot_statements
 
 VERIFIER = Verifier.of_password("secret", iterations=1)

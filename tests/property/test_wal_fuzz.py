@@ -22,8 +22,8 @@ from walsender.historic.tracker import CatalogTracker
 from walsender.historic.tuples import changes_tuples, operations, places
 from walsender.hot.catalogs import RELATION, Catalogs, CatalogTable
 from walsender.hot.walk import Skim, Walk
-from walsender.output.encoder import compiled_encoder, interpreted_encoder
-from walsender.output.nodetree import read_nodes
+from walsender.plugins.encoder import compiled_encoder, interpreted_encoder
+from walsender.rowfilter.nodetree import read_nodes
 from walsender.types import registry
 from walsender.types.layout import ColumnLayout, RowLayout
 from walsender.types.registry import BUILTIN, TypeInfo

@@ -23,14 +23,14 @@ from apply.pipeline.dispatch import Dispatcher
 from apply.staging.destination import Destination, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
-from pubsub.delta import arrow_writer, spark_writer
 from pubsub.delta import table as delta
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.changeset import NotAsExpected
-from pubsub.delta.choose_writer import Stage, discard
-from pubsub.delta.delta_transactions import DeltaTransactions
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import TargetTable
+from pubsub.delta.writers import arrow_writer, spark_writer
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.changeset import NotAsExpected
+from pubsub.delta.writers.choose_writer import Stage, discard
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.column_types import NUMERICOID, delta_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn

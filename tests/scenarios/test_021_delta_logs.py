@@ -18,12 +18,12 @@ from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from pubsub.delta import table as delta
-from pubsub.delta.arrow_writer import DirectStaged
-from pubsub.delta.choose_writer import Stage
-from pubsub.delta.delta_transactions import DeltaTransactions
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import TargetTable
+from pubsub.delta.writers.arrow_writer import DirectStaged
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import Overtaken
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Message

@@ -1,4 +1,4 @@
-"""Each call of Delta's internal classes that delta_transactions.py makes, on a real Delta: what it does, and what it refuses."""
+"""Each call of Delta's internal classes that jvm_transactions.py makes, on a real Delta: what it does, and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from py4j.protocol import Py4JJavaError
 
-from pubsub.delta import alter, arrow_writer, data_files, deletion_vectors
+from pubsub.delta import alter
 from pubsub.delta import schema_json as schema
 from pubsub.delta import table as delta
 from pubsub.delta.alter import Alteration
-from pubsub.delta.delta_transactions import DeltaTransactions, SparkTransactions
+from pubsub.delta.files import data_files
 from pubsub.delta.history import readable_versions
 from pubsub.delta.housekeeping.inventory import list_log
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import CommitFailed, Conflict, Listed, Operation, Request, Retention
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions, SparkTransactions
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.transactions import CommitFailed, Conflict, Listed, Operation, Request, Retention
+from pubsub.delta.writers import arrow_writer
 from pubsub.errors import UndefinedTable
 from pubsub.protocol.lsn import Lsn
 

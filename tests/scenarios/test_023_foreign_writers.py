@@ -21,11 +21,11 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from pubsub.delta import table as delta
-from pubsub.delta.delta_transactions import DeltaTransactions, SparkTransactions
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict, Operation, Request
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions, SparkTransactions
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import TargetTable
-from pubsub.delta.transactions import Conflict, Operation, Request
 from tests.support.foreign_writer import FIRST, KINDS
 from tests.support.replica import Replica, wait_until
 

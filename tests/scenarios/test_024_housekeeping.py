@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 
 from launcher import housekeeper
-from pubsub.delta.delta_transactions import DeltaTransactions
 from pubsub.delta.housekeeping import choose_files, delta_optimize, upkeep
 from pubsub.delta.housekeeping.inventory import list_files, list_log, needed
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Listed
 from pubsub.delta.places import place
-from pubsub.delta.spark_session import Spark
-from pubsub.delta.transactions import Listed
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
 from tests.support import stores
 from tests.support.replica import Faults, Replica, RunningNode, wait_until
 

@@ -11,13 +11,14 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from catalog.records import PinnedSnapshot
-from pubsub.delta import pins, spark_session
+from pubsub.delta import pins
 from pubsub.delta import table as delta
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark import spark_session
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import DuplicateObject, UndefinedFile, UndefinedObject
-from pubsub.node import Node
+from pubsub.node.node import Node
+from pubsub.node.snapshot import Snapshot
 from pubsub.settings import Settings
-from pubsub.snapshot import Snapshot
 from tests.scenarios.test_036_snapshots import load
 from tests.support.replica import SETTINGS, BorrowedSpark, Replica, RunningNode, read, wait_until
 
@@ -250,7 +251,7 @@ def test_a_command_without_a_daemon_has_a_spark_of_its_own(
     async def command() -> tuple[PinnedSnapshot, ...]:
         settings = Settings.read(SETTINGS, tmp_path / "home")
         async with Node(tmp_path / "home", workers=False, settings=settings) as client:
-            from pubsub import pinned_snapshots
+            from pubsub.node import pinned_snapshots
 
             await pinned_snapshots.pin(client.catalog, client._change_pins, pinned, "mine")
             found = await client.pinned_snapshots()

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from pubsub.delta import data_files, schema_json
+from pubsub.delta import schema_json
 from pubsub.delta import table as delta
-from pubsub.delta.delta_transactions import DeltaTransactions
+from pubsub.delta.files import data_files
 from pubsub.delta.housekeeping.rewrite import rewrite
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.places import open_parquet, place
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
 from tests.support import stores
 from tests.support.replica import Replica
 

@@ -17,15 +17,15 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from py4j.protocol import Py4JJavaError
 
-from pubsub.delta import spark_writer
-from pubsub.delta.changeset import COUNT_COLUMN
-from pubsub.delta.delta_transactions import DeltaTransactions, at_version, is_refusal
 from pubsub.delta.housekeeping.rewrite import rewrite
+from pubsub.delta.log.transactions import Request
 from pubsub.delta.places import place
-from pubsub.delta.spark_session import Spark
-from pubsub.delta.spark_writer import Staged
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions, at_version, is_refusal
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.transactions import Request
+from pubsub.delta.writers import spark_writer
+from pubsub.delta.writers.changeset import COUNT_COLUMN
+from pubsub.delta.writers.spark_writer import Staged
 from pubsub.errors import DataCorrupted, Overtaken
 from pubsub.protocol.lsn import Lsn
 from tests.scenarios.test_022_delta_transactions import Table as OfFiles

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pubsub.delta.file_rows import rows_in
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.files.file_rows import rows_in
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.spark.spark_session import Spark
 
 ROOT: Final = Path(__file__).parent.parent.parent
 _CALLS: Final = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database, Servers
 from tests.support.replica import Replica, RunningNode
 

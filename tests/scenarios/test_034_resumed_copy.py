@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pubsub.delta import arrow_writer, copy_chunks
 from pubsub.delta.places import place
+from pubsub.delta.writers import arrow_writer, copy_chunks
 from tablesync import choose_copier
 from tests.support.replica import Faults, Replica, wait_until
 from tests.support.unnamed_files import unnamed_files

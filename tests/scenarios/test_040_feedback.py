@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres, StopMode
 from tests.support.replica import Faults, Replica, RunningNode, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pubsub.delta.places import place
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from tests.support import stores
 from tests.support.replica import Replica, Stock, wait_until
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import apply.staging.stage_batch
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database, Servers
 from tablesync import choose_copier
 from tests.support.disk import room_for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 import apply.pipeline.dispatch
 from pubsub.delta.places import place
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.scenarios import test_050_streaming as streaming

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 from pubsub.cli.output import text
 from pubsub.errors import PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 
 from pubsub.errors import PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.sql.identifiers import quote_literal
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres

@@ -1,6 +1,6 @@
 """The catalog in a PostgreSQL database: its own tests pass there as on SQLite, and a node runs on it.
 
-tests/unit/test_catalog_files.py stays out: its tests look at SQLite's files.
+tests/unit/catalog/test_catalog_files.py stays out: its tests look at SQLite's files.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from catalog.store import Catalog
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import ObjectInUse, PubsubError
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.settings import Settings
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.catalog import new
 from tests.support.replica import Replica, RunningNode, wait_until
-from tests.unit import test_catalog, test_catalog_processes
+from tests.unit.catalog import test_catalog, test_catalog_processes
 
 _numbers = itertools.count(1)
 

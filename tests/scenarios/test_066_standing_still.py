@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tablesync import copyjob

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import ObjectInUse
-from pubsub.node import Node
+from pubsub.node.node import Node
 from pubsub.testing.fixtures import Database
 from tests.support import stores
 from tests.support.replica import Replica, RunningNode

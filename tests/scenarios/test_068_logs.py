@@ -19,7 +19,7 @@ import pytest
 
 from catalog.home_lock import running_daemon
 from launcher.failures import traced, typed
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.publisher.read_table import ReadTable
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import PATIENCE, wait_until

@@ -32,7 +32,7 @@ from tests.support.replica import wait_until
 from tests.support.walsender_compare import differences, inconsistency
 from tests.support.walsender_decodings import Decoding, Message, ServerStream, create_slot, flush_lsn, slot_changes
 from walsender.decoding import DecodeRequest, Session
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
 
 # Autovacuum's own transactions would come between a slot's consistent point and ours.
 SETTINGS: dict[str, str | int] = {"max_prepared_transactions": 10, "autovacuum": "off"}

@@ -22,8 +22,8 @@ from pubsub.testing.fixtures import Servers
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import PATIENCE, wait_until
 from tests.support.walsender_decodings import read_messages
-from walsender.output.pgoutput import PgoutputOptions
-from walsender.output.test_decoding import TestDecodingOptions
+from walsender.plugins.pgoutput import PgoutputOptions
+from walsender.plugins.test_decoding import TestDecodingOptions
 
 P = {"proto_version": "1", "publication_names": "p"}
 PGOUTPUT: tuple[dict[str, str], ...] = (

@@ -26,7 +26,7 @@ from pubsub.protocol.lsn import Lsn
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support import walsender_workload as workload
 from walsender.decoding import DecodeRequest, Session
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
 from walsender.xlog.formats import RECORD_HEADER_BYTES, XLOG_BLCKSZ, Rmgr
 from walsender.xlog.geometry import Geometry
 from walsender.xlog.reader import WalReader

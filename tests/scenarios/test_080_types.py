@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.type_contract import RULES
 from pubsub.testing.fixtures import VERSIONS, Database, Servers

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.compare import compare_tables
 from tests.support.replica import Replica, read, wait_until
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.protocol.binary.columns import from_binary
 from pubsub.protocol.column_types import shaped_type

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import apply.pipeline.dispatch
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import Replica, RunningNode, wait_until

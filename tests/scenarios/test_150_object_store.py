@@ -183,7 +183,7 @@ def test_a_store_that_breaks(store: Store, tmp_path: Path, database: Database) -
 RACE = """
 import json, sys, threading
 from pathlib import Path
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 
 conf, home, table, names = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 spark = Spark(home, master="local[2]", conf=conf, warehouse=table)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pubsub import hdfs, object_stores
-from pubsub.delta import durable_files
+from pubsub.delta.log import durable_files
 from pubsub.delta.places import StorePath, open_parquet, remove_tree
 from pubsub.errors import PubsubError
 from pubsub.testing.compare import compare_tables

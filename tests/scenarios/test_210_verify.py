@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pubsub.verify.report import Report, TableReport
+from pubsub.node.verify.report import Report, TableReport
 from tests.scenarios.test_036_snapshots import BANK, OPENING, writers
 from tests.support.replica import Replica, wait_until
 

@@ -29,7 +29,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from catalog.home_lock import running_daemon
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.replica import wait_until
 

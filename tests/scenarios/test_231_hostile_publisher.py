@@ -17,7 +17,7 @@ import psutil
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.errors import PubsubError
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.testing.fixtures import Database
 from pubsub.testing.servers import EmbeddedPostgres
 from tests.support.publish import Publish, ServedReplica

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pubsub.cli.app import app
 from pubsub.cli.init import SETTINGS
-from pubsub.delta.spark_session import Spark
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import quote_qualified
 from pubsub.testing.compare import compare_tables

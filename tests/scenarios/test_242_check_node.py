@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from catalog.store import Catalog
-from pubsub import node_check
 from pubsub.cli.app import app
-from pubsub.node_check import clocks
+from pubsub.node import check as node_check
+from pubsub.node.check import clocks
 from pubsub.testing.fixtures import Database
 
 

@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from launcher.launcher import Launcher
-from pubsub.delta.choose_writer import Stage
 from pubsub.delta.places import StorePath
+from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from tests.simulation.engine import SimulatedEngine

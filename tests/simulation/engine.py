@@ -11,13 +11,14 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from pubsub.delta import arrow_writer, data_files, file_rows
-from pubsub.delta.engine import Engine
-from pubsub.delta.log import TableLog
+from pubsub.delta.files import data_files, file_rows
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict, Operation, Request, transaction
 from pubsub.delta.places import Place, open_parquet
-from pubsub.delta.spark_writer import Staged
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit
-from pubsub.delta.transactions import Conflict, Operation, Request, transaction
+from pubsub.delta.writers import arrow_writer
+from pubsub.delta.writers.spark_writer import Staged
 from tests.simulation.lake import Lake, LakeTransactions
 from tests.simulation.life import Life
 from tests.support.memory import apply_folded
@@ -79,7 +80,7 @@ class SparkSession:
 
 
 class _Spark:
-    """See pubsub.delta.spark_session.Spark."""
+    """See pubsub.delta.spark.spark_session.Spark."""
 
     local = True
     jvm_pid = 1
@@ -124,7 +125,7 @@ class _Folded:
 
 @contextmanager
 def at_version(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
-    """Stand in for delta_transactions.at_version: `write_statement` compares the versions itself."""
+    """Stand in for jvm_transactions.at_version: `write_statement` compares the versions itself."""
     yield
 
 

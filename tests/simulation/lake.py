@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
 
-from pubsub.delta import deletion_vectors, schema_json
-from pubsub.delta.log import TableLog
+from pubsub.delta import schema_json
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import CommitFailed, Conflict, Operation, Request, UnknownOutcome
 from pubsub.delta.places import StorePath
-from pubsub.delta.transactions import CommitFailed, Conflict, Operation, Request, UnknownOutcome
 from tests.simulation.chance import Chance
 from tests.simulation.life import Killed, Life
 from tests.support.json_transactions import with_protocol

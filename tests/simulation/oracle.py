@@ -167,7 +167,7 @@ class Oracle:
         self._check_snapshots(await world.state())
 
     def _check_snapshots(self, state: Any) -> None:
-        from pubsub import snapshot
+        from pubsub.node import snapshot
 
         subscription = state.subscriptions[0]
         origin = self.stored_origin()

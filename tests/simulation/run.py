@@ -26,7 +26,8 @@ import launcher.client_session
 import launcher.launcher
 import pubsub.delta.table
 from pubsub import allocators, faults, object_stores
-from pubsub.delta import data_files, spark_writer
+from pubsub.delta.files import data_files
+from pubsub.delta.writers import spark_writer
 from pubsub.publisher import copy_out, replication
 from pubsub.publisher.connection import Connection
 from tablesync import copyjob

@@ -16,13 +16,13 @@ import psycopg
 import pyarrow as pa
 
 from pubsub.errors import ConnectionFailure, PublisherError
-from pubsub.protocol import repl_gram
 from pubsub.protocol.copyboth import Keepalive, write_server_message
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, publication, slots, snapshots
 from tests.simulation.life import Life
 from tests.simulation.publisher import PLACES, TYPE_NAMES, Server, Shape, Slot, Snapshot, State
 from tests.simulation.walsender import Decoder
+from walsender import repl_gram
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta import arrow_writer, data_files, file_rows, schema_json
-from pubsub.delta.log import TableLog
+from pubsub.delta import schema_json
+from pubsub.delta.files import data_files, file_rows
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Operation, Request
 from pubsub.delta.table import TargetTable, read_schema
-from pubsub.delta.transactions import Operation, Request
+from pubsub.delta.writers import arrow_writer
 from pubsub.protocol.lsn import Lsn
 from tests.simulation.history import Step
 from tests.simulation.lake import ROOT

@@ -32,8 +32,8 @@ from pubsub.protocol.messages import (
     Update,
 )
 from pubsub.protocol.pgoutput import write_message
-from pubsub.protocol.repl_gram import PgoutputParameters
 from tests.simulation.publisher import Change, Record, Row, Server, Shape, Slot
+from walsender.repl_gram import PgoutputParameters
 
 
 @dataclass

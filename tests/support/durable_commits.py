@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pubsub.delta import arrow_writer, data_files, spark_writer
 from pubsub.delta import table as delta
-from pubsub.delta.delta_transactions import DeltaTransactions
-from pubsub.delta.log import TableLog
-from pubsub.delta.spark_session import Spark
-from pubsub.delta.spark_writer import Staged
+from pubsub.delta.files import data_files
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.spark.jvm_transactions import DeltaTransactions
+from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers import arrow_writer, spark_writer
+from pubsub.delta.writers.spark_writer import Staged
 from pubsub.protocol.lsn import Lsn
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64())])

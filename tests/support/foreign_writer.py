@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from pubsub import jars
-from pubsub.delta.spark_session import BASE_CONF
+from pubsub.delta.spark.spark_session import BASE_CONF
 
 FIRST = 1_000_000
 Rows = dict[int, str]

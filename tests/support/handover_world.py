@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from catalog.records import CopyPlan, Subscription, SubscriptionRel
 from catalog.states import RelState, may_store
-from pubsub.delta import spark_writer
+from pubsub.delta.writers import spark_writer
 from pubsub.errors import ConnectionFailure, NotInPrerequisiteState, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher.replication import CreatedSlot
@@ -359,7 +359,7 @@ class Catalog:
 
 
 class Engine:
-    """pubsub.delta.engine.Engine: `run` returns only after its work has ended, even if it is cancelled."""
+    """pubsub.delta.spark.engine.Engine: `run` returns only after its work has ended, even if it is cancelled."""
 
     def __init__(self, world: World) -> None:
         self.world = world

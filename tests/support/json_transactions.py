@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pubsub.delta.log import TableLog
-from pubsub.delta.transactions import Conflict, Operation, Request
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict, Operation, Request
 
 _FEATURE = "delta.feature."
 

@@ -23,12 +23,12 @@ import apply.pipeline.pipeline
 import apply.staging.large_batches
 import apply.staging.stage_batch
 import pubsub.delta.table
-from pubsub.delta import spark_writer
-from pubsub.delta.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, NotAsExpected
-from pubsub.delta.other_commits import OtherCommit
-from pubsub.delta.spark_writer import Staged
-from pubsub.delta.staged_parts import Rest
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
+from pubsub.delta.writers import spark_writer
+from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, NotAsExpected
+from pubsub.delta.writers.spark_writer import Staged
+from pubsub.delta.writers.staged_parts import Rest
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 
 Row = tuple[Any, ...]
@@ -62,7 +62,7 @@ class MemoryDelta:
     def rows(self, path: str) -> list[Row]:
         return sorted(self.tables[path].rows.elements(), key=repr)
 
-    # pubsub.delta.choose_writer.Stage
+    # pubsub.delta.writers.choose_writer.Stage
 
     def write(self, table: TargetTable, folded: Folded, *, replace_all: bool, rows: int = 0) -> Staged:
         directory = Path(f"/nonexistent/{next(self._numbers)}")
@@ -94,7 +94,7 @@ class MemoryDelta:
 
     def forget(self, path: str) -> None: ...
 
-    # pubsub.delta.spark_writer.commit
+    # pubsub.delta.writers.spark_writer.commit
 
     def commit(self, staged: Staged, record: Commit) -> None:
         table, folded, replace_all = self.staged[staged.directory]

@@ -19,7 +19,7 @@ from apply.pipeline.pipeline import Pipeline
 from apply.staging.destination import Destination
 from apply.worker_statistics import Figures
 from catalog.records import LastCommit
-from pubsub.delta.other_commits import OtherCommit
+from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import TargetTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation

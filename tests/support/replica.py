@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from catalog.records import SubscriptionRel
-from pubsub.delta import spark_session
-from pubsub.node import CatchupTimeoutError, Node
+from pubsub.delta.spark import spark_session
+from pubsub.node.node import CatchupTimeoutError, Node
 from pubsub.settings import Settings
 from pubsub.sql.identifiers import parse_qualified_name, quote_literal, quote_qualified
 from pubsub.testing.compare import compare_tables

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.historic.relation import ColumnInfo, RelationInfo, RelationResolver
-from walsender.output.plugin import Plugin, PluginContext, RowChange, SentTransaction
+from walsender.plugins.plugin import Plugin, PluginContext, RowChange, SentTransaction
 from walsender.types.layout import Raw, ToastPointer
 
 _NUMBERS: Final = frozenset({21, 23, 20, 700, 701, 1700, 26})

@@ -35,10 +35,10 @@ from pubsub.monitoring.document import Observed
 from pubsub.monitoring.endpoint import Endpoint
 from pubsub.monitoring.page import Page
 from pubsub.monitoring.picture import Live, Picture
+from pubsub.node.status import from_state
 from pubsub.protocol.copyboth import pg_time_from_datetime
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.sql.options import SubscriptionOptions
-from pubsub.status import from_state
 
 #: What a name or an error may hold.
 HOSTILE: Final = (

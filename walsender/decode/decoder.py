@@ -34,7 +34,7 @@ from walsender.decode.snapbuild import SnapshotBuilder
 from walsender.decode.transactions import Part, Transactions, Txn
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot.walk import Walk
-from walsender.output.plugin import SentTransaction
+from walsender.plugins.plugin import SentTransaction
 from walsender.xlog import formats as f
 from walsender.xlog.errors import WalCorrupted
 from walsender.xlog.formats import Rmgr, WalFormat

@@ -22,7 +22,7 @@ from walsender.decode.relations import View
 from walsender.decode.replay import Replay
 from walsender.decode.transactions import Part
 from walsender.historic.names import TextSettings
-from walsender.output.plugin import OutputPlugin, SentTransaction
+from walsender.plugins.plugin import OutputPlugin, SentTransaction
 
 _numbers: Final = itertools.count(1)
 

@@ -18,8 +18,8 @@ from walsender.historic.names import TextSettings
 from walsender.historic.relation import FIRST_NORMAL_OID, FIRST_UNPINNED_OID, RelationInfo, RelationResolver
 from walsender.historic.tracker import CatalogTracker, ChangedKey
 from walsender.hot import walk
-from walsender.output.plugin import OutputPlugin
-from walsender.output.rowfilter import UnsupportedFilter
+from walsender.plugins.plugin import OutputPlugin
+from walsender.rowfilter.compiler import UnsupportedFilter
 from walsender.types.registry import Output, TypeInfo
 
 _numbers: Final = itertools.count(1)

@@ -16,7 +16,7 @@ from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.protocol.lsn import Lsn
 from walsender.decode import changes as c
 from walsender.decode.relations import View
-from walsender.output.plugin import OutputPlugin, RowChange, SentTransaction
+from walsender.plugins.plugin import OutputPlugin, RowChange, SentTransaction
 from walsender.types.layout import Raw, ToastPointer, read_varlena, toast_value
 
 _KINDS: Final = {

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from pubsub.backend import messages as m
 from pubsub.errors import FeatureNotSupported, NotInPrerequisiteState, ObjectInUse, PubsubError
-from pubsub.protocol import repl_gram as gram
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from pubsub.sql.identifiers import quote_identifier
+from walsender import repl_gram as gram
 from walsender.feed.commits import VisibleSet, fitting
-from walsender.output import registered
-from walsender.output.pgoutput import PgoutputOptions
-from walsender.output.test_decoding import TestDecodingOptions
+from walsender.plugins import registered
+from walsender.plugins.pgoutput import PgoutputOptions
+from walsender.plugins.test_decoding import TestDecodingOptions
 from walsender.server.stream import Stream
 from walsender.slots.slot import Slot
 

@@ -8,7 +8,7 @@ from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.connection import Connection
 from walsender.feed import past
-from walsender.output import registered
+from walsender.plugins import registered
 from walsender.server.service import Service
 from walsender.slots.slot import Slot
 

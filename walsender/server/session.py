@@ -21,7 +21,7 @@ from pubsub.backend import authentication, scram
 from pubsub.backend import messages as m
 from pubsub.backend.listener import Client, close
 from pubsub.errors import InsufficientPrivilege, ProtocolViolation, PubsubError
-from pubsub.protocol import repl_gram as gram
+from walsender import repl_gram as gram
 from walsender.historic.client_encoding import client_codec
 from walsender.server import commands, slot_statements
 from walsender.server.exchange import PIECE, Exchange, Failed

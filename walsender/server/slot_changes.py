@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pubsub.backend import messages as m
 from pubsub.errors import FeatureNotSupported, ProgramLimitExceeded, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.repl_gram import cut_name
+from walsender.repl_gram import cut_name
 from walsender.server import commands
 from walsender.streaming.changes import Task
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pubsub.errors import InsufficientPrivilege, NotInPrerequisiteState, ProtocolViolation, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.repl_gram import cut_name
 from pubsub.reorderbuffer.buffer import Statistics
 from pubsub.sql.lexer import Kind, Token, tokenize
+from walsender.repl_gram import cut_name
 from walsender.server import commands, slot_changes, slot_sql
 from walsender.server.slot_sql import Call, View
 from walsender.slots.slot import Slot

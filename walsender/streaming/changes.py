@@ -25,7 +25,7 @@ from pubsub.reorderbuffer.directories import SpillDirectory
 from walsender.decoding import DecodeRequest, Session
 from walsender.feed.spool import Spool
 from walsender.historic.upstream import Upstream
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
 from walsender.streaming import requests
 from walsender.streaming.ahead import Ahead
 from walsender.streaming.spool_source import SpoolSource

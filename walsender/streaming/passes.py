@@ -26,7 +26,7 @@ from walsender.feed.spool import Spool
 from walsender.historic.encodings import python_encoding
 from walsender.historic.state import CatalogState
 from walsender.historic.upstream import SessionTexts
-from walsender.plugins import PluginMaker, PluginRequest
+from walsender.plugin_request import PluginMaker, PluginRequest
 from walsender.streaming.ahead import Ahead
 from walsender.streaming.fanout import Fanout
 from walsender.streaming.subscriber import STOPPED, Subscriber

@@ -34,7 +34,7 @@ from walsender.feed.spool import Spool
 from walsender.historic import upstream
 from walsender.historic.state import CatalogState, CatalogStates, Taken
 from walsender.historic.tracker import CatalogDiverged
-from walsender.plugins import PluginRequest
+from walsender.plugin_request import PluginRequest
 from walsender.source.retry import Retry, is_lost
 from walsender.streaming import requests
 from walsender.streaming.backlog import Backlog

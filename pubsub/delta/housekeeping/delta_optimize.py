@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
 
-from pubsub.delta.delta_transactions import CONFLICTS
 from pubsub.delta.housekeeping.choose_files import SMALL_BYTES
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.spark.jvm_transactions import CONFLICTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
-from pubsub.delta import deletion_vectors
-from pubsub.delta.log import AddFile
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.table_log import AddFile
+from pubsub.delta.log.transactions import Action, Listed
 from pubsub.delta.places import Place, files_below
-from pubsub.delta.transactions import Action, Listed
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\b.*")
-# What is not a commit yet (LinkLogStore.java, log.py).
+# What is not a commit yet (LinkLogStore.java, table_log.py).
 _ASIDE: Final = re.compile(r"\..*[0-9a-f-]{36}\.tmp")
 _LAST_VACUUM: Final = "_last_vacuum_info"
 _DATA: Final = (".parquet", ".bin")

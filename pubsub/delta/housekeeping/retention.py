@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from pubsub.delta.log import TableLog
-from pubsub.delta.transactions import Conflict, Operation
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import Conflict, Operation
 
 FILES: Final = "delta.deletedFileRetentionDuration"
 LOG: Final = "delta.logRetentionDuration"

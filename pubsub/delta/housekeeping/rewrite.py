@@ -26,15 +26,16 @@ import numpy as np
 from pyroaring import BitMap64
 
 from pubsub import faults
-from pubsub.delta import data_files, deletion_vectors
-from pubsub.delta.arrow_writer import remove_action, row_count
-from pubsub.delta.deletion_vectors import Positions
-from pubsub.delta.file_rows import deleted_positions, laid_out, live_rows, rows_in
+from pubsub.delta.files import data_files
+from pubsub.delta.files.file_rows import deleted_positions, laid_out, live_rows, rows_in
 from pubsub.delta.housekeeping.row_order import RowOrder, order_of
-from pubsub.delta.log import AddFile, TableLog
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.deletion_vectors import Positions
+from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.transactions import Action, Conflict, Operation
 from pubsub.delta.places import Place
 from pubsub.delta.table import TargetTable
-from pubsub.delta.transactions import Action, Conflict, Operation
+from pubsub.delta.writers.arrow_writer import remove_action, row_count
 
 _NONE: Positions = np.empty(0, np.int64)
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pubsub.delta.file_rows import live_rows
-from pubsub.delta.log import AddFile, TableLog, path_of
+from pubsub.delta.files.file_rows import live_rows
+from pubsub.delta.log.table_log import AddFile, TableLog, path_of
 from pubsub.delta.places import open_parquet
 from pubsub.delta.table import TargetTable
 

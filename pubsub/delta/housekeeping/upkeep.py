@@ -26,8 +26,8 @@ from pubsub import faults
 from pubsub.delta.housekeeping import inventory
 from pubsub.delta.housekeeping.choose_files import SMALL_BYTES
 from pubsub.delta.housekeeping.inventory import LogListing
-from pubsub.delta.log import TableLog
-from pubsub.delta.transactions import DELETING, Cleaning, Listed, Retention
+from pubsub.delta.log.table_log import TableLog
+from pubsub.delta.log.transactions import DELETING, Cleaning, Listed, Retention
 
 # VACUUM reads the table's state with Spark, so it is run for several minutes' commits at once: this part of the
 # retention, in seconds between the bounds.

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pubsub.delta.file_rows import deleted_positions, laid_out, read_columns
-from pubsub.delta.log import AddFile, TableLog, file_of_action, files_at
+from pubsub.delta.files.file_rows import deleted_positions, laid_out, read_columns
+from pubsub.delta.log.table_log import AddFile, TableLog, file_of_action, files_at
 from pubsub.delta.places import input_of
 from pubsub.delta.table import TargetTable
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from pubsub.backend import messages as m
 from pubsub.errors import FeatureNotSupported, ObjectInUse
-from pubsub.protocol import repl_gram as gram
 from pubsub.protocol.lsn import Lsn
 from pubsub.server.publishing.stream import Stream
+from walsender import repl_gram as gram
 from walsender.slots.slot import Slot
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pubsub.delta.history import commits
-from pubsub.delta.log import TableLog
+from pubsub.delta.log.table_log import TableLog
 from pubsub.errors import NotInPrerequisiteState
 
 FILE: Final = "positions.db"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from catalog.records import State, SubscriptionRel
-from pubsub.deltaquery import find_relation
 from pubsub.errors import DuplicateObject, FeatureNotSupported, PubsubError, SqlSyntaxError, UndefinedObject
+from pubsub.node.query import find_relation
 from pubsub.sql.lexer import Kind, Token
 
 FILE: Final = "publications.json"

@@ -29,9 +29,9 @@ from pubsub.server.system_catalogs.definitions import definitions
 from walsender.slots.slot import Slot
 
 if TYPE_CHECKING:
-    from pubsub.protocol.repl_gram import PgoutputParameters
     from pubsub.server.publishing.publisher import Publisher
     from pubsub.server.session import Session
+    from walsender.repl_gram import PgoutputParameters
 
 _POLL: Final = 0.25
 """Seconds between two looks at the tables' logs, which tell nobody of a commit."""
@@ -242,7 +242,7 @@ class _Writer:
 
     def _value(self, value: Any, place: int) -> bytes | None:
         if value is not None and place in self._single:
-            from pubsub.select.outputs import single
+            from pubsub.node.select.outputs import single
 
             value = single(value)
         return values.as_text(value)

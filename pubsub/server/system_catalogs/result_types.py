@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from pubsub.select.scope import folded
+from pubsub.node.select.scope import folded
 from pubsub.server.system_catalogs.definitions import definitions
 
 
@@ -169,7 +169,7 @@ def _named(node: Any, outer: Known) -> list[tuple[str, str]]:
 
 def columns_of(node: Any, outer: Known | None = None) -> list[Column] | None:
     """Return a query's columns; None if a star among them has to be asked for."""
-    from pubsub.select.names import figure_name
+    from pubsub.node.select.names import figure_name
 
     while isinstance(node, exp.Subquery | exp.SetOperation):
         node = node.this

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 from pubsub.errors import FeatureNotSupported
-from pubsub.select.scope import folded
+from pubsub.node.select.scope import folded
 from pubsub.server.system_catalogs.definitions import PUBLISHED, definitions
 from pubsub.server.system_catalogs.result_types import Column, cast_name, columns_of, type_of
 from pubsub.sql.lexer import tokenize

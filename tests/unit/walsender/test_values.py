@@ -16,11 +16,11 @@ from pubsub.errors import DataCorrupted, PubsubError
 from pubsub.protocol.output import numbers, texts, times, xml
 from tests.unit.walsender.wal import row
 from walsender.historic.encodings import python_encoding
-from walsender.output.encoder import Encoder, compiled_encoder, interpreted_encoder
-from walsender.output.functions import Settings, find
-from walsender.output.functions.json_values import Document
-from walsender.output.functions.values import Interval
-from walsender.output.nodetree import Node, read_nodes
+from walsender.plugins.encoder import Encoder, compiled_encoder, interpreted_encoder
+from walsender.rowfilter.functions import Settings, find
+from walsender.rowfilter.functions.json_values import Document
+from walsender.rowfilter.functions.values import Interval
+from walsender.rowfilter.nodetree import Node, read_nodes
 from walsender.types.layout import ColumnLayout, RowLayout, ToastPointer
 from walsender.xlog import pglz
 

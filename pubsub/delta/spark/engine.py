@@ -1,0 +1,137 @@
+"""Run blocking work for asyncio, with or without Spark, in threads that each have a Spark scheduler pool.
+
+Work may wait long: a copy for a lock on the publisher, a statement for Spark.  So no work waits for another's thread;
+if none is idle, a new one is started.  The callers bound their number: a sync worker makes one copy at a time, and a
+commit needs a place first (lanes.py: one worker's commits run up to four at a time, which takes 60 % of the time of one
+at a time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+
+import structlog
+
+from pubsub import concurrency
+from pubsub.delta.spark.jvm_transactions import SparkTransactions
+from pubsub.delta.spark.lanes import Lane, Places
+from pubsub.delta.spark.spark_session import Spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Concurrent commits beyond the one that each worker may always run.
+_SHARED_PLACES: Final = 3
+#: More threads than there can be workers and places, so that no work waits for a thread.
+_THREADS: Final = 1 << 16
+_pools = itertools.count(1)
+_groups = itertools.count(1)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+def said(error: BaseException) -> str:
+    """Return an error's first line that tells what happened: not py4j's "An error occurred while calling o70.save."."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
+        del lines[0]
+    return lines[0].removeprefix(": ") if lines else type(error).__name__
+
+
+class Engine:
+    """One node's threads and Spark.  Several tasks may await `start`; the first starts the JVM."""
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+        self.transactions = SparkTransactions(spark)
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="spark")
+        self._local = threading.local()
+        self._starting = asyncio.Lock()
+        self._fencing = asyncio.Lock()
+        self._places = Places(_SHARED_PLACES)
+
+    @property
+    def jvm_pid(self) -> int | None:
+        """The JVM's process id while it runs."""
+        return self._spark.jvm_pid
+
+    def lane(self) -> Lane:
+        """Return a new worker's lane for its commits."""
+        return Lane(self, self._places)
+
+    async def start(self) -> bool:
+        """Start the JVM if it is not running, or replace one that died; return whether this call did.
+
+        Raises as Spark.running does.
+        """
+        async with self._starting:
+            if self._spark.alive():
+                return False
+            await asyncio.to_thread(self._spark.running)
+            return True
+
+    async def fence(self) -> None:
+        """Wait until no JVM of an earlier process can commit any more.  Raises ObjectInUse.
+
+        However many workers wait, they occupy only one of the threads that staging and look-ups need.
+        """
+        async with self._fencing:
+            await asyncio.to_thread(self._spark.fence)
+
+    async def run(self, work: Callable[Concatenate[SparkSession, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work(session, …)` in a thread, starting Spark if necessary.
+
+        Returns or raises only when the work has ended, even if the caller is cancelled (then its Spark jobs are
+        cancelled, too).  Otherwise an abandoned commit could land after another worker has read the table's version.
+        """
+        await self.start()
+        group = f"pubsub-{next(_groups)}"
+
+        def in_thread() -> T:
+            session = self._session()
+            session.sparkContext.setJobGroup(group, work.__qualname__, interruptOnCancel=True)
+            return work(session, *args, **kwargs)
+
+        def cancel() -> None:
+            # In a thread that nobody waits for: the JVM may hang.
+            threading.Thread(target=self._spark.cancel, args=(group,), daemon=True).start()
+
+        return await self._finish(in_thread, cancel)
+
+    async def run_without_spark(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `work(…)` in such a thread without Spark.  Returns only when it has ended, even if cancelled."""
+        return await self.run_until_stopped(lambda: None, work, *args, **kwargs)
+
+    async def run_until_stopped(
+        self, stop: Callable[[], None], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run as `run_without_spark` does, for work that may take long: on cancellation `stop()` makes it fail soon."""
+        return await self._finish(lambda: work(*args, **kwargs), stop)
+
+    async def _finish(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await concurrency.finish(future, cancelled=cancel)
+
+    async def stop(self) -> None:
+        """Wait for running work to end, then end the JVM."""
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._spark.stop()
+
+    def _session(self) -> SparkSession:
+        session = self._spark.running()  # it may have stopped by itself, though its JVM lives
+        if getattr(self._local, "session", None) is not session:
+            session.sparkContext.setLocalProperty("spark.scheduler.pool", f"pubsub-{next(_pools)}")
+            self._local.session = session
+        return session

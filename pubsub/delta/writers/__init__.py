@@ -1,0 +1,1 @@
+"""A batch becomes a commit: by our files or by a statement of Spark's."""

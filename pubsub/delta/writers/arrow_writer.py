@@ -1,0 +1,522 @@
+"""Commit one table's batch without a Spark job: Arrow writes the data files, Delta's own transaction commits them.
+
+A Spark job's fixed cost is most of the time of a small commit, but a batch needs little of Delta.  New rows go into a
+new data file.  Changed and deleted rows are found by reading only the key's columns, and marked in deletion vectors.  A
+file that loses its last row is removed.  All of this is one commit, with the same (application id, end LSN) transaction
+as Spark's commits.
+
+    stage    images ─► data files in the table's directory that no log names yet
+    look     keys ─► matching rows of each file: are they as the batch expects?  (expectations)
+    commit   the same ─► vectors ─► masked rows completed from the rows they replace ─► log
+
+`suits` tells which batches are committed here; spark_writer commits the others.  Everything here blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from pubsub.delta.files import data_files, file_rows, key_set
+from pubsub.delta.files.bounded_rows import ScatteredRows
+from pubsub.delta.files.key_set import KeySet
+from pubsub.delta.files.sought_rows import Found, find
+from pubsub.delta.log import deletion_vectors
+from pubsub.delta.log.other_commits import ConcurrentCommit
+from pubsub.delta.log.table_log import AddFile, TableLog
+from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
+from pubsub.delta.places import Place, is_reached
+from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
+from pubsub.delta.writers import expectations
+from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
+from pubsub.delta.writers.expectations import Inserted
+from pubsub.errors import NotInPrerequisiteState, Overtaken
+
+_ATTEMPTS: Final = 10
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """The rows that leave the table at one version of its log, and the keys for which they were found (None: there are none)."""
+
+    version: int
+    keys: KeySet | None
+    rows: Sequence[Found]
+
+
+@dataclass(slots=True)
+class DirectStaged:
+    """One table's part of a batch, staged.  `added`: the `add` actions of its data files, which are durable.
+
+    `deleted_keys`: those whose rows leave; with `all_stand` the table must have a row under each.  `free_keys` and `inserted`:
+    keys under which it must have none.
+    """
+
+    table: TargetTable
+    log: TableLog
+    added: list[Action]
+    deleted_keys: pa.Table | None
+    masked: pa.Table | None
+    replace_all: bool
+    rows: int
+    removed: pa.Table | None = None
+    all_stand: bool = False
+    free_keys: pa.Table | None = None
+    inserted: Inserted | None = None
+    leaving: _Leaving | None = None
+    still_holds: Callable[[], bool] | None = None
+    """For a table that others write, too: returns whether the rows that were looked up are still the same."""
+
+
+@dataclass(slots=True)
+class _Changes:
+    """A commit's actions while they are collected, and the files to remove if it fails."""
+
+    actions: list[Action] = field(default_factory=list)
+    made: list[Place] = field(default_factory=list)
+
+
+def suits(log: TableLog, table: TargetTable, folded: Folded) -> bool:
+    """Return whether the table's batch can be committed here.  `log` must be refreshed."""
+    if folded.removed.num_rows and not folded.truncated:
+        return log.unsupported() is None and log.vectors_enabled() and key_set.can_match_whole(table.schema)
+    return accepts(log, table, rewrites=not (folded.insert_only or folded.truncated))
+
+
+def accepts(log: TableLog, table: TargetTable, *, rewrites: bool) -> bool:
+    """Return whether rows can be added here, and with `rewrites` also changed and deleted.  `log` must be refreshed."""
+    if log.unsupported() is not None:
+        return False
+    if not rewrites:
+        return True
+    if not table.key:
+        return False
+    return log.vectors_enabled() and key_set.can_match(pa.schema([table.schema.field(name) for name in table.key]))
+
+
+def stage(log: TableLog, table: TargetTable, folded: Folded, *, replace_all: bool) -> DirectStaged:
+    """Write the batch's complete images to data files of the table as it is laid out.  A failure leaves nothing behind."""
+    return staged_of(log, table, folded, data_files.write_table(table, folded.images), replace_all=replace_all)
+
+
+def staged_of(
+    log: TableLog, table: TargetTable, folded: Folded, added: list[Action], *, replace_all: bool
+) -> DirectStaged:
+    """Return a staged batch whose complete images are in the data files that `added` names."""
+    expected = folded.expected
+    leaving = folded.deleted_keys if expected is None else expected.standing
+    return DirectStaged(
+        table=table,
+        log=log,
+        added=added,
+        deleted_keys=leaving if leaving.num_rows else None,
+        masked=folded.masked if folded.masked.num_rows else None,
+        replace_all=replace_all,
+        rows=folded.inserts + folded.updates + folded.deletes,
+        removed=folded.removed if folded.removed.num_rows else None,
+        all_stand=expected is not None,
+        free_keys=expected.free if expected is not None and expected.free.num_rows else None,
+    )
+
+
+def look(staged: DirectStaged, record: Commit) -> None:
+    """Raise NotAsExpected or ConcurrentCommit if `commit` would; what is found is kept for it.
+
+    Does nothing if the table holds another version than `record.before`, of which `commit` will tell.
+    """
+    log = staged.log
+    with log.writing:
+        log.refresh()
+        if (log.application_version(record.app_id) or 0) != (record.before or 0):
+            return
+        _require_no_others(staged, record)
+        if not staged.replace_all and staged.removed is None:
+            _leaving(staged)
+
+
+def discard(staged: DirectStaged) -> None:
+    """Remove the data files of an abandoned batch, unless they were committed."""
+    committed = staged.log.files
+    added = [action for action in staged.added if action["add"]["path"] not in committed]
+    data_files.remove(data_files.paths(staged.log.table, added))
+    staged.added = []
+
+
+def commit(staged: DirectStaged, record: Commit) -> None:
+    """Commit a staged batch once; do nothing if the table holds `record.last` already.
+
+    Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
+    Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
+    it was last checked, unless `still_holds`; NotAsExpected if its rows are not those that the batch expects; OSError.
+    """
+    log = staged.log
+    with log.writing:
+        for _ in range(_ATTEMPTS):
+            log.refresh()
+            if log.application_version(record.app_id) == int(record.last):
+                discard(staged)
+                return
+            _require_unchanged(log, staged.table, record)
+            _require_no_others(staged, record)
+            changes = _changes(staged)
+            try:
+                committed = _commit(log, changes, record)
+            except UnknownOutcome:
+                staged.added = []  # the table may have them
+                raise
+            if committed:
+                staged.added = []
+                staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
+                staged.free_keys = staged.inserted = staged.leaving = None
+                return
+    raise _no_room(staged.table)
+
+
+def _require_no_others(staged: DirectStaged, record: Commit) -> None:
+    others = staged.log.written_by_others(record.app_id)
+    if others and (staged.still_holds is None or not staged.still_holds()):
+        raise ConcurrentCommit(others)
+
+
+def log_of(path: str, transactions: Transactions | None = None) -> TableLog | None:
+    """Return the log of a table that takes our files, None if a statement of Spark's must write it.
+
+    Without `transactions` it is only read.  Raises UndefinedTable.
+    """
+    if not is_reached(path):
+        return None
+    log = TableLog(path, transactions)
+    log.refresh()
+    return log if log.unsupported() is None else None
+
+
+def commit_copy(
+    log: TableLog, table: TargetTable, added: Sequence[Action], record: Commit, definition: Sequence[Action] = ()
+) -> None:
+    """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
+
+    Raises NotInPrerequisiteState and OSError as `commit` does, and Overtaken if the table already holds a commit of
+    this copy.
+    """
+    with log.writing:
+        for _ in range(_ATTEMPTS):
+            log.refresh()
+            _require_unchanged(log, table, record, redefined=bool(definition))
+            now = int(time.time() * 1000)
+            changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
+            if _commit(log, changes, record):
+                return
+    raise _no_room(table)
+
+
+def require_no_copy(table: TargetTable, record: Commit) -> None:
+    """Raise Overtaken if the table already holds a commit of this copy: Delta would silently ignore Spark's."""
+    held = committed_lsn(table.path, record.app_id)
+    if held is not None:
+        raise Overtaken(table.relation, moved_on(held, record))
+
+
+def require_version(log: TableLog, relation: str, record: Commit) -> None:
+    """Raise Overtaken unless the table holds the version `record.before`, and no later copy of it has begun."""
+    held = log.application_version(record.app_id)
+    if (held or 0) != (record.before or 0):
+        raise Overtaken(relation, moved_on(held, record))
+    if any(is_of_later_copy(other, record.app_id) for other in log.applications):
+        raise Overtaken(relation, "It was copied anew, or is being copied.")
+
+
+def _require_unchanged(log: TableLog, table: TargetTable, record: Commit, *, redefined: bool = False) -> None:
+    """As `require_version`; also raise NotInPrerequisiteState if the table can no longer be written here.
+
+    `redefined`: the commit itself sets the table's columns and partitions.
+    """
+    require_version(log, table.relation, record)
+    reason = log.unsupported()
+    if reason is None and not redefined and file_rows.laid_out(log, table) != table:
+        reason = "its partition or cluster columns are others"
+    if reason is not None:
+        raise NotInPrerequisiteState(
+            f'the Delta table of "{table.relation}" was altered while it was written to',
+            detail=f"It cannot be written as before: {reason}.",
+        )
+
+
+def _commit(log: TableLog, changes: _Changes, record: Commit) -> bool:
+    """Commit; return False if another writer was first."""
+    try:
+        log.commit(
+            [*changes.actions, transaction(record.app_id, int(record.last))],
+            Operation.WRITE,
+            user_metadata=record.user_metadata,
+            made=changes.made,
+        )
+    except Conflict:
+        return False
+    return True
+
+
+def _no_room(table: TargetTable) -> NotInPrerequisiteState:
+    return NotInPrerequisiteState(
+        f'could not commit to the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
+        sqlstate="40001",
+    )
+
+
+def row_count(action: Action) -> int:
+    """Return the number of rows of the data file that an `add` action names."""
+    return int(json.loads(action["add"]["stats"])["numRecords"])
+
+
+def _changes(staged: DirectStaged) -> _Changes:
+    """Work out the actions of the batch's commit for the table's present state."""
+    log = staged.log
+    changes = _Changes(actions=list(staged.added))
+    now = int(time.time() * 1000)
+    try:
+        if staged.replace_all:
+            changes.actions += [remove_action(file, now) for file in log.files.values()]
+        elif staged.removed is not None:
+            _mark(log, list(_find_copies(log, staged)), now, changes)
+        else:
+            leaving = _leaving(staged)
+            if staged.masked is not None and leaving.keys is not None:
+                images = _completed(log, staged, leaving.keys, leaving.rows)
+                completed = data_files.write(staged.table, images, several=True)
+                changes.made += data_files.paths(log.table, completed)
+                changes.actions += completed
+            _mark(log, leaving.rows, now, changes)
+    except BaseException:
+        data_files.remove(changes.made)
+        raise
+    return changes
+
+
+def _leaving(staged: DirectStaged) -> _Leaving:
+    """Find the rows that leave, unless that was done for this version.  Raises NotAsExpected."""
+    log, table = staged.log, staged.table
+    if staged.leaving is None or staged.leaving.version != log.version:
+        wanted, found = None, list[Found]()
+        if staged.deleted_keys is not None:
+            wanted = KeySet(staged.deleted_keys.select(list(table.key)))
+            found = list(find(log, wanted, table))
+            if staged.all_stand:
+                expectations.require_standing(wanted, found)
+        if staged.free_keys is not None:
+            expectations.require_free(log, table, staged.free_keys)
+        if staged.inserted is not None:
+            expectations.require_inserted_free(log, table, staged.inserted)
+        staged.leaving = _Leaving(log.version, wanted, found)
+    return staged.leaving
+
+
+def _find_copies(log: TableLog, staged: DirectStaged) -> Iterator[Found]:
+    """Find, for each removed row, as many equal rows as were removed, in any files."""
+    assert staged.removed is not None
+    names = staged.table.schema.names
+    wanted = KeySet(staged.removed.select(names), whole=True)
+    left = np.asarray(staged.removed.column(COUNT_COLUMN)).astype(np.int64)
+    for file in file_rows.files_with(log, staged.table, names, wanted):
+        gone = deletion_vectors.read(log.table, file.vector) if file.vector is not None else None
+        dead = deletion_vectors.positions(gone) if gone is not None else np.empty(0, np.int64)
+        positions: list[Indices] = []
+        for start, batch in file_rows.read_columns(log, file, staged.table, names):
+            rows = wanted.rows(batch)
+            hits = np.flatnonzero(rows >= 0)
+            hits = hits[~deletion_vectors.among(dead, hits + start)]
+            taken = hits[_first_of_each(rows[hits], left)]
+            if len(taken):
+                left -= np.bincount(rows[taken], minlength=len(left))
+                positions.append(taken + start)
+        if positions:
+            at = np.concatenate(positions)
+            yield Found(file, at, np.full(len(at), -1), gone)
+
+
+def _first_of_each(rows: Indices, left: Indices) -> npt.NDArray[np.bool_]:
+    """Mark the entries of `rows` that are among the first left[row] equal ones."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    starts = np.searchsorted(ordered, ordered, side="left")
+    chosen = np.empty(len(rows), np.bool_)
+    chosen[order] = np.arange(len(rows)) - starts < left[ordered]
+    return chosen
+
+
+def _mark(log: TableLog, found: Sequence[Found], now: int, changes: _Changes) -> None:
+    """Remove the found rows: remove files that lose their last row, and give the others a new deletion vector."""
+    marked: list[tuple[AddFile, BitMap64]] = []
+    for one in found:
+        changes.actions.append(remove_action(one.file, now))
+        if one.file.deleted + len(one.positions) == file_rows.rows_in(log, one.file):
+            continue
+        bitmap = BitMap64(one.positions.astype(np.uint64))
+        marked.append((one.file, bitmap if one.vector is None else bitmap | one.vector))
+    if not marked:
+        return
+    path, descriptors = deletion_vectors.write(log.table, [bitmap for _, bitmap in marked])
+    changes.made.append(path)
+    for (file, _), descriptor in zip(marked, descriptors, strict=True):
+        changes.actions.append(
+            {
+                "add": {
+                    "path": file.path,
+                    "partitionValues": dict(file.partition),
+                    "size": file.size,
+                    "modificationTime": file.modification_time,
+                    "dataChange": True,
+                    "stats": _loose(log, file),
+                    "deletionVector": descriptor,
+                    **_tags(file),
+                    **file.kept,
+                }
+            }
+        )
+
+
+def _loose(log: TableLog, file: AddFile) -> str:
+    """Return the file's statistics with numRecords, marked as not tight, since a row at a bound may be deleted."""
+    known = json.loads(file.stats) if file.stats else {}
+    known["numRecords"] = file_rows.rows_in(log, file)
+    known["tightBounds"] = False
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+
+
+def remove_action(file: AddFile, now: int, *, data_change: bool = True) -> Action:
+    """Return the `remove` action of a file."""
+    remove: Action = {
+        "path": file.path,
+        "deletionTimestamp": now,
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(file.partition),
+        "size": file.size,
+        **_tags(file),
+        **{name: value for name, value in file.kept.items() if name != "clusteringProvider"},
+    }
+    if file.stats is not None:
+        remove["stats"] = file.stats
+    if file.vector is not None:
+        remove["deletionVector"] = dict(file.vector)
+    return {"remove": remove}
+
+
+def _tags(file: AddFile) -> dict[str, Any]:
+    return {"tags": dict(file.tags)} if file.tags else {}
+
+
+def _completed(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Sequence[Found]) -> Iterator[pa.Table]:
+    """Yield the masked images, completed with unchanged values from the rows that they replace, a piece at a time.
+
+    The values pass through memory in the order in which the table's files have them.  An image whose row the table lacks
+    is left out, as PostgreSQL skips an update of a missing row (update_missing).
+    """
+    table, masked = staged.table, staged.masked
+    assert masked is not None
+    flagged = [name for index, name in enumerate(table.schema.names) if _flag(index) in masked.column_names]
+    file_of_key = np.full(len(wanted), -1, np.int64)
+    position_of_key = np.zeros(len(wanted), np.int64)
+    for number, one in enumerate(found):
+        file_of_key[one.key_rows] = number
+        position_of_key[one.key_rows] = one.positions
+    of_key = wanted.rows(_bases(staged))
+    files, positions = file_of_key[of_key], position_of_key[of_key]
+    order = np.lexsort((positions, files))
+    bounds = np.searchsorted(files[order], np.arange(len(found) + 1))
+    images = ScatteredRows(masked)
+    for number, one in enumerate(found):
+        chosen = order[bounds[number] : bounds[number + 1]]
+        at = positions[chosen]
+        for start, batch in file_rows.read_columns(log, one.file, table, flagged, at=at):
+            first, last = np.searchsorted(at, (start, start + batch.num_rows))
+            for part in images.pieces(chosen[first:last]):
+                old = batch.take(pa.array(at[first:last][part] - start))
+                yield _unmasked(table, images.take(chosen[first:last][part]), pa.Table.from_batches([old]))
+
+
+def _flag(index: int) -> str:
+    """Return the name of the column that marks the unchanged values of a table's column."""
+    return f"{UNCHANGED_PREFIX}{index}"
+
+
+def _bases(staged: DirectStaged) -> pa.Table:
+    """Return the keys under which the table has the rows that the masked images replace."""
+    assert staged.masked is not None
+    bases = staged.masked.select([f"{BASE_PREFIX}{index}" for index in range(len(staged.table.key))])
+    return bases.rename_columns(list(staged.table.key)).combine_chunks()
+
+
+def _unmasked(table: TargetTable, masked: pa.Table, old: pa.Table) -> pa.Table:
+    """Complete the masked images with unchanged values from `old`, which has one row for each."""
+    columns = []
+    for index, name in enumerate(table.schema.names):
+        column = masked.column(name)
+        if _flag(index) in masked.column_names:
+            kept = old.column(name).cast(column.type)
+            column = _choose(masked.column(_flag(index)), kept, column)
+        columns.append(column)
+    return pa.table(columns, names=table.schema.names)
+
+
+def without_base(staged: DirectStaged, doubtful: Sequence[KeySet] | None) -> npt.NDArray[np.bool_]:
+    """Mark the masked images of a batch folded as upserts that cannot be completed from the table.
+
+    Either the table has no row under the image's base key, or its row may be a different one: the image's row has left
+    that key, and the key is in doubt, being in one of `doubtful` (None: all keys are in doubt).
+    """
+    assert staged.deleted_keys is not None
+    assert staged.masked is not None
+    bases = _bases(staged)
+    wanted = KeySet(staged.deleted_keys.select(list(staged.table.key)))
+    of_key = wanted.rows(bases)
+    there = np.zeros(len(wanted), np.bool_)
+    with staged.log.writing:
+        staged.log.refresh()
+        for one in find(staged.log, wanted, staged.table):
+            there[one.key_rows] = True
+    moved: npt.NDArray[np.bool_] = np.asarray(staged.masked.column(MOVED_COLUMN))
+    if doubtful is not None:
+        suspect = np.zeros(len(moved), np.bool_)
+        for keys_ in doubtful:
+            suspect |= keys_.rows(bases) >= 0
+        moved = moved & suspect
+    without: npt.NDArray[np.bool_] = np.logical_or(~there[of_key], moved)
+    return without
+
+
+def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: pa.Table) -> None:
+    """Complete the `chosen` masked images from `rows`, matched by the images' own keys; drop those without a row."""
+    assert staged.masked is not None
+    table = staged.table
+    masked = staged.masked.filter(pa.array(chosen))
+    rest = staged.masked.filter(pa.array(~chosen))
+    staged.masked = rest if rest.num_rows else None
+    key = list(table.key)
+    at = KeySet(rows.select(key)).rows(masked.select(key).combine_chunks())
+    there = np.flatnonzero(at >= 0)
+    images, old = ScatteredRows(masked), ScatteredRows(rows)
+
+    def completed() -> Iterator[pa.Table]:
+        for part in old.pieces(at[there]):
+            of_part = there[part]
+            for some in images.pieces(of_part):
+                yield _unmasked(table, images.take(of_part[some]), old.take(at[of_part[some]]))
+
+    staged.added += data_files.write(table, completed(), several=True)
+
+
+def _choose(flags: pa.ChunkedArray, kept: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
+    """Return `kept` where the flag is set, else `new`.  Works by index, so for nested types, too."""
+    count = len(flags)
+    both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
+    own = np.arange(count)
+    return both.take(pa.array(np.where(np.asarray(flags), own, own + count)))

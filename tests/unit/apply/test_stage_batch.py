@@ -1,0 +1,205 @@
+"""stage_batch: a batch's changes by destination, filtered, matched by name, and refused if they do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from apply.pipeline.dispatch import Dispatcher
+from apply.staging.destination import Destination
+from apply.staging.stage_batch import stage_batch
+from apply.staging.staged_table import StagedTable
+from pubsub.delta.table import TargetTable
+from pubsub.delta.writers.changeset import Folded
+from pubsub.errors import InvalidValue, NotInPrerequisiteState, ProtocolViolation
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.pgoutput import UNCHANGED, Message
+from tests.support.frames import INT8, TEXT, delete, insert, relation, transaction, truncate, update
+from tests.support.memory import MemoryDelta, target
+
+A, B = relation(16384, "a"), relation(16385, "b")
+
+
+class Bench:
+    """Prepares a batch for `targets`; its transactions end at 100, 200, …"""
+
+    def __init__(self, *targets: TargetTable) -> None:
+        self.delta = MemoryDelta(*(targets or (target("a"), target("b"))))
+        self.dispatcher = Dispatcher(INVALID_LSN)
+        self.after: dict[str, int] = {}
+        self.end = 0
+
+    def send(self, *messages: Message, xid: int = 700) -> None:
+        self.end += 100
+        self.dispatcher.feed(transaction(self.end, *messages, xid=xid), 0.0)
+
+    def stage(self) -> dict[str, StagedTable]:
+        destinations = {
+            ("public", t.path): Destination(1, t, f"app {t.path}", Lsn(self.after.get(t.path, 0)))
+            for t in self.delta.targets.values()
+        }
+        with self.delta.installed():
+            found = stage_batch(self.dispatcher.batch, destinations, self.delta, "pg_16389")  # type: ignore[arg-type]
+        return {p.staged.table.path: p for p in found}
+
+    def folded(self, path: str = "a") -> Folded:
+        return self.delta.staged[self.stage()[path].staged.directory][1]
+
+    def fails(self, *errors: type[Exception]) -> Any:
+        with pytest.raises(errors) as raised:
+            self.stage()
+        assert not self.delta.staged, "staged files stay behind"
+        return raised.value
+
+
+def test_each_table_gets_only_its_own_changes() -> None:
+    b = Bench()
+    b.send(
+        A, B, relation(9, "c"), insert(A.oid, 1, "x"), insert(9, 5, "z"), insert(B.oid, 2, "y"), insert(A.oid, 3, "x")
+    )
+    b.send(insert(A.oid, 4, "x"), delete(B.oid, 2, None))
+    found = b.stage()
+    assert {name: (p.inserts, p.updates, p.deletes) for name, p in found.items()} == {"a": (3, 0, 0), "b": (1, 0, 1)}
+    assert found["a"].commit.app_id == "app a"
+    assert (found["a"].commit.first, found["a"].commit.last) == (100, 200)
+
+
+def test_a_table_without_changes_in_the_batch_is_not_staged() -> None:
+    b = Bench()
+    b.send(A, B, insert(A.oid, 1, "x"))
+    assert set(b.stage()) == {"a"}
+
+
+def test_transactions_that_a_table_holds_already_are_dropped() -> None:
+    b = Bench()
+    b.send(A, insert(A.oid, 1, "x"), truncate(A.oid))
+    b.send(insert(A.oid, 2, "x"))
+    b.send(insert(A.oid, 3, "x"))
+    b.after["a"] = 100
+    assert b.folded().images.column("id").to_pylist() == [2, 3]
+    assert not b.stage()["a"].staged.replace_all
+    b.after["a"] = 200
+    assert b.folded().images.column("id").to_pylist() == [3]
+    b.after["a"] = 300
+    assert b.stage() == {}
+
+
+def test_a_truncate_voids_what_came_before_it() -> None:
+    b = Bench()
+    b.send(A, B, insert(A.oid, 1, "x"), insert(B.oid, 1, "x"), truncate(A.oid, B.oid), insert(A.oid, 2, "y"))
+    found = b.stage()
+    assert found["a"].staged.replace_all
+    assert b.delta.staged[found["a"].staged.directory][1].images.to_pylist() == [{"id": 2, "v": "y"}]
+    assert found["b"].staged.replace_all
+    assert b.delta.staged[found["b"].staged.directory][1].images.num_rows == 0
+
+
+def test_a_truncate_after_an_alter_needs_no_new_column() -> None:
+    """No row needs the column, so the table is not altered yet: the batch was refused, again and again."""
+    b = Bench(target("a"), target("b", key=()))
+    wider = (("id", INT8), ("v", TEXT), ("w", TEXT))
+    b.send(A, insert(A.oid, 1, "x"), relation(A.oid, "a", wider), truncate(A.oid))
+    b.send(relation(B.oid, "b", wider, identity="f"), truncate(B.oid))
+    for found in b.stage().values():
+        assert found.staged.replace_all
+        assert b.delta.staged[found.staged.directory][1].images.num_rows == 0
+
+
+def test_columns_go_by_name() -> None:
+    b = Bench()
+    b.send(relation(A.oid, "a", (("v", TEXT), ("id", INT8))), insert(A.oid, "x", 1))
+    assert b.folded().images.to_pylist() == [{"id": 1, "v": "x"}]
+
+
+def test_columns_that_only_the_target_has() -> None:
+    fields = [pa.field("extra", pa.list_(pa.int8())), pa.field("id", pa.int64(), False), pa.field("v", pa.string())]
+    b = Bench(target("a", *fields))
+    b.send(A, insert(A.oid, 1, "x"), update(A.oid, 2, "y"), update(A.oid, 3, UNCHANGED, old=(4, None)))
+    folded = b.folded()
+    assert folded.images.to_pylist() == [{"extra": None, "id": 1, "v": "x"}]
+    assert folded.masked.column_names[:3] == ["extra", "id", "v"]
+    assert folded.masked.num_rows == 2
+
+
+def test_a_definition_that_changed_holds_from_its_place_on() -> None:
+    b = Bench(target("a", pa.field("id", pa.int64(), False), pa.field("v", pa.string()), pa.field("w", pa.string())))
+    wider = relation(A.oid, "a", (("id", INT8), ("w", TEXT), ("v", TEXT)))
+    b.send(A, insert(A.oid, 1, "v1"))
+    b.send(insert(A.oid, 2, "v2"), wider, insert(A.oid, 3, "w3", "v3"), update(A.oid, 1, "w1", UNCHANGED))
+    assert sorted(b.folded().images.to_pylist(), key=lambda row: row["id"]) == [
+        {"id": 1, "v": "v1", "w": "w1"},
+        {"id": 2, "v": "v2", "w": None},
+        {"id": 3, "v": "v3", "w": "w3"},
+    ]
+
+
+def test_a_table_dropped_and_made_again_is_one_destination_in_order_of_time() -> None:
+    """The newer oid may be the smaller one, since oids wrap around."""
+    for old, new in ((20000, 16384), (16384, 20000)):
+        b = Bench()
+        b.send(relation(old, "a"), insert(old, 1, "old"), insert(old, 2, "old"))
+        b.send(relation(new, "a"), update(new, 1, "new"), delete(new, 2, None))
+        folded = b.folded()
+        assert folded.images.to_pylist() == [{"id": 1, "v": "new"}], (old, new)
+
+
+def test_a_value_that_does_not_fit_is_located() -> None:
+    b = Bench()
+    b.send(A, B, insert(A.oid, 1, "x"), xid=41)
+    b.send(insert(B.oid, b"two", "x"), xid=42)
+    error = b.fails(InvalidValue)
+    assert error.context == (
+        'processing remote data for replication origin "pg_16389" for replication target relation "public.b" '
+        'column "id" in transaction 42, finished at 0/C0'
+    )
+
+
+@pytest.mark.parametrize("change", [update(A.oid, 1, "x"), delete(A.oid, 1, None)])
+def test_a_row_must_be_named_by_the_key_that_the_target_has(change: Message) -> None:
+    b = Bench(target("a", key=("v",)))
+    b.send(A, insert(A.oid, 1, "x"))
+    b.stage()
+    b.delta.staged.clear()
+    b.send(change)
+    error = b.fails(NotInPrerequisiteState)
+    assert error.message.startswith(
+        "publisher did not send replica identity column expected by the logical replication target"
+    )
+    assert error.detail == "The publisher identifies rows by (id), the Delta table by (v)."
+
+
+def test_missing_columns_are_named() -> None:
+    b = Bench(target("a", pa.field("id", pa.int64())))
+    b.send(A, insert(A.oid, 1, "x"))
+    assert 'missing replicated column: "v"' in b.fails(NotInPrerequisiteState).message
+
+
+def test_a_full_row_names_itself_without_a_key() -> None:
+    b = Bench(target("a", key=()))
+    b.send(relation(A.oid, "a", identity="f"), insert(A.oid, 1, "x"), delete(A.oid, 2, "y", kind="O"))
+    folded = b.folded()
+    assert folded.images.to_pylist() == [{"id": 1, "v": "x"}]
+    assert folded.removed.num_rows == 1
+
+
+def test_changes_without_a_definition_are_refused() -> None:
+    b = Bench()
+    b.send(insert(A.oid, 1, "x"))
+    assert b.fails(NotInPrerequisiteState).message == "no relation map entry for remote relation ID 16384"
+    b = Bench()
+    b.send(insert(A.oid, 1, "x"), A, insert(A.oid, 2, "x"))
+    assert "no relation map entry" in b.fails(NotInPrerequisiteState).message
+
+
+def test_malformed_rows_are_a_protocol_violation() -> None:
+    b = Bench()
+    b.send(A, insert(A.oid, 1))
+    b.fails(ProtocolViolation)
+
+
+def test_one_table_that_fails_leaves_nothing_of_the_others() -> None:
+    b = Bench()
+    b.send(A, B, insert(A.oid, 1, "x"), insert(B.oid, b"two", "x"))
+    b.fails(InvalidValue)
