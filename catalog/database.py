@@ -35,6 +35,7 @@ from catalog.from_rows import SCHEMA_VERSION
 from pubsub.concurrency import finish, uncancelled
 from pubsub.errors import DataCorrupted, FeatureNotSupported, NoCatalog, ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
+from pubsub.texts import first_line
 
 #: How long a write waits for another process's transaction, in seconds.
 BUSY_TIMEOUT: Final = 30.0
@@ -362,5 +363,5 @@ async def _limited(engine: AsyncEngine, seconds: float) -> AsyncIterator[None]:
 def typed(error: Exception) -> PubsubError:
     """Return a PubsubError in the driver's words, without statement and parameters, which may hold a password."""
     cause = getattr(error, "orig", None) or error
-    message = re.sub(r"^<class '[^']*'>: ", "", str(cause).partition("\n")[0])
+    message = re.sub(r"^<class '[^']*'>: ", "", first_line(cause))
     return PubsubError(f"could not access the catalog: {message}", sqlstate="58030")

@@ -13,9 +13,9 @@ from typing import Final
 import psycopg
 
 from pubsub import errors
-from pubsub.delta.spark.engine import said
 from pubsub.errors import PubsubError
 from pubsub.publisher.conninfo import split_report
+from pubsub.texts import first_line
 
 _LONGEST: Final = 4000  # characters of one of an error's texts
 _OF_A_TASK: Final = re.compile(r"(pubsub|psycopg)\.(?:\w+\.)*(\w+): (.+)")
@@ -62,7 +62,7 @@ def _typed(error: BaseException) -> PubsubError:
     if found is not None:
         package, name, message = found.groups()
         return PubsubError(message, sqlstate=_sqlstate(package, name))
-    return PubsubError(f"{type(cause).__name__}: {said(cause)}", sqlstate="XX000")
+    return PubsubError(f"{type(cause).__name__}: {first_line(cause)}", sqlstate="XX000")
 
 
 def _of_a_task(cause: BaseException) -> re.Match[str] | None:

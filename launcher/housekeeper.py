@@ -41,9 +41,10 @@ from pubsub.delta.log.demands import managed_by_catalog
 from pubsub.delta.log.table_log import AddFile, TableLog
 from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
-from pubsub.delta.spark.engine import Engine, said
+from pubsub.delta.spark.engine import Engine
 from pubsub.delta.writers.choose_writer import Stage
 from pubsub.settings import HousekeepingSettings
+from pubsub.texts import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,7 +122,7 @@ class Housekeeper:
                 self._notice(time.time())
                 await self._work(visits=visits)
             except Exception as error:
-                log.warning("housekeeping could not go on", reason=said(error))
+                log.warning("housekeeping could not go on", reason=first_line(error))
 
     async def _read_tables(self) -> None:
         """Take over the catalog's tables if it has changed."""
@@ -204,7 +205,9 @@ class Housekeeper:
                 return
             await (self._visit(table) if visits else self._look(table))
         except Exception as error:
-            log.warning("housekeeping of a table failed", relation=table.relation.qualified_name, reason=said(error))
+            log.warning(
+                "housekeeping of a table failed", relation=table.relation.qualified_name, reason=first_line(error)
+            )
             table.upkeep = None
             table.visit_at = time.time() + _AFTER_FAILURE
             if table.look_at is not None:

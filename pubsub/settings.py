@@ -21,20 +21,28 @@ The values are kept in bytes and seconds.  Errors are PubsubErrors with the text
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pubsub.daily_window import DailyWindow
 from pubsub.errors import FeatureNotSupported, PubsubError, UndefinedObject
 from pubsub.nearest import nearest
 from pubsub.parameters import INT_MAX, Parameter
 
 FILE_NAME: Final = "pubsub.toml"
+_WINDOW: Final = re.compile(r"\s*(\d\d?):(\d\d)\s*-\s*(\d\d?):(\d\d)\s*")
+# Hadoop's settings that hold a secret by their names; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
+_SECRET: Final = re.compile(
+    r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)|secret|password|token|credential|access[._]?key",
+    re.IGNORECASE,
+)
 
 _STATEMENT_ROWS: Final = 1_000_000
 _MAX_WORKERS: Final = 262143
@@ -124,6 +132,53 @@ class CatalogSettings(_Table):
     """The table [catalog]; `url` may hold a password."""
 
     url: str | None = Field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DailyWindow:
+    """A window of the day in which work may be done, such as "22:00-04:00"; it may cross midnight.
+
+    From `begin`, inclusive, to `end`, exclusive, in the machine's own time; the whole day if they are equal."""
+
+    begin: time
+    end: time
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse "HH:MM-HH:MM"; 24:00 is midnight, and an empty text the whole day.  Raises PubsubError (22023)."""
+        if not text.strip():
+            return cls(time(), time())
+        match = _WINDOW.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError
+            hours, minutes, until_hours, until_minutes = map(int, match.groups())
+            if (until_hours, until_minutes) == (24, 0):
+                until_hours = 0
+            return cls(time(hours, minutes), time(until_hours, until_minutes))
+        except ValueError:
+            raise PubsubError(
+                f'"{text}" is no window of the day', sqlstate="22023", hint='Write it as in "22:00-04:00".'
+            ) from None
+
+    def __str__(self) -> str:
+        return "" if self.begin == self.end else f"{self.begin:%H:%M}-{self.end:%H:%M}"
+
+    def wait(self, now: datetime) -> float:
+        """Return the seconds until the window opens; 0 while it is open."""
+        at = now.time()
+        if self.begin == self.end:
+            return 0.0
+        if self.begin < self.end:
+            open_ = self.begin <= at < self.end
+        else:
+            open_ = at >= self.begin or at < self.end
+        if open_:
+            return 0.0
+        opens = datetime.combine(now.date(), self.begin, now.tzinfo)
+        if opens <= now:
+            opens += timedelta(days=1)
+        return (opens - now).total_seconds()
 
 
 def _window(name: str) -> BeforeValidator:
@@ -509,6 +564,11 @@ def _unrecognized(full: str, name: str, prefix: str, table: type[_Table]) -> Und
     shown = f"{prefix}.{best}" if prefix else best
     hint = f'Perhaps you meant the parameter "{shown}".' if best is not None else None
     return UndefinedObject(f'unrecognized configuration parameter "{full}"', hint=hint)
+
+
+def names_secret(conf: str) -> bool:
+    """Return whether a setting of [spark.conf] holds a secret, by its name."""
+    return _SECRET.search(conf) is not None
 
 
 def _flat(conf: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -20,6 +20,17 @@ _UNPRINTABLE: Final = {
 _NEEDS_QUOTES: Final = frozenset('{}",\\ \t\n\r\v\f')
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says: not py4j's "An error occurred while calling o70.save.", but the next one.
+
+    An error that says nothing gives its type's name.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
+        del lines[0]
+    return lines[0].removeprefix(": ") if lines else type(error).__name__
+
+
 def text(value: object) -> str:
     """Format a value as PostgreSQL prints it; None, for NULL, gives the empty string."""
     match value:

@@ -20,7 +20,7 @@ from pubsub.delta import table
 from pubsub.delta.files import constraints
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.row_count import count_rows, rows_in_log
-from pubsub.delta.spark.engine import said
+from pubsub.delta.log.transactions import ATTEMPTS, Conflict
 from pubsub.delta.spark.lanes import Lane
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
@@ -28,16 +28,7 @@ from pubsub.delta.writers.changeset import NotAsExpected
 from pubsub.delta.writers.choose_writer import AnyStaged, Stage
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
-
-_ATTEMPTS: Final = 3
-# Delta's conflicts between concurrent commits (io.delta.exceptions): worth another attempt.
-_CONFLICTS: Final = (
-    "ConcurrentAppend",
-    "ConcurrentDelete",
-    "ConcurrentTransaction",
-    "MetadataChanged",
-    "ConcurrentWrite",
-)
+from pubsub.texts import first_line
 
 # Spark's errors for a table, or one of its files, that no longer exists.
 _GONE: Final = re.compile(
@@ -76,7 +67,7 @@ async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> 
     if before >= record.first and before > destination.after:
         # A commit by another worker was read during staging; it holds some of this batch's transactions.
         raise Overtaken(target.relation, table.moved_on(before, replace(record, before=destination.after)))
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             if isinstance(staged, DirectStaged):
                 await engine.run_without_spark(arrow_writer.commit, staged, record)
@@ -99,14 +90,11 @@ async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> 
             if violation is not None:
                 violation.relid = destination.relid
                 raise violation from error
-            text = said(error)
+            text = first_line(error)
             gone = _GONE.search(text) is not None
             if have != before and not gone:
                 raise table.not_at_version(target, have, record) from error
-            conflict = isinstance(error, spark_writer.Replaced) or any(
-                name in text or name in type(error).__name__ for name in _CONFLICTS
-            )
-            if gone or not conflict or attempt == _ATTEMPTS:
+            if gone or not isinstance(error, Conflict) or attempt == ATTEMPTS:
                 failure = NotInPrerequisiteState(
                     f'could not commit to the Delta table of "{target.relation}": {text}',
                     sqlstate=None if gone else "58000",
@@ -122,7 +110,7 @@ async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> 
         return await _rows(staged)
     except Exception as error:
         # The count is only shown to people; the commit stands without it.
-        log.warning("the rows of a table could not be counted", relation=target.relation, reason=said(error))
+        log.warning("the rows of a table could not be counted", relation=target.relation, reason=first_line(error))
         return None
 
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,15 +47,13 @@ from pubsub.delta.writers.changeset import (
     Present,
     Unmet,
 )
-from pubsub.protocol.arrow_arrays import Mask, nulls
+from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
 
 # How many unmet changes are reported with their values.
 SHOWN: Final = 10
 
 _CODE_BITS: Final = 63  # of a sort key: a key's code and an event's number
-
-Indices = npt.NDArray[np.int64]
 
 
 def fold(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.delta.files.comparable_bytes import canonical
+from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.column_types import is_nested
-
-Indices = npt.NDArray[np.int64]
 
 
 def row_codes(columns: Sequence[pa.Array], limit: int, *, exact: bool = False) -> tuple[Indices, int]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import resource
-from typing import Final
 
 import structlog
 
-from pubsub.settings import FILE_NAME, Settings
+from pubsub.settings import FILE_NAME, Settings, names_secret
 from pubsub.sql.conninfo import MASK, mask_conninfo
-
-_SECRET_CONF: Final = re.compile(r"secret|password|token|credential|account\.key|access[._]?key", re.IGNORECASE)
 
 log = structlog.get_logger()
 
@@ -57,6 +54,4 @@ def _holds_secret(settings: Settings) -> bool:
         settings.walsender.wal_source,
         url if url.startswith("postgresql:") else None,
     )
-    return any(MASK in mask_conninfo(one or "") for one in connections) or any(
-        _SECRET_CONF.search(name) for name in settings.spark.conf
-    )
+    return any(MASK in mask_conninfo(one or "") for one in connections) or any(map(names_secret, settings.spark.conf))

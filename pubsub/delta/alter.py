@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -22,11 +23,11 @@ from pubsub.delta import schema_json as schema
 from pubsub.delta.files import data_files
 from pubsub.delta.files.file_rows import laid_out, live_rows
 from pubsub.delta.log.table_log import AddFile, TableLog, asking_for
-from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, transaction
+from pubsub.delta.log.transactions import Action, Operation, Transactions, commit_retrying, transaction
 from pubsub.delta.places import is_reached
 from pubsub.delta.table import STATISTICS, Commit, TargetTable, described, needs_mapping
 from pubsub.delta.writers.arrow_writer import remove_action, require_version
-from pubsub.errors import NotInPrerequisiteState, Overtaken
+from pubsub.errors import NotInPrerequisiteState, Overtaken, SerializationFailure
 from pubsub.protocol.arrow_arrays import repeated
 
 _ATTEMPTS: Final = 10
@@ -66,30 +67,22 @@ def alter(
     write; Overtaken if the table differs from `table` or holds another version than `record.before`; OSError.
     """
     log = _log_of(table, transactions)
-    for _ in range(_ATTEMPTS):
+
+    def commit() -> TargetTable:
         log.refresh()
         require_version(log, table.relation, record)
         if [column["name"] for column in schema.fields(log.metadata)] != table.schema.names:
             raise Overtaken(table.relation, "Its columns were altered.")
         actions, altered, made = _actions(log, table, change, properties)
-        try:
-            held = log.application_version(record.app_id)
-            if held is not None:
-                # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
-                actions.append(transaction(record.app_id, held))
-            log.commit(
-                actions,
-                Operation.ALTER,
-                user_metadata=record.user_metadata,
-                made=data_files.paths(log.table, made),
-            )
-            return altered
-        except Conflict:
-            continue
-    raise NotInPrerequisiteState(
-        f'could not alter the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
-        sqlstate="40001",
-    )
+        held = log.application_version(record.app_id)
+        if held is not None:
+            # Repeat the version unchanged, so that the log shows the commit as the subscription's own.
+            actions.append(transaction(record.app_id, held))
+        paths = data_files.paths(log.table, made)
+        log.commit(actions, Operation.ALTER, user_metadata=record.user_metadata, made=paths)
+        return altered
+
+    return commit_retrying(f'alter the Delta table of "{table.relation}"', commit)
 
 
 def rename(transactions: Transactions, table: TargetTable, relation: str) -> TargetTable:
@@ -97,18 +90,14 @@ def rename(transactions: Transactions, table: TargetTable, relation: str) -> Tar
     renamed = replace(table, relation=relation)
     if is_reached(table.path):
         log = TableLog(table.path, transactions)
-        for _ in range(_ATTEMPTS):
+
+        def commit() -> None:
             log.refresh()
-            if log.unsupported() is not None or log.properties.get("pubsub.relation") == relation:
-                break
-            try:
-                log.commit(
-                    _definition(log, renamed, schema.fields(log.metadata), {}),
-                    Operation.ALTER,
-                )
-                break
-            except Conflict:
-                continue
+            if log.unsupported() is None and log.properties.get("pubsub.relation") != relation:
+                log.commit(_definition(log, renamed, schema.fields(log.metadata), {}), Operation.ALTER)
+
+        with suppress(SerializationFailure):  # the property is for people
+            commit_retrying(f'rename the Delta table of "{table.relation}"', commit)
     return renamed
 
 

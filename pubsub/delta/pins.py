@@ -20,9 +20,9 @@ from typing import Final, Protocol
 
 from pubsub.delta import table
 from pubsub.delta.log import durable_files
-from pubsub.delta.log.transactions import DELETING, Conflict
+from pubsub.delta.log.transactions import DELETING, commit_retrying
 from pubsub.delta.places import directory, is_local
-from pubsub.errors import DataCorrupted, PubsubError, UndefinedTable
+from pubsub.errors import DataCorrupted, UndefinedTable
 
 PROPERTY: Final = "pubsub.pins"
 #: The properties of a table from which nothing may be removed.  1000 weeks back is after 1970, so every engine can
@@ -32,7 +32,6 @@ HELD: Final[Mapping[str, str]] = {
     "delta.logRetentionDuration": "interval 1000 weeks",
     "delta.enableExpiredLogCleanup": "false",
 }
-_ATTEMPTS: Final = 10
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
 
@@ -113,18 +112,10 @@ def holds(path: str, name: str) -> bool:
 
 
 def _commit(tables: Properties, path: str, change: Change) -> None:
-    for _ in range(_ATTEMPTS):
-        try:
-            tables.change_properties(path, change)
-        except Conflict:
-            continue
-        if is_local(path):
-            durable_files.sync_directory(directory(path) / "_delta_log")
-        return
-    raise PubsubError(
-        f'could not change the properties of the Delta table "{path}": other writers were first {_ATTEMPTS} times',
-        sqlstate="40001",
-    )
+    what = f'change the properties of the Delta table "{path}"'
+    commit_retrying(what, lambda: tables.change_properties(path, change))
+    if is_local(path):
+        durable_files.sync_directory(directory(path) / "_delta_log")
 
 
 def _read(properties: Mapping[str, str]) -> tuple[set[str], dict[str, str | None]]:

@@ -18,14 +18,13 @@ from pubsub.delta import history
 from pubsub.delta import schema_json as delta_schema
 from pubsub.delta.log import table_log as log
 from pubsub.delta.log.row_count import count_rows
-from pubsub.delta.log.transactions import Conflict, Transactions
+from pubsub.delta.log.transactions import Transactions, commit_retrying
 from pubsub.delta.places import is_local, is_reached, place
 from pubsub.errors import (
     FeatureNotSupported,
     NotInPrerequisiteState,
     Overtaken,
     PubsubError,
-    SerializationFailure,
     UndefinedTable,
 )
 from pubsub.object_stores import options
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 CHECKPOINT_INTERVAL: Final = "delta.checkpointInterval"
-_ATTEMPTS: Final = 3
 # Delta's own interval is 10: at a commit a second its checkpoints would take most of the time.
 _CHECKPOINT_INTERVAL: Final = 100
 
@@ -236,19 +234,17 @@ def create_empty(transactions: Transactions, table: TargetTable, identity: Mappi
     """
     if not is_reached(table.path) or _needs_mapping(table):
         return False
-    for _ in range(_ATTEMPTS):
+
+    def commit() -> None:
+        # After a conflict another has made it just now; or Delta still knew a table that was there before, and has forgotten it.
         if exists(table.path):
             check_columns(table)
-            return True
+            return
         columns = delta_schema.schema_string([delta_schema.field_of(field) for field in table.schema])
-        try:
-            features = delta_schema.features(table.schema)
-            log.create(transactions, table.path, columns, features, _settings(table, identity))
-            return True
-        except Conflict:
-            # Another has made it just now; or Delta still knew a table that was there before, and has forgotten it.
-            continue
-    raise SerializationFailure(f'could not create the Delta table of "{table.relation}": others were first')
+        log.create(transactions, table.path, columns, delta_schema.features(table.schema), _settings(table, identity))
+
+    commit_retrying(f'create the Delta table of "{table.relation}"', commit)
+    return True
 
 
 def create(spark: SparkSession, table: TargetTable, identity: Mapping[str, str]) -> None:

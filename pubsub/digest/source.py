@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import hash_texts
-from pubsub.digest.sums import Hashed, Indices, Sums, range_sql
+from pubsub.digest.sums import Hashed, Sums, range_sql
 from pubsub.errors import FeatureNotSupported
+from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.text.copy_csv import parse_copy
 from pubsub.publisher import copy_out
 from pubsub.publisher.key_condition import is_one_of

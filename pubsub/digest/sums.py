@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pubsub.digest.hashing import Hashes
-
-Indices = npt.NDArray[np.int64]
+from pubsub.protocol.arrow_arrays import Indices
 
 _LEAST_BITS, _MOST_BITS = 4, 14
 #: Rows of one range, about.

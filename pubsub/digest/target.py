@@ -16,9 +16,10 @@ from pubsub.delta.places import is_reached
 from pubsub.delta.table import TargetTable
 from pubsub.digest.forms import RowForm
 from pubsub.digest.hashing import Hashes
-from pubsub.digest.sums import Hashed, Indices, range_of
+from pubsub.digest.sums import Hashed, range_of
 from pubsub.errors import FeatureNotSupported
 from pubsub.object_stores import options
+from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.type_contract import VARIANT
 
 #: What one piece holds at most: rows, and bytes as Arrow has them.

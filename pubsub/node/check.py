@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from pubsub import jars, object_stores
+from pubsub import fsync, jars, object_stores
 from pubsub.errors import NoCatalog, PubsubError
 from pubsub.publisher import definitions, publication
 from pubsub.publisher.check import Finding
@@ -150,11 +150,7 @@ def try_directory(directory: Path) -> None:
             step = "renaming a file"
             first.replace(second)
             step = "fsync of a directory"
-            descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fsync.sync_directory(Path(made))
     except OSError as error:
         error.add_note(step)
         raise

@@ -16,6 +16,7 @@ MAX_BYTES: Final = (1 << 31) - 1
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 

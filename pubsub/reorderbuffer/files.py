@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from pubsub import faults
+from pubsub import faults, fsync
 from pubsub.errors import DataCorrupted, PubsubError
 
 FILE_MODE: Final = 0o600
@@ -153,11 +153,7 @@ def remove(path: Path) -> None:
 def make_durable(temporary: Path, path: Path) -> None:
     """Flush `temporary` to disk and rename it to `path`, replacing a file of that name (fd.c: durable_rename)."""
     with doing("fsync", temporary):
-        file = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        fsync.sync_file(temporary, follow=False)
     faults.point("persist.rename")
     with doing("rename", temporary):
         temporary.rename(path)
@@ -167,8 +163,4 @@ def make_durable(temporary: Path, path: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Make names added to or removed from `directory` durable."""
     with doing("fsync", directory):
-        file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        fsync.sync_directory(directory)

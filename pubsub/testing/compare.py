@@ -29,6 +29,7 @@ from psycopg import sql
 from pubsub import object_stores
 from pubsub.errors import UndefinedTable
 from pubsub.testing import nested
+from pubsub.texts import first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -156,7 +157,7 @@ def _describe(
             [table],
         ).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise UndefinedTable(str(error).splitlines()[0]) from error
+        raise UndefinedTable(first_line(error)) from error
     assert row is not None
     oid, kind, name = row
     names = connection.execute(

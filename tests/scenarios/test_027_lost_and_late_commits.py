@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from py4j.protocol import Py4JJavaError
 
 from pubsub.delta.housekeeping.rewrite import rewrite
-from pubsub.delta.log.transactions import Request
+from pubsub.delta.log.transactions import Conflict, Request
 from pubsub.delta.places import place
 from pubsub.delta.spark.jvm_transactions import DeltaTransactions, at_version, is_refusal
 from pubsub.delta.spark.spark_session import Spark
@@ -170,7 +170,7 @@ def test_a_statements_commit_that_another_program_replaced_is_made_again(
 
     monkeypatch.setattr(spark_writer, "_commit", replaced)
     staged, own = table.append(4), record(10, 20)
-    with pytest.raises(spark_writer.Replaced):
+    with pytest.raises(Conflict):
         spark_writer.commit(table.spark, staged, own)
     assert len(rows(table.target.path)) == 3
     spark_writer.commit(table.spark, staged, own)

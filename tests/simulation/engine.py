@@ -154,11 +154,8 @@ def write_statement(spark: SparkSession, staged: Staged, record: Commit) -> None
     request = Request(table.path, log.version, log.metadata["id"], actions, Operation.WRITE, record.user_metadata)
     fate = spark.lake.next_fate()
     if fate in ("refused", "failed", "unknown, not made"):
-        raise RuntimeError("io.delta.exceptions.ConcurrentAppendException" if fate == "refused" else f"Spark {fate}")
-    try:
-        spark.lake.commit(request, spark.life.name)
-    except Conflict as error:
-        raise RuntimeError("io.delta.exceptions.ConcurrentAppendException: another writer was first") from error
+        raise Conflict("another writer was first") if fate == "refused" else RuntimeError(f"Spark {fate}")
+    spark.lake.commit(request, spark.life.name)
     spark.life.writes("after a Spark statement commits")
     if fate is not None:
         raise RuntimeError("the connection to the JVM was lost")

@@ -24,6 +24,7 @@ import apply.staging.large_batches
 import apply.staging.stage_batch
 import pubsub.delta.table
 from pubsub.delta.log.other_commits import OtherCommit
+from pubsub.delta.log.transactions import Conflict
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import spark_writer
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, UNCHANGED_PREFIX, Folded, NotAsExpected
@@ -212,12 +213,7 @@ async def commits_then_raises(commit: Callable[[], None]) -> None:
 
 
 async def conflicts(commit: Callable[[], None]) -> None:
-    # As py4j reports it.
-    raise RuntimeError(
-        "An error occurred while calling o116.save.\n"
-        ": io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected.\n"
-        "\tat io.delta.exceptions.ConcurrentAppendException$.apply(DeltaConcurrentExceptions.scala:136)"
-    )
+    raise Conflict("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected.\nand more")
 
 
 class MemoryEngine:

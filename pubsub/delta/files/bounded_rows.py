@@ -10,17 +10,16 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from pubsub.protocol.arrow_arrays import Indices
 
 PIECE_BYTES: Final = 2 << 20
 # The size at which writers give a dictionary up, and the fewest values that are expected in one.
 _DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_VALUES: Final = 8
-
-Indices = npt.NDArray[np.int64]
 
 
 class ScatteredRows:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,13 +19,11 @@ from pubsub.delta.log.table_log import AddFile, TableLog, path_of
 from pubsub.delta.places import open_parquet, parquet_rows
 from pubsub.delta.table import TargetTable
 from pubsub.errors import DataCorrupted
-from pubsub.protocol.arrow_arrays import nulls
+from pubsub.protocol.arrow_arrays import Indices, nulls
 from pubsub.protocol.column_types import is_nested
 
 # The most rows that are read at once.
 _MOST_ROWS: Final = 1 << 18
-
-Indices = npt.NDArray[np.int64]
 
 
 def laid_out(log: TableLog, table: TargetTable) -> TargetTable:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pubsub.delta.files.comparable_bytes import canonical
+from pubsub.protocol.arrow_arrays import Indices
 from pubsub.protocol.column_types import is_nested
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
-Indices = npt.NDArray[np.int64]
 _NOT_FOUND: Final = -1
 # A lookup table of integer keys has at most _SPARSEST slots per key, or _SMALL_SPAN in all.
 _SPARSEST: Final = 16

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -21,8 +20,7 @@ from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.table_log import AddFile, TableLog, path_of
 from pubsub.delta.places import StorePath
 from pubsub.delta.table import TargetTable
-
-Indices = npt.NDArray[np.int64]
+from pubsub.protocol.arrow_arrays import Indices
 
 
 @dataclass(slots=True)

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pubsub.protocol.arrow_arrays import contents
+from pubsub.protocol.arrow_arrays import Indices, contents
 
 Words: TypeAlias = npt.NDArray[np.uint64]
-Indices: TypeAlias = npt.NDArray[np.int64]
 
 HIGH_BITS: Final = 16
 LOW_BITS: Final = 64

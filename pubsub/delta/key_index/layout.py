@@ -19,7 +19,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pubsub.delta.key_index.hashing import HIGH_BITS, LOW_BITS, Hashes, Indices, Words
+from pubsub.delta.key_index.hashing import HIGH_BITS, LOW_BITS, Hashes, Words
+from pubsub.protocol.arrow_arrays import Indices
 
 Rows: TypeAlias = npt.NDArray[np.uint32]
 Array: TypeAlias = npt.NDArray[Any]

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pubsub.delta.key_index import layout
-from pubsub.delta.key_index.hashing import HIGH_BITS, Hashes, Indices
+from pubsub.delta.key_index.hashing import HIGH_BITS, Hashes
 from pubsub.delta.key_index.layout import Arrays, Damaged, Rows
+from pubsub.protocol.arrow_arrays import Indices
 
 SUFFIX: Final = ".run"
 _MAGIC: Final = b"pubsubK1"

@@ -26,7 +26,7 @@ import pyarrow as pa
 import structlog
 
 from pubsub.delta.key_index import layout
-from pubsub.delta.key_index.hashing import Hashes, Indices, Secret, can_hash, hash_keys
+from pubsub.delta.key_index.hashing import Hashes, Secret, can_hash, hash_keys
 from pubsub.delta.key_index.layout import Damaged
 from pubsub.delta.key_index.memory_runs import MemoryRuns
 from pubsub.delta.key_index.run_file import (
@@ -40,6 +40,7 @@ from pubsub.delta.key_index.run_file import (
     open_run,
     write_run,
 )
+from pubsub.protocol.arrow_arrays import Indices
 
 #: Yields the columns of a data file's key, in the order of its rows.
 Read: TypeAlias = Callable[[str], Iterator[pa.RecordBatch]]

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from pubsub import fsync
 from pubsub.delta.places import Place, StorePath
 
 
@@ -47,18 +48,10 @@ def finish(file: IO[bytes] | Any) -> None:
 def sync_file(path: Place) -> None:
     """Make the contents of a file durable that another process has written."""
     if isinstance(path, Path):
-        _sync(path, os.O_RDONLY)
+        fsync.sync_file(path)
 
 
 def sync_directory(path: Place) -> None:
     """Make the names in a directory durable."""
     if isinstance(path, Path):
-        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync.sync_directory(path)

@@ -8,11 +8,16 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
-from pubsub.errors import PubsubError
+from pubsub.errors import PubsubError, SerializationFailure
+
+#: How many times a commit is worked out while other writers are first.
+ATTEMPTS: Final = 10
+
+T = TypeVar("T")
 
 # A line of Delta's log, as a JSON object with one member, such as `add`.
 Action = dict[str, Any]
@@ -29,6 +34,20 @@ class Operation(enum.Enum):
 
 class Conflict(Exception):
     """Another writer's commit came first; nothing was committed.  Read the log again and work the commit out anew."""
+
+
+def commit_retrying(what: str, commit: Callable[[], T]) -> T:
+    """Return what `commit` returns; call it again, ATTEMPTS times in all, as long as it raises Conflict.
+
+    `commit` reads the log and works the commit out anew each time.  `what`: what then could not be done, as in "commit to
+    the Delta table …".  Raises SerializationFailure, and whatever else `commit` raises.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return commit()
+        except Conflict:
+            continue
+    raise SerializationFailure(f"could not {what}: other writers were first {ATTEMPTS} times")
 
 
 def text_of(error: Exception) -> str:

@@ -10,6 +10,7 @@ from pubsub.delta.log.table_log import files_at
 from pubsub.delta.places import Place, directory, is_local
 from pubsub.errors import PubsubError, UndefinedFile
 from pubsub.object_stores import options
+from pubsub.texts import first_line
 
 
 def require_readable(path: str, relation: str, version: int) -> None:
@@ -24,7 +25,7 @@ def require_readable(path: str, relation: str, version: int) -> None:
             missing = _missing_elsewhere(path, version)
     # deltalake's errors have no common class.
     except Exception as error:
-        said = error.message if isinstance(error, PubsubError) else str(error).partition("\n")[0]
+        said = error.message if isinstance(error, PubsubError) else first_line(error)
         raise _unreadable(relation, version, said) from error
     if missing is not None:
         raise _unreadable(relation, version, f'File "{missing}" does not exist.')

@@ -39,14 +39,6 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-def said(error: BaseException) -> str:
-    """Return an error's first line that tells what happened: not py4j's "An error occurred while calling o70.save."."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
-        del lines[0]
-    return lines[0].removeprefix(": ") if lines else type(error).__name__
-
-
 class Engine:
     """One node's threads and Spark.  Several tasks may await `start`; the first starts the JVM."""
 

@@ -39,6 +39,7 @@ from pubsub.delta.log.transactions import (
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import quote
 from pubsub.errors import UndefinedTable
+from pubsub.texts import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -411,7 +412,6 @@ def _line(action: Mapping[str, Any]) -> str:
 def _said(error: Py4JJavaError | PySparkException) -> str:
     """Return the first line of what the JVM's exception says."""
     if isinstance(error, Py4JJavaError):
-        text = str(error.java_exception.getMessage() or error.java_exception.getClass().getName())
-    else:
-        text = str(error)
-    return text.strip().splitlines()[0]
+        java = error.java_exception
+        return first_line(Exception(str(java.getMessage() or java.getClass().getName())))
+    return first_line(error)

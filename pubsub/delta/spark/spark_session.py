@@ -29,6 +29,7 @@ from pubsub import jars, log_store, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
+from pubsub.settings import names_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,9 +91,6 @@ _ARGUMENT: Final = re.compile(
 )
 # Masters for which Spark makes the secret of spark.authenticate itself (SecurityManager.initializeAuth).
 _ONE_PROCESS: Final = re.compile(r"local(\[.*\])?")
-# Hadoop's settings that nobody but Spark may see; then Spark's own (spark.authenticate.secret, spark.executorEnv.X_PASSWORD …).
-_HADOOP_SECRET: Final = re.compile(r"^spark\.hadoop\..*(secret|key|password|token|credential|sas)", re.IGNORECASE)
-_SECRET: Final = re.compile(r"secret|password|token|credential|access[._]?key", re.IGNORECASE)
 _STOP_SECONDS: Final = 20.0
 _ASK_SECONDS: Final = 1.0
 _DETAIL: Final = 2000  # characters of a JVM's stack trace
@@ -318,10 +316,10 @@ class Spark:
         files.make_directory(self._home / "spill" / "spark")
         conf = SparkConf(loadDefaults=False)
         settings = self._settings(log4j)
-        hadoop_secrets = {name: settings.pop(name) for name in list(settings) if _HADOOP_SECRET.search(name)}
-        later = {
-            name: settings.pop(name) for name in list(settings) if _SECRET.search(name) or not _ARGUMENT.search(name)
-        }
+        secrets = {name for name in settings if names_secret(name)}
+        # Nobody but Spark may see these: its context shows its own settings.
+        hadoop_secrets = {name: settings.pop(name) for name in secrets if name.startswith("spark.hadoop.")}
+        later = {name: settings.pop(name) for name in list(settings) if name in secrets or not _ARGUMENT.search(name)}
         for name, value in settings.items():
             conf.set(name, value)
         with open(self._home / "spark.log", "ab", opener=files.private) as log:

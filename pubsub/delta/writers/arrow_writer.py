@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +32,14 @@ from pubsub.delta.files.sought_rows import Found, find
 from pubsub.delta.log import deletion_vectors
 from pubsub.delta.log.other_commits import ConcurrentCommit
 from pubsub.delta.log.table_log import AddFile, TableLog
-from pubsub.delta.log.transactions import Action, Conflict, Operation, Transactions, UnknownOutcome, transaction
+from pubsub.delta.log.transactions import Action, Operation, Transactions, UnknownOutcome, commit_retrying, transaction
 from pubsub.delta.places import Place, is_reached
 from pubsub.delta.table import Commit, TargetTable, committed_lsn, is_of_later_copy, moved_on
 from pubsub.delta.writers import expectations
 from pubsub.delta.writers.changeset import BASE_PREFIX, COUNT_COLUMN, MOVED_COLUMN, UNCHANGED_PREFIX, Folded
 from pubsub.delta.writers.expectations import Inserted
 from pubsub.errors import NotInPrerequisiteState, Overtaken
-
-_ATTEMPTS: Final = 10
-
-Indices = npt.NDArray[np.int64]
+from pubsub.protocol.arrow_arrays import Indices
 
 
 @dataclass(slots=True)
@@ -155,31 +152,31 @@ def discard(staged: DirectStaged) -> None:
 def commit(staged: DirectStaged, record: Commit) -> None:
     """Commit a staged batch once; do nothing if the table holds `record.last` already.
 
-    Raises NotInPrerequisiteState if the table can no longer be written here, or other writers were first ten times;
-    Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
+    Raises NotInPrerequisiteState if the table can no longer be written here; SerializationFailure if other writers were
+    first each time; Overtaken if it holds another version than `record.before`; ConcurrentCommit if others have changed rows since
     it was last checked, unless `still_holds`; NotAsExpected if its rows are not those that the batch expects; OSError.
     """
     log = staged.log
+
+    def attempt() -> None:
+        log.refresh()
+        if log.application_version(record.app_id) == int(record.last):
+            discard(staged)
+            return
+        _require_unchanged(log, staged.table, record)
+        _require_no_others(staged, record)
+        changes = _changes(staged)
+        try:
+            _commit(log, changes, record)
+        except UnknownOutcome:
+            staged.added = []  # the table may have them
+            raise
+        staged.added = []
+        staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
+        staged.free_keys = staged.inserted = staged.leaving = None
+
     with log.writing:
-        for _ in range(_ATTEMPTS):
-            log.refresh()
-            if log.application_version(record.app_id) == int(record.last):
-                discard(staged)
-                return
-            _require_unchanged(log, staged.table, record)
-            _require_no_others(staged, record)
-            changes = _changes(staged)
-            try:
-                committed = _commit(log, changes, record)
-            except UnknownOutcome:
-                staged.added = []  # the table may have them
-                raise
-            if committed:
-                staged.added = []
-                staged.deleted_keys = staged.masked = staged.removed = staged.still_holds = None
-                staged.free_keys = staged.inserted = staged.leaving = None
-                return
-    raise _no_room(staged.table)
+        commit_retrying(_what(staged.table), attempt)
 
 
 def _require_no_others(staged: DirectStaged, record: Commit) -> None:
@@ -205,18 +202,20 @@ def commit_copy(
 ) -> None:
     """Commit an initial copy's files in place of all the table's files; `definition`: actions that set its columns.
 
-    Raises NotInPrerequisiteState and OSError as `commit` does, and Overtaken if the table already holds a commit of
+    Raises what `commit` raises for these reasons, and Overtaken if the table already holds a commit of
     this copy.
     """
+
+    def attempt() -> None:
+        log.refresh()
+        _require_unchanged(log, table, record, redefined=bool(definition))
+        now = int(time.time() * 1000)
+        _commit(
+            log, _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())]), record
+        )
+
     with log.writing:
-        for _ in range(_ATTEMPTS):
-            log.refresh()
-            _require_unchanged(log, table, record, redefined=bool(definition))
-            now = int(time.time() * 1000)
-            changes = _Changes([*definition, *added, *(remove_action(file, now) for file in log.files.values())])
-            if _commit(log, changes, record):
-                return
-    raise _no_room(table)
+        commit_retrying(_what(table), attempt)
 
 
 def require_no_copy(table: TargetTable, record: Commit) -> None:
@@ -251,25 +250,17 @@ def _require_unchanged(log: TableLog, table: TargetTable, record: Commit, *, red
         )
 
 
-def _commit(log: TableLog, changes: _Changes, record: Commit) -> bool:
-    """Commit; return False if another writer was first."""
-    try:
-        log.commit(
-            [*changes.actions, transaction(record.app_id, int(record.last))],
-            Operation.WRITE,
-            user_metadata=record.user_metadata,
-            made=changes.made,
-        )
-    except Conflict:
-        return False
-    return True
-
-
-def _no_room(table: TargetTable) -> NotInPrerequisiteState:
-    return NotInPrerequisiteState(
-        f'could not commit to the Delta table of "{table.relation}": other writers were first {_ATTEMPTS} times',
-        sqlstate="40001",
+def _commit(log: TableLog, changes: _Changes, record: Commit) -> None:
+    log.commit(
+        [*changes.actions, transaction(record.app_id, int(record.last))],
+        Operation.WRITE,
+        user_metadata=record.user_metadata,
+        made=changes.made,
     )
+
+
+def _what(table: TargetTable) -> str:
+    return f'commit to the Delta table of "{table.relation}"'
 
 
 def row_count(action: Action) -> int:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pubsub.protocol.arrow_arrays import Indices
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -23,8 +25,6 @@ MOVED_COLUMN: Final = "__moved".ljust(64, "_")
 # Who wrote a row last: this subscription, or, as far as known, another writer.
 OURS: Final = 1
 THEIRS: Final = 2
-
-Indices = npt.NDArray[np.int64]
 
 
 class Present(Protocol):

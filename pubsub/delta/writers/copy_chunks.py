@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
-from pubsub.delta.log.transactions import Action, Conflict, Operation
+from pubsub.delta.log.transactions import Action, Operation, commit_retrying, transaction
 from pubsub.protocol.lsn import Lsn
 
 
@@ -23,20 +23,15 @@ def application_id(copy: str, chunk: int) -> str:
 
 def commit(log: TableLog, copy: str, attempt: str, chunk: int, added: Sequence[Action], lsn: Lsn) -> None:
     """Record a chunk whose data files are durable.  `lsn` is past the snapshot under which the `attempt` read it."""
+    name = application_id(copy, chunk)
+    metadata = json.dumps({"chunk": name, "attempt": attempt, "files": list(added)})
+
+    def commit() -> None:
+        log.refresh()
+        log.commit([transaction(name, int(lsn))], Operation.WRITE, user_metadata=metadata)
+
     with log.writing:
-        while True:
-            log.refresh()
-            try:
-                log.commit(
-                    [{"txn": {"appId": application_id(copy, chunk), "version": int(lsn)}}],
-                    Operation.WRITE,
-                    user_metadata=json.dumps(
-                        {"chunk": application_id(copy, chunk), "attempt": attempt, "files": list(added)}
-                    ),
-                )
-            except Conflict:
-                continue  # another writer's commit, which does not matter here
-            return
+        commit_retrying(f'keep a chunk of a copy to the Delta table "{log.table}"', commit)
 
 
 def committed(log: TableLog, copy: str, since: int) -> Mapping[int, tuple[str, list[Action]]]:

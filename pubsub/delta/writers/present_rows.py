@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pubsub.delta.files import file_rows
@@ -18,8 +17,7 @@ from pubsub.delta.files.sought_rows import find
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import TargetTable, query
 from pubsub.delta.writers.changeset import OURS, THEIRS
-
-Indices = npt.NDArray[np.int64]
+from pubsub.protocol.arrow_arrays import Indices
 
 
 class TablePresent:

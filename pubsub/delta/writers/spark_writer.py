@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub.delta.files import partitions
+from pubsub.delta.log.transactions import Conflict
 from pubsub.delta.places import Place, StorePath, open_output, remove_tree
-from pubsub.delta.spark.jvm_transactions import DeltaTransactions, at_version, is_refusal
+from pubsub.delta.spark.jvm_transactions import CONFLICTS, DeltaTransactions, at_version, is_refusal
 from pubsub.delta.table import (
     Commit,
     TargetTable,
@@ -51,10 +52,6 @@ _ROW: Final = "__row".ljust(64, "_")
 _IMAGE: Final = "__image".ljust(64, "_")
 _HAVE: Final = "__have".ljust(64, "_")
 _view_numbers = itertools.count(1)
-
-
-class Replaced(Exception):
-    """The commit was made, and another program has replaced its file: nothing of it is in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +115,9 @@ def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     """Commit one staged table; do nothing if it holds `record.last` already.
 
     Raises Overtaken if the table holds another version than `record.before`, also when the statement's transaction
-    begins, or if a later copy of it has begun; DataCorrupted if the version is an earlier one; Replaced if another
-    program's commit took this one's place; and Spark's errors, whose outcome the caller reads from the table's version
-    (apply.pipeline.commit).
+    begins, or if a later copy of it has begun; DataCorrupted if the version is an earlier one; Conflict if another writer
+    was first, or another program's commit took this one's place; and Spark's errors, whose outcome the caller reads from
+    the table's version (apply.pipeline.commit).
     """
     table = staged.table
     held = committed_lsn(table.path, record.app_id)
@@ -134,11 +131,13 @@ def commit(spark: SparkSession, staged: Staged, record: Commit) -> None:
     except Exception as error:
         if is_refusal(error):
             raise not_at_version(table, committed_lsn(table.path, record.app_id), record) from error
+        if isinstance(error, CONFLICTS):
+            raise Conflict(str(error)) from error
         raise
     if committed_lsn(table.path, record.app_id) != record.last:
         # Another program's store renamed its commit to the name that this one had just got.
         DeltaTransactions(spark).forget(table.path)
-        raise Replaced(f'the commit to the Delta table "{table.path}" was replaced by another program\'s')
+        raise Conflict(f'the commit to the Delta table "{table.path}" was replaced by another program\'s')
 
 
 def _commit(spark: SparkSession, staged: Staged, record: Commit) -> None:

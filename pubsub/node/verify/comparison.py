@@ -24,9 +24,10 @@ import pyarrow as pa
 
 from pubsub.digest.forms import RowForm
 from pubsub.digest.source import SourceTable, Stretch
-from pubsub.digest.sums import Hashed, Indices, Sums, bits_for, surplus
+from pubsub.digest.sums import Hashed, Sums, bits_for, surplus
 from pubsub.digest.target import DeltaVersion
 from pubsub.digest.texts import output_texts
+from pubsub.protocol.arrow_arrays import Indices
 
 if TYPE_CHECKING:
     from psycopg import Connection

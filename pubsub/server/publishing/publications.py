@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 from catalog.records import State, SubscriptionRel
 from pubsub.errors import DuplicateObject, FeatureNotSupported, PubsubError, SqlSyntaxError, UndefinedObject
 from pubsub.node.query import find_relation
+from pubsub.reorderbuffer import files
 from pubsub.sql.lexer import Kind, Token
 
 FILE: Final = "publications.json"
@@ -59,16 +59,8 @@ class Publications:
     def _save(self) -> None:
         path = self.home / FILE
         aside = path.with_suffix(".tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump([asdict(one) for one in self.by_name.values()], file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        number = os.open(self.home, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+        aside.write_text(json.dumps([asdict(one) for one in self.by_name.values()]), encoding="utf-8")
+        files.make_durable(aside, path)
 
     def execute(self, text: str, tokens: Sequence[Token], state: State) -> str:
         """Carry a statement out; return its tag.  Raises PubsubError."""

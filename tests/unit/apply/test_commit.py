@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pubsub.delta.log.transactions import ATTEMPTS
 from pubsub.errors import NotInPrerequisiteState, Overtaken, PubsubError
 from pubsub.protocol.lsn import Lsn
 from tests.support.frames import insert, transaction
@@ -40,7 +41,7 @@ async def test_a_conflict_is_tried_again() -> None:
 @virtual
 async def test_conflicts_without_end_are_given_up() -> None:
     p = MemoryPipeline(transaction(100, A, insert(A.oid, 1, "x")))
-    p.engine.outcomes["a"] = [conflicts] * 3
+    p.engine.outcomes["a"] = [conflicts] * ATTEMPTS
     with pytest.raises(BaseExceptionGroup) as raised:
         await p.run()
     assert isinstance(cause(raised.value), NotInPrerequisiteState)

@@ -18,7 +18,6 @@ from catalog.records import SubscriptionRel, TableStorage
 from catalog.states import RelState
 from launcher import housekeeper
 from launcher.housekeeper import Housekeeper
-from pubsub.daily_window import DailyWindow
 from pubsub.delta import table as delta
 from pubsub.delta.files import data_files
 from pubsub.delta.housekeeping.retention import FILES
@@ -30,7 +29,7 @@ from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.choose_writer import Stage
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
-from pubsub.settings import HousekeepingSettings
+from pubsub.settings import DailyWindow, HousekeepingSettings
 from tests.support.json_transactions import JsonTransactions
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False)])

@@ -21,7 +21,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
-from pubsub.daily_window import DailyWindow
 from pubsub.delta import pins
 from pubsub.delta import table as delta
 from pubsub.delta.files import data_files, file_rows
@@ -39,6 +38,7 @@ from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.errors import PubsubError
 from pubsub.protocol.lsn import Lsn
+from pubsub.settings import DailyWindow
 from tests.support.json_transactions import JsonTransactions
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64())])

@@ -1,0 +1,24 @@
+"""Make files, and the names in directories, durable.  Blocks; raises OSError."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path, *, follow: bool = True) -> None:
+    """Make the contents of a file durable, whoever has written them; `follow`: also of one that a symbolic link names."""
+    _sync(path, os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names added to or removed from a directory durable."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
