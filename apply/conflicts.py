@@ -29,7 +29,7 @@ from apply.batch import Batch
 from catalog.records import Counters, ForeignCommit
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit
-from pubsub.delta.writers.changeset import Folded, Unmet
+from pubsub.delta.writers.changeset import Conflicting, Folded
 from pubsub.errors import PubsubError
 from pubsub.protocol.rows import INSERT, UPDATE
 
@@ -99,7 +99,7 @@ def judge(folded: Folded, batch: Batch, relation: str, origin: str) -> Conflicts
 
 def _note(
     found: Conflicts,
-    unmet: Unmet,
+    conflicting: Conflicting,
     types: tuple[ConflictType, ConflictType],
     done: tuple[str, str],
     batch: Batch,
@@ -107,36 +107,36 @@ def _note(
     origin: str,
 ) -> None:
     """Count the updates as the first type and the deletes as the second, with texts for the ones that carry values."""
-    updates = int((unmet.op == UPDATE).sum())
-    found.counts += Counter({types[0]: updates, types[1]: len(unmet.op) - updates})
-    for index in range(unmet.keys.num_rows):
-        identity = f"eplica identity {_identity(unmet, index)}"
-        updated = unmet.op[index] == UPDATE
-        what = f"Remote row {_values(unmet.rows, index)}; r{identity}" if updated else f"R{identity}"
+    updates = int((conflicting.op == UPDATE).sum())
+    found.counts += Counter({types[0]: updates, types[1]: len(conflicting.op) - updates})
+    for index in range(conflicting.keys.num_rows):
+        identity = f"eplica identity {_identity(conflicting, index)}"
+        updated = conflicting.op[index] == UPDATE
+        what = f"Remote row {_values(conflicting.rows, index)}; r{identity}" if updated else f"R{identity}"
         found.texts.append(
             {
                 "event": _message(relation, types[0] if updated else types[1]),
                 "detail": f"{done[0] if updated else done[1]}\n{what}.",
-                "context": _context(unmet, index, batch, relation, origin),
-                "lsn": str(batch.transaction_of(int(unmet.seq[index])).final_lsn),
+                "context": _context(conflicting, index, batch, relation, origin),
+                "lsn": str(batch.transaction_of(int(conflicting.seq[index])).final_lsn),
             }
         )
 
 
-def _refuse(met: Unmet, batch: Batch, relation: str, origin: str) -> None:
-    inserted = met.op[0] == INSERT
+def _refuse(conflicting: Conflicting, batch: Batch, relation: str, origin: str) -> None:
+    inserted = conflicting.op[0] == INSERT
     conflict = ConflictType.INSERT_EXISTS if inserted else ConflictType.UPDATE_EXISTS
-    names = met.keys.column_names
-    key = _pairs(met.rows.select(names), 0)
-    detail = f"Key already exists in the Delta table.\nKey {key}; remote row {_values(met.rows, 0)}"
+    names = conflicting.keys.column_names
+    key = _pairs(conflicting.rows.select(names), 0)
+    detail = f"Key already exists in the Delta table.\nKey {key}; remote row {_values(conflicting.rows, 0)}"
     if not inserted:
-        detail += f"; replica identity {_identity(met, 0)}"
-    lsn = batch.transaction_of(int(met.seq[0])).final_lsn
+        detail += f"; replica identity {_identity(conflicting, 0)}"
+    lsn = batch.transaction_of(int(conflicting.seq[0])).final_lsn
     error = UniqueViolation(
         _message(relation, conflict),
         detail=f"{detail}.",
         hint=f"Delete the row from the Delta table, or skip the transaction with ALTER SUBSCRIPTION … SKIP (lsn = '{lsn}').",
-        context=_context(met, 0, batch, relation, origin),
+        context=_context(conflicting, 0, batch, relation, origin),
     )
     error.conflict = conflict
     error.finish_lsn = lsn
@@ -147,20 +147,20 @@ def _message(relation: str, conflict: ConflictType) -> str:
     return f'conflict detected on relation "{relation}": conflict={conflict.value}'
 
 
-def _context(unmet: Unmet, index: int, batch: Batch, relation: str, origin: str) -> str:
+def _context(conflicting: Conflicting, index: int, batch: Batch, relation: str, origin: str) -> str:
     """Return the error's context (worker.c: apply_error_callback)."""
-    transaction = batch.transaction_of(int(unmet.seq[index]))
+    transaction = batch.transaction_of(int(conflicting.seq[index]))
     return (
         f'processing remote data for replication origin "{origin}" during message type '
-        f'"{_NAMES.get(int(unmet.op[index]), "DELETE")}" for replication target relation "{relation}" in transaction '
+        f'"{_NAMES.get(int(conflicting.op[index]), "DELETE")}" for replication target relation "{relation}" in transaction '
         f"{transaction.xid}, finished at {transaction.final_lsn}"
     )
 
 
-def _identity(unmet: Unmet, index: int) -> str:
-    if len(unmet.keys.column_names) == len(unmet.rows.column_names):
-        return f"full {_values(unmet.keys, index)}"
-    return _pairs(unmet.keys, index)
+def _identity(conflicting: Conflicting, index: int) -> str:
+    if len(conflicting.keys.column_names) == len(conflicting.rows.column_names):
+        return f"full {_values(conflicting.keys, index)}"
+    return _pairs(conflicting.keys, index)
 
 
 def _pairs(table: pa.Table, index: int) -> str:

@@ -20,7 +20,7 @@ from apply.staging.destination import Destination
 from apply.staging.stage_batch import stage_batch
 from apply.staging.staged_table import StagedTable
 from catalog.records import SubscriptionRel
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import DataCorrupted, ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.sql.identifiers import quote_identifier, quote_qualified
@@ -73,7 +73,7 @@ def hint_to_resync(error: PubsubError, subscription: str, relation: Subscription
 
 
 def stage_isolating(
-    batch: Batch, destinations: _Destinations, stage: Stage, origin: str
+    batch: Batch, destinations: _Destinations, writers: TableWriters, origin: str
 ) -> tuple[list[StagedTable], list[Failure]]:
     """Stage as stage_batch does, but leave out failing tables, or the transactions from their failure on.
 
@@ -82,7 +82,7 @@ def stage_isolating(
     failures: dict[int, Failure] = {}
     while True:
         try:
-            return stage_batch(batch, destinations, stage, origin), list(failures.values())
+            return stage_batch(batch, destinations, writers, origin), list(failures.values())
         except PubsubError as error:
             if error.relid is None or not will_last(error):
                 raise

@@ -282,7 +282,7 @@ class ApplyTables:
         if entry is not None and entry.is_copy_of(destination):
             entry.contested = True
 
-    async def met(self, relation: str, conflicts: Conflicts) -> None:
+    async def conflicts_found(self, relation: str, conflicts: Conflicts) -> None:
         """See interfaces.Tables."""
         await count_conflicts(self._catalog, self._subid, relation, conflicts)
 

@@ -38,7 +38,7 @@ from pubsub.delta.log.transactions import Transactions
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit
 from pubsub.delta.writers.changeset import Folded
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState, PublisherError, StartAgain
 from pubsub.protocol import commands
 from pubsub.protocol.binary.single_values import BinaryTypes
@@ -61,7 +61,7 @@ class ApplyWorker:
         node_id: str,
         catalog: Catalog,
         engine: Engine,
-        stage: Stage,
+        writers: TableWriters,
         handover: Handover,
         settings: Settings,
     ) -> None:
@@ -72,7 +72,7 @@ class ApplyWorker:
         self._node_id = node_id
         self._catalog = catalog
         self._engine = engine
-        self._stage = stage
+        self._writers = writers
         self._handover = handover
         self._settings = settings
         self._tables = ApplyTables(
@@ -163,7 +163,7 @@ class ApplyWorker:
                 origin,
                 self._tables,
                 self._engine.lane(),
-                self._stage,
+                self._writers,
                 limits(subscription, self._settings),
                 self.figures,
                 buffer=buffer,
@@ -284,7 +284,7 @@ class ApplyWorker:
         assert self._pipeline is not None
         if self._tables.version(destination.relid) >= at:
             raise NotInPrerequisiteState(f'table "{destination.table.relation}" is past {at}')
-        staged = await asyncio.to_thread(self._stage.write, destination.table, folded, replace_all=False)
+        staged = await asyncio.to_thread(self._writers.write, destination.table, folded, replace_all=False)
         record = Commit(destination.app_id, at, at)
         try:
             await self._pipeline.commit_between(StagedTable(destination, staged, record, 0, 0, 0))

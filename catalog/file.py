@@ -1,4 +1,4 @@
-"""Reads the whole catalog from a SQLite file with Python's own driver.
+"""Read the whole catalog from a SQLite file with Python's own driver.
 
 A client's SELECT on a view, or `status`, needs nothing else of the catalog, and importing SQLAlchemy takes several times
 as long as the rest of such a command.  catalog.store reads every other catalog, and says what is wrong with one.

@@ -1,4 +1,4 @@
-"""Builds the catalog's records from its rows; needs no SQLAlchemy, so that a file can be read without it (catalog.file).
+"""Build the catalog's records from its rows; needs no SQLAlchemy, so that a file can be read without it (catalog.file).
 
 A row maps the names of a table's columns to Python's values: LSNs, aware times, booleans, and what JSON holds.
 """

@@ -1,4 +1,4 @@
-"""Describes a worker's failure: finds its cause, turns it into a PubsubError, formats its traceback.
+"""Describe a worker's failure: find its cause, turn it into a PubsubError, format its traceback.
 
 launcher.runner decides what to do about a failure.  What a failed worker had not committed needs no undoing: nothing is
 acknowledged before it is durable, so the publisher sends it again.

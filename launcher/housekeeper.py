@@ -1,6 +1,6 @@
-"""Keeps the node's Delta tables small: a task of the daemon for data files, and one for what is deleted.
+"""Keep the node's Delta tables small: a task of the daemon for data files, and one for what is deleted.
 
-    every two seconds   the tables that batches were staged for since (Stage.staged)
+    every two seconds   the tables that batches were staged for since (TableWriters.staged)
                         ─► after some batches, or a minute: merge small files, rewrite worn ones (housekeeping/rewrite.py),
                            or run OPTIMIZE (housekeeping/delta_optimize.py)
                         ─► a minute later, then as long as old files lie there, and when the table rests: a visit
@@ -42,7 +42,7 @@ from pubsub.delta.log.table_log import AddFile, TableLog
 from pubsub.delta.log.transactions import DELETING, Cleaning
 from pubsub.delta.places import is_reached, place
 from pubsub.delta.spark.engine import Engine
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.settings import HousekeepingSettings
 from pubsub.texts import first_line
 
@@ -94,11 +94,11 @@ class _Table:
 class Housekeeper:
     """One node's housekeeper: `run` lasts until it is cancelled, and then until the work under way has ended."""
 
-    def __init__(self, settings: HousekeepingSettings, catalog: Catalog, engine: Engine, stage: Stage) -> None:
+    def __init__(self, settings: HousekeepingSettings, catalog: Catalog, engine: Engine, writers: TableWriters) -> None:
         self._settings = settings
         self._catalog = catalog
         self._engine = engine
-        self._stage = stage
+        self._writers = writers
         self._tables: dict[str, _Table] = {}
         self._seen = -1
         self._started = time.time()
@@ -144,7 +144,7 @@ class Housekeeper:
             held = storage.get((relation.subid, relation.relid))
             if held is not None and held.generation != relation.copy_generation:
                 held = None
-            staged = self._stage.staged[path]
+            staged = self._writers.staged[path]
             table = self._tables[path] = _Table(relation, staged, staged, staged, staged, time.time(), storage=held)
             if not first or held is None or await self._was_written(held, path):
                 # Its copy has ended, or this daemon knows nothing of it, or it was written since it was visited.
@@ -163,7 +163,7 @@ class Housekeeper:
 
     def _notice(self, now: float) -> None:
         """Note which tables were written since the last look."""
-        for path, staged in self._stage.staged.items():
+        for path, staged in self._writers.staged.items():
             table = self._tables.get(path)
             if table is None or table.staged == staged:
                 continue
@@ -184,7 +184,7 @@ class Housekeeper:
         """Do what is due, visits or looks, one table after the other, beginning with the one that is due for longest."""
         now = time.time()
         until = now
-        if not visits and time.monotonic() - self._stage.large_at < _BACKLOG:
+        if not visits and time.monotonic() - self._writers.large_at < _BACKLOG:
             until -= _LONGEST_WAIT
         times = ((table.visit_at if visits else table.look_at, path) for path, table in self._tables.items())
         for _, path in sorted((due, path) for due, path in times if due is not None and due <= until):
@@ -214,7 +214,7 @@ class Housekeeper:
                 table.look_at = table.visit_at
 
     def _log(self, table: _Table) -> TableLog:
-        return self._stage.log_of(table.relation.path)
+        return self._writers.log_of(table.relation.path)
 
     async def _look(self, table: _Table) -> None:
         """Merge and rewrite files of a table if that is worth it; look again soon if it was."""

@@ -30,7 +30,7 @@ from launcher.runner import NodeServices, Runner
 from launcher.verifier import Verifier, Verify
 from launcher.worker_slots import WorkerSlots
 from pubsub.delta.spark.engine import Engine
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import INVALID_LSN
 from pubsub.settings import Settings
@@ -52,7 +52,7 @@ class Launcher:
         settings: Settings,
         catalog: Catalog,
         engine: Engine,
-        stage: Stage,
+        writers: TableWriters,
         node_id: str,
         verify: Verify | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Launcher:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._handovers: dict[int, Handover] = {}
         self._monitors = Monitors(node_id, catalog)
-        self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, stage)
+        self._housekeeper = Housekeeper(settings.housekeeping, catalog, engine, writers)
         self._pin_requests = PinRequests(catalog, engine)
         self._point_requests = PointRequests(catalog, self.runners)
         self._repair_requests = RepairRequests(catalog, engine, self.runners)
@@ -76,7 +76,7 @@ class Launcher:
         self._paused: dict[int, str] = {}
         self._look_at_pauses = 0.0
         self._node = NodeServices(
-            node_id, catalog, engine, stage, settings, WorkerSlots(settings.max_logical_replication_workers)
+            node_id, catalog, engine, writers, settings, WorkerSlots(settings.max_logical_replication_workers)
         )
 
     async def run(self) -> None:

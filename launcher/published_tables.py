@@ -1,4 +1,4 @@
-"""Plans the Delta tables of published tables, and checks them, before anything is created.
+"""Plan the Delta tables of published tables, and check them, before anything is created.
 
 Tables that cannot be replicated are refused here, so that CREATE SUBSCRIPTION and REFRESH PUBLICATION leave nothing
 behind.  Functions import the modules that need pyarrow, so that commands without a table to plan answer sooner.

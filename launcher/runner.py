@@ -1,4 +1,4 @@
-"""Runs one subscription's workers, the apply worker and the tables' sync workers, and decides about their failures.
+"""Run one subscription's workers, the apply worker and the tables' sync workers, and decide about their failures.
 
 In PostgreSQL the apply worker launches the sync workers (tablesync.c: process_syncing_tables_for_apply).  Here the
 launcher's process runs both, so that a failing apply worker does not hold back copies.
@@ -32,7 +32,7 @@ from launcher.copies_at_once import CopiesAtOnce
 from launcher.failures import cause_of, foreseen, traced, typed
 from launcher.worker_slots import WorkerName, WorkerSlots
 from pubsub.delta.spark.engine import Engine
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import Overtaken, StartAgain, UndefinedObject
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher.replication import StreamEnded
@@ -53,7 +53,7 @@ class NodeServices:
     node_id: str
     catalog: Catalog
     engine: Engine
-    stage: Stage
+    writers: TableWriters
     settings: Settings
     workers: WorkerSlots
 
@@ -178,7 +178,7 @@ class Runner:
                     node_id=self._node.node_id,
                     catalog=self._node.catalog,
                     engine=self._node.engine,
-                    stage=self._node.stage,
+                    writers=self._node.writers,
                     handover=self.handover,
                     settings=self._node.settings,
                 )
@@ -248,7 +248,7 @@ class Runner:
             node_id=self._node.node_id,
             catalog=self._node.catalog,
             engine=self._node.engine,
-            stage=self._node.stage,
+            writers=self._node.writers,
             handover=self.handover,
             settings=self._node.settings,
         )

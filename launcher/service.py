@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pubsub.delta.places import Place
     from pubsub.delta.spark.engine import Engine
     from pubsub.delta.spark.spark_session import Spark
-    from pubsub.delta.writers.choose_writer import Stage
+    from pubsub.delta.writers.choose_writer import TableWriters
 
 log = structlog.get_logger()
 
@@ -44,12 +44,12 @@ class Service:
         spill: SpillDirectory,
         spark: Spark,
         engine: Engine,
-        stage: Stage,
+        writers: TableWriters,
         launcher: Launcher,
     ) -> None:
         self.spark = spark
         self.engine = engine
-        self._stage = stage
+        self._writers = writers
         self.launcher = launcher
         self._catalog = catalog
         self._lock = lock
@@ -103,7 +103,7 @@ class Service:
         from pubsub.delta.key_index.node_index import KeyIndex
         from pubsub.delta.spark.engine import Engine
         from pubsub.delta.spark.spark_session import Spark
-        from pubsub.delta.writers.choose_writer import Stage
+        from pubsub.delta.writers.choose_writer import TableWriters
 
         allocators.limit_arenas()
         spark = Spark(settings.home, master=settings.spark.master, conf=conf, warehouse=settings.warehouse_uri)
@@ -112,14 +112,14 @@ class Service:
         await catalog.set_daemon()
         index = KeyIndex(settings.home / "key_index")
         index.keep_only(frozenset(relation.path for relation in (await catalog.state()).relations))
-        stage = Stage(
+        writers = TableWriters(
             _stage_directory(settings, node.node_id),
             engine.transactions,
             statement_rows=settings.spark.least_statement_rows,
             index=index,
         )
-        launcher = Launcher(settings, catalog, engine, stage, node.node_id, verify)
-        service = cls(catalog, lock, spill, spark, engine, stage, launcher)
+        launcher = Launcher(settings, catalog, engine, writers, node.node_id, verify)
+        service = cls(catalog, lock, spill, spark, engine, writers, launcher)
         service._starting_spark = asyncio.create_task(service._start_spark(), name="start Spark")
         return service
 
@@ -144,7 +144,7 @@ class Service:
                 try:
                     await self.engine.stop()
                 finally:
-                    await asyncio.to_thread(self._stage.stop)
+                    await asyncio.to_thread(self._writers.stop)
                 try:
                     await self._catalog.clear_daemon()
                 finally:

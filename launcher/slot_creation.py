@@ -1,4 +1,4 @@
-"""Creates a subscription's slot for a command, with notices about what it waits for and hints for its errors."""
+"""Create a subscription's slot for a command, with notices about what it waits for and hints for its errors."""
 
 from __future__ import annotations
 

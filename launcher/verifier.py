@@ -1,4 +1,4 @@
-"""Verifies each subscription by itself, as often as the settings say, one after the other (pubsub.node.verify).
+"""Verify each subscription by itself, as often as the settings say, one after the other (pubsub.node.verify).
 
 A subscription is due `interval` after its last verification began, within the window.  How one is verified comes from above,
 since it uses the commands' side: the daemon runs `pubsub verify` in a process of its own, which takes the work from its

@@ -1,4 +1,4 @@
-"""Returns memory that the allocators keep to the system, so that a daemon holds only what it needs.
+"""Return memory that the allocators keep to the system, so that a daemon holds only what it needs.
 
 What a large batch took goes back at once.  What small batches free lies between what stays, and would add up to hundreds of
 megabytes in minutes; it goes back from time to time.

@@ -1,4 +1,4 @@
-"""Runs work to completion despite cancellation.
+"""Run work to completion despite cancellation.
 
 A thread, a database transaction or a Spark job goes on when the task that waits for it is cancelled: a commit could
 land after its table's version was read, or a lock stay held.  So the caller first waits for the end, and is cancelled

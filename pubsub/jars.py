@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
-from pubsub import log_store
+from pubsub import java_classes
 from pubsub.errors import DataCorrupted, PubsubError
 
 JAVA_MINIMUM: Final = 17
@@ -302,7 +302,7 @@ def directory() -> Path:
 
 def class_path() -> list[Path]:
     """Return the jars for the driver's class path.  Raises PubsubError if one is missing."""
-    paths = [*(directory() / artifact.filename for artifact in DELTA), directory() / log_store.jar_name()]
+    paths = [*(directory() / artifact.filename for artifact in DELTA), directory() / java_classes.jar_name()]
     return _there(paths, "pubsub setup")
 
 
@@ -442,7 +442,7 @@ def set_up(*, s3: bool = False, source: Path | None = None) -> Path:
         if source is not None:
             _copy(artifacts, source, into)
         fetch(artifacts, into)
-        log_store.build(into, [into / artifact.filename for artifact in DELTA])
+        java_classes.build(into, [into / artifact.filename for artifact in DELTA])
     except OSError as error:
         raise PubsubError(
             f'could not write to "{into}": {error.strerror}',
@@ -541,7 +541,7 @@ def main(arguments: Sequence[str]) -> int:
             case ["fetch"]:
                 for path in fetch(DELTA, directory()):
                     print(path)
-                print(log_store.build(directory(), [directory() / artifact.filename for artifact in DELTA]))
+                print(java_classes.build(directory(), [directory() / artifact.filename for artifact in DELTA]))
             case ["fetch", "s3"]:
                 for path in fetch(S3, directory()):
                     print(path)

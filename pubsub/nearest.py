@@ -1,4 +1,4 @@
-"""Finds the known name that is closest to a mistyped one (varlena.c: ClosestMatchState)."""
+"""Find the known name that is closest to a mistyped one (varlena.c: ClosestMatchState)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats values as PostgreSQL's output functions do, and for JSON."""
+"""Format values as PostgreSQL's output functions do, and for JSON."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ if ! done_with project "$project"; then
     stamp project "$project"
 fi
 
-jars="$packages $(digest pubsub/jars.py pubsub/log_store.py pubsub/java/pubsub/*.java)"
+jars="$packages $(digest pubsub/jars.py pubsub/java_classes.py pubsub/java/pubsub/*.java)"
 if ! done_with jars "$jars"; then
     say "Fetching the jars of Delta, and compiling its store for local directories"
     "$python" -m pubsub.jars fetch >/dev/null

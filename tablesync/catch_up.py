@@ -26,7 +26,7 @@ from catalog.store import Catalog
 from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta.spark.engine import Engine
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.protocol import commands
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.publisher import replication, snapshots
@@ -49,7 +49,7 @@ class CatchUp:
         node_id: str,
         catalog: Catalog,
         engine: Engine,
-        stage: Stage,
+        writers: TableWriters,
         handover: Handover,
         settings: Settings,
         figures: Figures,
@@ -59,7 +59,7 @@ class CatchUp:
         self._node_id = node_id
         self._catalog = catalog
         self._engine = engine
-        self._stage = stage
+        self._writers = writers
         self._handover = handover
         self._settings = settings
         self._figures = figures
@@ -167,7 +167,7 @@ class CatchUp:
                 at,
                 tables,
                 self._engine.lane(),
-                self._stage,
+                self._writers,
                 limits(self._subscription, self._settings),
                 self._figures,
                 buffer=buffer,

@@ -109,7 +109,7 @@ class CatchUpTable:
         self._handover.look_up(destination.app_id)
         self._contested = True
 
-    async def met(self, relation: str, conflicts: Conflicts) -> None:
+    async def conflicts_found(self, relation: str, conflicts: Conflicts) -> None:
         await count_conflicts(self._catalog, self._subid, relation, conflicts)
 
     def version(self, relid: int) -> Lsn:

@@ -5,7 +5,7 @@
     a Spark job               any other table, with a task for each chunk; and a small one whose Delta table only Spark
                               can write (copyjob.copy_here finds that)
 
-A chunk is a range of the table's blocks.  After a crash the finished chunks stay (tablesync.resume).
+A chunk is a range of the table's blocks.  After a crash the finished chunks stay (tablesync.may_resume).
 """
 
 from __future__ import annotations

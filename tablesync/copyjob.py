@@ -212,7 +212,7 @@ def _copy_directly(
     definition: Sequence[Action],
 ) -> None:
     """Let tasks write data files, and commit them.  If the job fails, remove the files that no commit names."""
-    from tablesync.finished_chunks import Landing  # imports pyspark, a second that a daemon without a copy can save
+    from tablesync.chunk_accumulator import Landing  # imports pyspark, a second that a daemon without a copy can save
 
     name = plan.attempts[-1]
     parts = ranges(plan.edges)

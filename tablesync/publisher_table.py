@@ -22,7 +22,7 @@ from pubsub.publisher.publication import PublishedTable
 from pubsub.publisher.read_table import ReadTable
 from pubsub.sql.typechoices import TypeChoices
 from tablesync import copyjob
-from tablesync.resume import Conditions, conditions
+from tablesync.may_resume import Conditions, conditions
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from pubsub import faults
 from pubsub.delta import table as delta
 from pubsub.delta.spark.engine import Engine
 from pubsub.delta.table import Commit, TargetTable
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import replication, slots, snapshots
@@ -67,7 +67,7 @@ class SyncWorker:
         node_id: str,
         catalog: Catalog,
         engine: Engine,
-        stage: Stage,
+        writers: TableWriters,
         handover: Handover,
         settings: Settings,
     ) -> None:
@@ -78,7 +78,7 @@ class SyncWorker:
         self._node_id = node_id
         self._catalog = catalog
         self._engine = engine
-        self._stage = stage
+        self._writers = writers
         self._handover = handover
         self._settings = settings
         self._slot = sync_slot_name(subscription.oid, relation.relid, node_id)
@@ -90,7 +90,7 @@ class SyncWorker:
             node_id=node_id,
             catalog=catalog,
             engine=engine,
-            stage=stage,
+            writers=writers,
             handover=handover,
             settings=settings,
             figures=self.figures,
@@ -135,7 +135,7 @@ class SyncWorker:
         if relation.state is RelState.INIT or not there:
             await self._copy()
         elif relation.state is RelState.DATASYNC:
-            await self._go_on()
+            await self._resume_copy()
         try:
             if await self._catch_up.run():
                 await self._drop_slot()
@@ -228,7 +228,7 @@ class SyncWorker:
             await faults.reached(f"init {relation.qualified_name}")
             generation = await self._catalog.begin_copy(subscription.oid, relation.relid, sync_slot=self._slot)
             self._handover.new_copy(relation.relid)
-            self._stage.forget(relation.path)
+            self._writers.forget(relation.path)
             await faults.reached(f"datasync {relation.qualified_name}")
             # Be patient: if the monitor can ask the publisher, its report of what creation waits for is more exact.
             with self.figures.waits_for("its replication slot to be created", patience=10):
@@ -272,7 +272,7 @@ class SyncWorker:
             log.info("copy has started", relation=relation.qualified_name, lsn=str(plan.start))
             await self._copy_rows(plan, table.source, table.target, rows)
 
-    async def _go_on(self) -> None:
+    async def _resume_copy(self) -> None:
         """Resume an earlier worker's copy with its finished chunks; start over if that is not possible."""
         subscription, relation = self._subscription, self.relation
         plan = await self._catalog.copy_plan(subscription.oid, relation.relid)
@@ -328,7 +328,7 @@ class SyncWorker:
         await self._catalog.prove()
         until = plan.until if plan.until > plan.start else None
         record = Commit(self._app_id(plan.generation), plan.start, plan.start, until, copied=True)
-        if await self._copy_here(plan, source, target, record):
+        if await self._copy_in_thread(plan, source, target, record):
             return
         await self._start_spark()
         while not await self._copy_by_job(plan, source, target, record, rows):
@@ -362,7 +362,9 @@ class SyncWorker:
             return False
         return True
 
-    async def _copy_here(self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit) -> bool:
+    async def _copy_in_thread(
+        self, plan: CopyPlan, source: copyjob.CopySource, target: TargetTable, record: Commit
+    ) -> bool:
         """Copy a small table without Spark; return False if it takes a Spark job."""
         cut = Cut()
         with self._table.blaming():

@@ -25,7 +25,7 @@ from pubsub.delta.spark.lanes import Lane
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
-from pubsub.delta.writers.choose_writer import AnyStaged, Stage
+from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
 from pubsub.errors import DataCorrupted, NotInPrerequisiteState, Overtaken, PubsubError, UndefinedTable
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.texts import first_line
@@ -38,7 +38,7 @@ _GONE: Final = re.compile(
 log = structlog.get_logger()
 
 
-async def look_at_table(engine: Lane, stage: Stage, staged_table: StagedTable, before: Lsn) -> None:
+async def look_at_table(lane: Lane, writers: TableWriters, staged_table: StagedTable, before: Lsn) -> None:
     """Look whether one table is as its part of a batch expects, before any table's part is committed.
 
     Raises NotAsExpected, WrittenByOthers, and what the reading of the table raises.
@@ -46,7 +46,7 @@ async def look_at_table(engine: Lane, stage: Stage, staged_table: StagedTable, b
     destination = staged_table.destination
     record = replace(staged_table.commit, before=before or None)
     try:
-        await engine.run_without_spark(stage.look, staged_table.staged, record)
+        await lane.run_without_spark(writers.look, staged_table.staged, record)
     except ConcurrentCommit as error:
         raise WrittenByOthers(destination, error.commits) from error
     except (UndefinedTable, DataCorrupted) as error:
@@ -54,7 +54,7 @@ async def look_at_table(engine: Lane, stage: Stage, staged_table: StagedTable, b
         raise
 
 
-async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> int | None:
+async def commit_table(lane: Lane, staged_table: StagedTable, before: Lsn) -> int | None:
     """Commit one table's part of a batch in the worker's lane, and return when the commit is durable.
 
     `before`: the table's version before the batch (0: none), as this worker committed or read it.  Returns the number
@@ -70,9 +70,9 @@ async def commit_table(engine: Lane, staged_table: StagedTable, before: Lsn) -> 
     for attempt in range(1, ATTEMPTS + 1):
         try:
             if isinstance(staged, DirectStaged):
-                await engine.run_without_spark(arrow_writer.commit, staged, record)
+                await lane.run_without_spark(arrow_writer.commit, staged, record)
             else:
-                await engine.run(spark_writer.commit, staged, record)
+                await lane.run(spark_writer.commit, staged, record)
             break
         except ConcurrentCommit as error:
             raise WrittenByOthers(destination, error.commits) from error

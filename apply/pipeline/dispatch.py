@@ -158,7 +158,7 @@ class Dispatcher:
             end = None
             if kind == _BEGIN:
                 self._begin(frame)
-            elif kind in _ENDS and self._must_close_before(kind, frame):
+            elif kind in _ENDS and self._close_before(kind, frame):
                 taken -= 1
                 break
             elif kind == _COMMIT:
@@ -323,9 +323,11 @@ class Dispatcher:
         self._relations_before_part.pop(xid, None)
         return self._streamed.pop(xid, [])
 
-    def _must_close_before(self, kind: int, frame: bytes) -> bool:
-        """Tell whether this committing transaction cannot share a batch with those before it: it is staged ahead, and so a batch of
-        its own, or it changes a replica identity; or that it lies beyond the boundary."""
+    def _close_before(self, kind: int, frame: bytes) -> bool:
+        """Close the open batch if this committing transaction cannot share it; return whether it must wait.
+
+        It cannot if it is staged ahead, and so is a batch of its own, changes a replica identity, or ends beyond the boundary.
+        """
         if self.boundary is not None:
             layout = _COMMIT_END if kind == _COMMIT else _STREAM_COMMIT_END
             if len(frame) >= layout.size and self._waits_at_boundary(layout.unpack_from(frame)[0]):
@@ -355,8 +357,8 @@ class Dispatcher:
         self.boundary = None
         return False
 
-    def must_close_before(self, kept: Kept) -> bool:
-        """Tell the same of a prepared transaction that has committed.  The messages of a streamed one are not known yet."""
+    def close_before(self, kept: Kept) -> bool:
+        """Do the same for a prepared transaction that has committed.  The messages of a streamed one are not known yet."""
         if isinstance(self.waiting, pgoutput.CommitPrepared) and self._waits_at_boundary(self.waiting.end_lsn):
             return True
         if self.batch.transactions:

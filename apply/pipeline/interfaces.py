@@ -84,7 +84,7 @@ class Tables(Protocol):
     def look_up(self, destination: Destination) -> None:
         """Have the rows of a table looked up that a batch did not find as it expected: later destinations are `contested`."""
 
-    async def met(self, relation: str, conflicts: Conflicts) -> None:
+    async def conflicts_found(self, relation: str, conflicts: Conflicts) -> None:
         """Log and count the conflicts of a batch that was just committed to the table."""
 
     def version(self, relid: int) -> Lsn:

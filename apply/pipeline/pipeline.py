@@ -44,7 +44,7 @@ from pubsub.concurrency import in_thread
 from pubsub.delta.spark.lanes import Lane
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.errors import (
     ConnectionFailure,
     NotInPrerequisiteState,
@@ -93,8 +93,8 @@ class Pipeline:
         stream: ReplicationStream,
         start: Lsn,
         tables: Tables,
-        engine: Lane,
-        stage: Stage,
+        lane: Lane,
+        writers: TableWriters,
         limits: Limits,
         figures: Figures,
         *,
@@ -108,14 +108,14 @@ class Pipeline:
     ) -> None:
         # The buffer is not thread-safe: nothing may be released while a thread spills it to disk.
         self._using_buffer = asyncio.Lock()
-        self._ahead = Ahead(tables, stage, tables.origin, ahead, self._using_buffer) if ahead else None
+        self._ahead = Ahead(tables, writers, tables.origin, ahead, self._using_buffer) if ahead else None
         self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
         self.figures = figures
         figures.queue_limit = limits.memory
         self._stream = stream
         self._tables = tables
-        self._engine = engine
-        self._stage = stage
+        self._lane = lane
+        self._writers = writers
         self._limits = limits
         self._trigger = Trigger(limits, align_at)
         self._stop_at = stop_at
@@ -375,7 +375,7 @@ class Pipeline:
                 if kept is None:
                     dispatcher.committed_nothing()
                     return
-                if dispatcher.must_close_before(kept):
+                if dispatcher.close_before(kept):
                     self._changed.set()
                     return
                 if not dispatcher.committed(kept, time.monotonic(), self._stop_at):
@@ -527,11 +527,11 @@ class Pipeline:
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
                 if tables.isolates:
-                    staged_tables, failures = stage_isolating(batch, destinations, self._stage, tables.origin)
+                    staged_tables, failures = stage_isolating(batch, destinations, self._writers, tables.origin)
                     staged.tables.extend(staged_tables)
                     staged.failures.extend(failures)
                 else:
-                    staged.tables.extend(stage_batch(batch, destinations, self._stage, tables.origin))
+                    staged.tables.extend(stage_batch(batch, destinations, self._writers, tables.origin))
 
             try:
                 await in_thread(stage)
@@ -548,7 +548,7 @@ class Pipeline:
 
     async def _others_wrote(self, found: WrittenByOthers) -> None:
         await self._tables.others_wrote(found.destination, found.commits)
-        self._stage.forget_others(found.destination.table.path)
+        self._writers.forget_others(found.destination.table.path)
 
     async def _destinations(self, staged: _StagedBatch) -> Mapping[tuple[str, str], Destination]:
         """Return where the batch goes.  With isolation, a table whose destination cannot be found fails alone."""
@@ -626,7 +626,7 @@ class Pipeline:
         if destination.window is not None or not await self._tables.may_write(destination):
             return
         async with self._starting_again(destination):
-            await look_at_table(self._engine, self._stage, table, self._tables.version(destination.relid))
+            await look_at_table(self._lane, self._writers, table, self._tables.version(destination.relid))
 
     @asynccontextmanager
     async def _starting_again(self, destination: Destination) -> AsyncIterator[None]:
@@ -650,14 +650,14 @@ class Pipeline:
         await faults.reached(f"commit {destination.table.relation}")
         began = time.monotonic()
         async with self._starting_again(destination):
-            rows = await commit_table(self._engine, table, self._tables.version(destination.relid))
+            rows = await commit_table(self._lane, table, self._tables.version(destination.relid))
         self.figures.commit_seconds.add(time.monotonic() - began)
         await faults.reached(f"committed {destination.table.relation}")
         self._tables.committed(destination, table.commit.last)
         if rows is not None:
             self.figures.rows[destination.relid] = (table.commit.app_id, rows, table.commit.last)
         if table.conflicts.counts:
-            await self._tables.met(destination.table.relation, table.conflicts)
+            await self._tables.conflicts_found(destination.table.relation, table.conflicts)
 
     def _count(self, batch: Batch, tables: Sequence[StagedTable]) -> None:
         figures = self.figures

@@ -14,7 +14,7 @@ from apply.staging.fold import fold
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers.changeset import Folded, Present
-from pubsub.delta.writers.choose_writer import AnyStaged, Stage
+from pubsub.delta.writers.choose_writer import AnyStaged, TableWriters
 from pubsub.errors import NotInPrerequisiteState, PubsubError
 from pubsub.protocol import pgoutput
 from pubsub.protocol.binary.single_values import BinaryTypes
@@ -122,9 +122,9 @@ def folded_for(
     return folded
 
 
-def look_for_others(stage: Stage, destination: Destination) -> None:
+def look_for_others(writers: TableWriters, destination: Destination) -> None:
     """Raise WrittenByOthers if others have written the table since it was last checked.  Raises TableLog's errors, too."""
-    others = stage.written_by_others(destination.table, destination.app_id)
+    others = writers.written_by_others(destination.table, destination.app_id)
     if others:
         raise WrittenByOthers(destination, others)
 

@@ -42,10 +42,10 @@ from pubsub.delta.writers.changeset import (
     OURS,
     THEIRS,
     UNCHANGED_PREFIX,
+    Conflicting,
     Expected,
     Folded,
     Present,
-    Unmet,
 )
 from pubsub.protocol.arrow_arrays import Indices, Mask, nulls
 from pubsub.protocol.rows import DELETE, INSERT, OLD_ROW, UPDATE, Changes
@@ -74,7 +74,7 @@ def fold(
 
     Raises NotInPrerequisiteState (55000) for an UPDATE or DELETE that does not identify its row.
     """
-    counts = np.bincount(changes.op, minlength=DELETE + UPDATE)
+    counts = np.bincount(changes.op, minlength=max(INSERT, UPDATE, DELETE) + 1)
     truncated = truncate_before is not None
     if truncate_before is not None:
         changes = _since(changes, truncate_before)
@@ -211,7 +211,9 @@ class _Touches:
 
 def _fold_keyed(
     changes: Changes, key: Sequence[str], truncated: bool, present: Present | None, upsert: bool
-) -> tuple[tuple[pa.Table, pa.Table, pa.Table], Unmet | None, Unmet | None, Unmet | None, Expected | None]:
+) -> tuple[
+    tuple[pa.Table, pa.Table, pa.Table], Conflicting | None, Conflicting | None, Conflicting | None, Expected | None
+]:
     """Return (images, masked images, deleted keys), missing, collisions, differing and expected (Folded)."""
     values = changes.new
     if not changes.count:
@@ -223,20 +225,22 @@ def _fold_keyed(
             None,
             None,
         )
-    missing = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
+    unchanged = {name: mask for name, mask in changes.unchanged.items() if mask.any()}
     keys = _event_keys(changes, key)
     standing = _standing(keys, truncated, present, upsert)
     every = _touches(changes, keys, standing)
     touches = _without_skipped(every)
-    lost = met = differing = None
+    missing = collisions = differing = None
     if not upsert:
         if touches is not every:
-            lost = _unmet(changes, keys, np.setdiff1d(every.event, touches.event))
-        met = _unmet(changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()])
+            missing = _conflicting(changes, keys, np.setdiff1d(every.event, touches.event))
+        collisions = _conflicting(
+            changes, keys, touches.event[touches.arrives & ~touches.from_here & touches.occupied()]
+        )
     first = touches.first()
     if standing is not None and present is not None:
         theirs = standing[_places(keys, touches)] == THEIRS
-        differing = _unmet(changes, keys, touches.event[first & touches.from_here & theirs])
+        differing = _conflicting(changes, keys, touches.event[first & touches.from_here & theirs])
     final = np.sort(touches.event[touches.last() & touches.arrives])
     deleted = touches.only(first & (upsert | (changes.op[touches.event] != INSERT)))
     deleted_at = _places(keys, deleted)
@@ -247,8 +251,8 @@ def _fold_keyed(
         expected = Expected(
             deleted_keys if here.all() else deleted_keys.filter(pa.array(here)), _free(changes, keys, touches, first)
         )
-    images, masked = _images(values, missing, keys, touches, final, upsert)
-    return (images, masked, deleted_keys), lost, met, differing, expected
+    images, masked = _images(values, unchanged, keys, touches, final, upsert)
+    return (images, masked, deleted_keys), missing, collisions, differing, expected
 
 
 def _standing(keys: _EventKeys, truncated: bool, present: Present | None, upsert: bool) -> Indices | None:
@@ -278,13 +282,13 @@ def _free(changes: Changes, keys: _EventKeys, touches: _Touches, first: Mask) ->
     return pa.table(_take(keys.columns, touches.event[free]))
 
 
-def _unmet(changes: Changes, keys: _EventKeys, events: Indices) -> Unmet | None:
+def _conflicting(changes: Changes, keys: _EventKeys, events: Indices) -> Conflicting | None:
     if not events.size:
         return None
     events = np.sort(events)
     shown = events[:SHOWN]
     looked_for = np.where((changes.op[shown] == UPDATE) & (keys.left[shown] > 0), keys.left[shown], shown)
-    return Unmet(
+    return Conflicting(
         changes.seq[events],
         changes.op[events],
         pa.table(_take(keys.columns, looked_for)),
@@ -351,7 +355,7 @@ def _without_skipped(touches: _Touches) -> _Touches:
 
 def _images(
     values: dict[str, pa.Array],
-    missing: dict[str, Mask],
+    unchanged: dict[str, Mask],
     keys: _EventKeys,
     touches: _Touches,
     final: Indices,
@@ -360,32 +364,32 @@ def _images(
     """Return the images of the events `final`: complete ones and masked ones."""
     events = len(keys.left)
     names = list(values)
-    everything = len(final) == events and not missing
+    everything = len(final) == events and not unchanged
     sources: dict[str, Indices] = {}
-    still_missing: dict[str, Mask] = {}
-    if missing:
+    still_unchanged: dict[str, Mask] = {}
+    if unchanged:
         made_here = touches.from_here & touches.after_arrival()
         predecessor = np.arange(events)
         predecessor[touches.event[made_here]] = np.roll(touches.event, 1)[made_here]
-        for name, mask in missing.items():
+        for name, mask in unchanged.items():
             sources[name] = _chase(np.where(mask, predecessor, np.arange(events)))[final]
             if mask[sources[name]].any():
-                still_missing[name] = mask[sources[name]]
+                still_unchanged[name] = mask[sources[name]]
 
     def rows(chosen: Mask | slice) -> pa.Table:
         return pa.table(
             {name: column.take(pa.array(sources.get(name, final)[chosen])) for name, column in values.items()}
         )
 
-    if not still_missing:
+    if not still_unchanged:
         images = pa.table(values) if everything else rows(slice(None))
         none = np.empty(0, np.int64)
         return images, _masked(images.slice(0, 0), {}, names, pa.table(keys.base(none)))
-    masked = np.logical_or.reduce(list(still_missing.values()))
+    masked = np.logical_or.reduce(list(still_unchanged.values()))
     chain_start = np.zeros(len(final), np.int64)  # the same for all columns: each event has one predecessor
-    for name, mask in still_missing.items():
+    for name, mask in still_unchanged.items():
         chain_start[mask] = sources[name][mask]
-    masks = {name: mask[masked] for name, mask in still_missing.items()}
+    masks = {name: mask[masked] for name, mask in still_unchanged.items()}
     starts = chain_start[masked]
     images = _masked(rows(masked), masks, names, pa.table(keys.base(starts)))
     if upsert:
@@ -414,7 +418,7 @@ def _masked(images: pa.Table, masks: Mapping[str, Mask], names: Sequence[str], b
 # Without a key
 
 
-def _without_missing(changes: Changes, truncated: bool, present: Present) -> tuple[Changes, Unmet | None]:
+def _without_missing(changes: Changes, truncated: bool, present: Present) -> tuple[Changes, Conflicting | None]:
     """Split off updates and deletes of rows that do not exist.
 
     Rows are counted by their codes.  Only if the counts show that some row may be missing are the changes walked one by one.
@@ -452,13 +456,13 @@ def _without_missing(changes: Changes, truncated: bool, present: Present) -> tup
     if not events.size:
         return changes, None
     shown = events[:SHOWN]
-    lost = Unmet(
+    missing = Conflicting(
         changes.seq[events],
         changes.op[events],
         pa.table({name: _old(changes, name).take(pa.array(shown)) for name in changes.new}),
         pa.table(_take(changes.new, shown)),
     )
-    return _chosen(changes, found), lost
+    return _chosen(changes, found), missing
 
 
 def _old(changes: Changes, name: str) -> pa.Array:

@@ -30,7 +30,7 @@ from apply.staging.destination import Destination, blaming, folded_for, look_for
 from apply.staging.key_hash import key_hashes
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.delta.writers.present_rows import TablePresent
 from pubsub.protocol import rows
 
@@ -69,7 +69,7 @@ class _Pick:
 def stage_in_parts(
     batch: Batch,
     destinations: Mapping[tuple[str, str], Destination],
-    stage: Stage,
+    writers: TableWriters,
     origin: str,
     *,
     part_bytes: int,
@@ -88,10 +88,10 @@ def stage_in_parts(
             truncated = work.wanted.truncate_before is not None
             rewrites = work.rewrites or work.wanted.destination.window is not None
             with blaming(work.wanted.destination):
-                look_for_others(stage, work.wanted.destination)
+                look_for_others(writers, work.wanted.destination)
                 if work.wanted.destination.may_conflict:
-                    work.present = stage.present(work.wanted.destination.table, work.wanted.destination.app_id)
-                sink = stage.parts(
+                    work.present = writers.present(work.wanted.destination.table, work.wanted.destination.app_id)
+                sink = writers.parts(
                     work.wanted.destination.table,
                     rewrites=rewrites,
                     replace_all=truncated,

@@ -17,7 +17,7 @@ from apply.staging.decode import Wanted, decode, no_changes, wanted_by
 from apply.staging.destination import Destination, blaming, folded_for, look_for_others
 from apply.staging.staged_table import StagedTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.protocol import rows
 
 # A batch of more bytes is decoded in parts.
@@ -27,7 +27,7 @@ _WHOLE: Final = 48 << 20
 def stage_batch(
     batch: Batch,
     destinations: Mapping[tuple[str, str], Destination],
-    stage: Stage,
+    writers: TableWriters,
     origin: str,
     *,
     whole: int | None = None,
@@ -41,14 +41,14 @@ def stage_batch(
     """
     whole = _WHOLE if whole is None else whole
     if batch.nbytes > whole:
-        return large_batches.stage_in_parts(batch, destinations, stage, origin, part_bytes=whole // 2)
+        return large_batches.stage_in_parts(batch, destinations, writers, origin, part_bytes=whole // 2)
     staged: list[StagedTable] = []
     try:
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         truncated = {oid for truncation in batch.truncations for oid in truncation.relations}
         for wanted in wanted_by(batch, [*(set(frames) | truncated)], destinations):
             with blaming(wanted.destination):
-                one = _stage_table(batch, wanted, frames, stage, origin)
+                one = _stage_table(batch, wanted, frames, writers, origin)
             if one is not None:
                 staged.append(one)
         return staged
@@ -59,19 +59,19 @@ def stage_batch(
 
 
 def _stage_table(
-    batch: Batch, wanted: Wanted, frames: dict[int, list[rows.RowFrames]], stage: Stage, origin: str
+    batch: Batch, wanted: Wanted, frames: dict[int, list[rows.RowFrames]], writers: TableWriters, origin: str
 ) -> StagedTable | None:
     table, truncate_before = wanted.destination.table, wanted.truncate_before
     parts, full = decode(batch, wanted, frames, origin)
     if not parts and truncate_before is None:
         return None
-    look_for_others(stage, wanted.destination)
+    look_for_others(writers, wanted.destination)
     changes = rows.concat_changes(parts or [no_changes(table)])
-    present = stage.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
+    present = writers.present(table, wanted.destination.app_id) if wanted.destination.may_conflict else None
     folded = folded_for(wanted.destination, changes, full=full, truncate_before=truncate_before, present=present)
     conflicts = judge(folded, batch, table.relation, origin)
     number = changes.count if wanted.destination.window is None else 0
-    staged = stage.write(table, folded, replace_all=truncate_before is not None, rows=number)
+    staged = writers.write(table, folded, replace_all=truncate_before is not None, rows=number)
     if present is not None and isinstance(staged, DirectStaged):
         staged.still_holds = present.still_holds
     return StagedTable(

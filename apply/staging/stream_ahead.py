@@ -38,7 +38,7 @@ from apply.staging.fold import fold
 from apply.staging.key_hash import Words, key_words
 from apply.staging.staged_table import Parts, StagedTable
 from pubsub.concurrency import in_thread
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.errors import PubsubError
 from pubsub.protocol import pgoutput, rows
 from pubsub.protocol.lsn import Lsn
@@ -92,10 +92,12 @@ class Ahead:
     `giving_back` is held while a part is returned to the reorder buffer.
     """
 
-    def __init__(self, tables: Tables, stage: Stage, origin: str, most: int, giving_back: asyncio.Lock) -> None:
+    def __init__(
+        self, tables: Tables, writers: TableWriters, origin: str, most: int, giving_back: asyncio.Lock
+    ) -> None:
         self._giving_back = giving_back
         self._tables = tables
-        self._stage = stage
+        self._writers = writers
         self._origin = origin
         self._most = most
         self._streamed: dict[int, _Streamed] = {}
@@ -253,7 +255,7 @@ class Ahead:
             if not _same(work.destination if work is not None else destination, destination):
                 return "a table has changed, or is written by others"
             if work is None:
-                sink = self._stage.parts(table, rewrites=bool(table.key), replace_all=False)
+                sink = self._writers.parts(table, rewrites=bool(table.key), replace_all=False)
                 work = streamed.works[name] = _Work(destination, Parts(sink))
             work.inserts_only &= inserts_only
             if table.key and not _note_keys(work, changes):
@@ -290,7 +292,7 @@ class Ahead:
         ):
             return None
         try:
-            return await in_thread(partial(_finish, streamed, wanted, batch, self._stage))
+            return await in_thread(partial(_finish, streamed, wanted, batch, self._writers))
         except WrittenByOthers:
             return None
 
@@ -329,10 +331,10 @@ def _keys_differ(work: _Work) -> bool:
 
 
 def _finish(
-    streamed: _Streamed, wanted: Mapping[tuple[str, str], Destination], batch: Batch, stage: Stage
+    streamed: _Streamed, wanted: Mapping[tuple[str, str], Destination], batch: Batch, writers: TableWriters
 ) -> list[StagedTable]:
     for destination in wanted.values():
-        look_for_others(stage, destination)
+        look_for_others(writers, destination)
     staged: list[StagedTable] = []
     try:
         for name, destination in wanted.items():

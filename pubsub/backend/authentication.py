@@ -1,4 +1,4 @@
-"""Authenticates a client here: SCRAM with the verifiers of a file, or trust on the Unix socket (auth.c, auth-sasl.c)."""
+"""Authenticate a client here: SCRAM with the verifiers of a file, or trust on the Unix socket (auth.c, auth-sasl.c)."""
 
 from __future__ import annotations
 

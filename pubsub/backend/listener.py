@@ -1,4 +1,4 @@
-"""Accepts connections and takes them up to the startup message; a backend serves the client from there on.
+"""Accept connections and take them up to the startup message; a backend serves the client from there on.
 
     accept ─► quotas ─► SSL request, TLS ─► startup message ─► the backend of its database ─► authenticated: no deadline any more
                                         └─► cancel request ─► the backends, until one knows its key

@@ -1,4 +1,4 @@
-"""Runs the command line as `python -m pubsub.cli`."""
+"""Run the command line as `python -m pubsub.cli`."""
 
 from pubsub.cli import main
 

@@ -1,4 +1,4 @@
-"""`pubsub check`: prints what will and will not work, with a publisher and on this machine, one finding after the other."""
+"""`pubsub check`: print what will and will not work, with a publisher and on this machine, one finding after the other."""
 
 from __future__ import annotations
 

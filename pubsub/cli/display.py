@@ -1,4 +1,4 @@
-"""Shows the rows of an answer as a table, or in expanded form, a line for each column, if they are too wide."""
+"""Show the rows of an answer as a table, or in expanded form, a line for each column, if they are too wide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats rows: as psql prints them, as CSV, as JSON.
+"""Format rows: as psql prints them, as CSV, as JSON.
 
 In tables and CSV, values are PostgreSQL's text (t and f, \\x…, {a,b}).  In JSON they are JSON's own types where these
 hold them exactly: a number that a double cannot hold, NaN and the infinities are strings, times are ISO 8601 in UTC.

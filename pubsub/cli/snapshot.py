@@ -1,4 +1,4 @@
-"""`pubsub snapshot`: prints the versions of a subscription's tables that together show one LSN; pins them, and drops pins."""
+"""`pubsub snapshot`: print the versions of a subscription's tables that together show one LSN; pin them, and drop pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pubsub sql`: runs statements from an argument, a file, standard input or a prompt."""
+"""`pubsub sql`: run statements from an argument, a file, standard input or a prompt."""
 
 from __future__ import annotations
 

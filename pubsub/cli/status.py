@@ -1,4 +1,4 @@
-"""`pubsub status`: shows the status, once or repeatedly, as a picture for people or as JSON for machines."""
+"""`pubsub status`: show the status, once or repeatedly, as a picture for people or as JSON for machines."""
 
 from __future__ import annotations
 

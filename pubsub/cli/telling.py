@@ -1,4 +1,4 @@
-"""Prints a command's error in a few lines, whatever it was."""
+"""Print a command's error in a few lines, whatever it was."""
 
 from __future__ import annotations
 

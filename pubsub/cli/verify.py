@@ -1,4 +1,4 @@
-"""`pubsub verify`: prints whether a subscription's tables hold the publisher's rows, and which rows differ."""
+"""`pubsub verify`: print whether a subscription's tables hold the publisher's rows, and which rows differ."""
 
 from __future__ import annotations
 

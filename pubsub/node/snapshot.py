@@ -1,4 +1,4 @@
-"""Finds the versions of a subscription's tables that together show one LSN.
+"""Find the versions of a subscription's tables that together show one LSN.
 
 Delta cannot commit two tables together, so each commit records in its userMetadata the end LSNs of the first and the
 last transaction in it.  Version v of a table shows L if last(v) <= L < first(v+1), up to the origin; a commit without

@@ -1,4 +1,4 @@
-"""Runs one server process and ends it when the process that requested it ends.
+"""Run one server process and end it when the process that requested it ends.
 
     python -I -S watcher.py '{"command": […], "environment": {…}, "uid": …, "gid": …, "cwd": …, "log": …, "remove": …}'
 

@@ -31,7 +31,7 @@ from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import Folded, NotAsExpected
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.protocol.lsn import Lsn
 from tests.property.test_fold import KEYS, VALUES, History, Row, folded_of, play, steps
 from tests.support.json_transactions import JsonTransactions
@@ -99,7 +99,7 @@ def is_as_expected(folded: Folded, rows: dict[Row, Row]) -> bool:
     return standing <= rows.keys() and not free & rows.keys()
 
 
-def write(stage: Stage, table: TargetTable, folded: Folded, record: Commit) -> DirectStaged:
+def write(stage: TableWriters, table: TargetTable, folded: Folded, record: Commit) -> DirectStaged:
     staged = stage.write(table, folded, replace_all=folded.truncated)
     assert isinstance(staged, DirectStaged)
     try:
@@ -132,7 +132,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
             by = data.draw(st.lists(st.sampled_from(exact), unique=True, max_size=2))
             by = [] if _has_empty(by, key_fields, keys) else by
             partition(table.path, by)
-            stage = Stage(home / "stage", transactions)
+            stage = TableWriters(home / "stage", transactions)
             held: Lsn | None = None
             rows: dict[Row, Row] = {}
             first = History(key_fields + VALUES, len(key_fields), full, {})
@@ -168,7 +168,7 @@ def test_batches(data: st.DataObject, kind: str, full: bool, rival: bool) -> Non
                 no_orphans(home / "t")
                 if data.draw(st.booleans()):
                     # A new process knows only what the log says.
-                    stage = Stage(home / "stage", transactions)
+                    stage = TableWriters(home / "stage", transactions)
             assert len(DeltaTable(table.path).file_uris()) < 12 or by
     finally:
         shutil.rmtree(home)
@@ -219,7 +219,7 @@ def test_staging_the_next_batch_leaves_the_log_to_the_commit_that_is_under_way(
                     pass
             return txn_id
 
-    stage = Stage(tmp_path / "stage", WhileStaging())
+    stage = TableWriters(tmp_path / "stage", WhileStaging())
     write(1)
     with monkeypatch.context() as patch:
         patch.setattr(TableLog, "actions", read_slowly)

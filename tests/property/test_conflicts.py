@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from apply.staging.fold import fold
 from pubsub.delta.table import TargetTable
-from pubsub.delta.writers.changeset import Folded, Unmet
+from pubsub.delta.writers.changeset import Conflicting, Folded
 from pubsub.protocol.rows import OLD_KEY, OLD_ROW, Changes
 from tests.support.memory import Holding, apply_folded
 
@@ -66,8 +66,8 @@ class Subscriber:
         )
 
 
-def seqs(unmet: Unmet | None) -> list[int]:
-    return [] if unmet is None else unmet.seq.tolist()
+def seqs(conflicting: Conflicting | None) -> list[int]:
+    return [] if conflicting is None else conflicting.seq.tolist()
 
 
 def as_expected(folded: Folded, held: dict[int, str | None]) -> bool:

@@ -32,7 +32,7 @@ from pubsub.delta.files import data_files
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import UNCHANGED, Message
 from pubsub.publisher.read_table import ReadTable
@@ -132,7 +132,7 @@ class World:
             self.publisher.commit()
         self.last = len(self.publisher.sent)
         self.table = TargetTable(str(directory / "a"), SCHEMA, ("id",), "public.a")
-        self.stage = Stage(directory / "stage", JsonTransactions())
+        self.stage = TableWriters(directory / "stage", JsonTransactions())
         self.services = Services()
         # The publisher's progress, in transactions: later ones cannot be read yet.
         self.now = 0

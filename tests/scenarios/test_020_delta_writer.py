@@ -30,7 +30,7 @@ from pubsub.delta.table import TargetTable
 from pubsub.delta.writers import arrow_writer, spark_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
 from pubsub.delta.writers.changeset import NotAsExpected
-from pubsub.delta.writers.choose_writer import Stage, discard
+from pubsub.delta.writers.choose_writer import TableWriters, discard
 from pubsub.errors import NotInPrerequisiteState
 from pubsub.protocol.column_types import NUMERICOID, delta_type
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
@@ -77,7 +77,7 @@ class Replica:
             self.session.sql(f"ALTER TABLE delta.{spark_writer.quote(self.table.path)} ADD COLUMNS ({extra})")
         self.table = delta.load(self.table.path, self.table.relation, json.dumps({"key": list(key)}))
         self.direct, self.read_by_spark = direct, read_by_spark
-        self.stage = Stage(path / "a stage [of] {odd} *name% ä", transactions, direct=direct)
+        self.stage = TableWriters(path / "a stage [of] {odd} *name% ä", transactions, direct=direct)
         self.lsn = 0
         self._dispatcher = Dispatcher(INVALID_LSN)
 
@@ -539,7 +539,7 @@ def test_both_ways_of_writing_take_turns(spark: Spark, tmp_path: Path, layout: s
     replicas = []
     for direct in (True, False):
         r = Replica(spark, tmp_path, sent, direct=direct, read_by_spark=True)
-        r.stage = Stage(tmp_path / str(direct), DeltaTransactions(spark.session), direct=direct)
+        r.stage = TableWriters(tmp_path / str(direct), DeltaTransactions(spark.session), direct=direct)
         replicas.append(r)
     model: dict[int, tuple[Any, Any]] = {}
     for number in range(4):

@@ -23,7 +23,7 @@ from pubsub.delta.spark.jvm_transactions import DeltaTransactions
 from pubsub.delta.spark.spark_session import Spark
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import Overtaken
 from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Message
@@ -52,7 +52,7 @@ class Daemon:
 
     def __init__(self, spark: Spark, table: TargetTable, directory: Path, *, direct: bool) -> None:
         self.table = table
-        self.stage = Stage(directory, DeltaTransactions(spark.session), direct=direct)
+        self.stage = TableWriters(directory, DeltaTransactions(spark.session), direct=direct)
         self.engine: Any = Engine(spark)
         self.start()
 

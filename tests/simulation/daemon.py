@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.launcher import Launcher
 from pubsub.delta.places import StorePath
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import PubsubError
 from pubsub.reorderbuffer.directories import SpillDirectory
 from tests.simulation.engine import SimulatedEngine
@@ -41,7 +41,7 @@ class Daemon(Life):
         self.ends.append(lambda: os.close(spill._descriptor))
         engine = SimulatedEngine(self, world.lake)
         node = await catalog.node()
-        stage = Stage(StorePath(f"{ROOT}/_stage/{node.node_id}"), engine.transactions, index=_NoIndex())  # type: ignore[arg-type]
+        stage = TableWriters(StorePath(f"{ROOT}/_stage/{node.node_id}"), engine.transactions, index=_NoIndex())  # type: ignore[arg-type]
         self.launcher = Launcher(settings, catalog, engine, stage, node.node_id)
         await self.launcher.run()
         await catalog.let_go()

@@ -73,7 +73,7 @@ class MemoryTables:
     def look_up(self, destination: Destination) -> None:
         self.contested.add(destination.relid)
 
-    async def met(self, relation: str, conflicts: Conflicts) -> None:
+    async def conflicts_found(self, relation: str, conflicts: Conflicts) -> None:
         self.conflicts += conflicts.counts
 
     refresh_pending = False

@@ -1,4 +1,4 @@
-"""Finds the rows of a data file whose keys are among a batch's, by whole columns instead of single values."""
+"""Find the rows of a data file whose keys are among a batch's, by whole columns instead of single values."""
 
 from __future__ import annotations
 

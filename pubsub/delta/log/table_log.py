@@ -2,7 +2,8 @@
 
 A table's state is the replay of its log: a checkpoint (checkpoints.py), then the commits after it.  The state is kept
 from commit to commit; commits by other writers are replayed before each new one.  Delta's own transaction commits
-(transactions.py): to the version for which the commit was worked out, or not at all.
+(transactions.py).  It refuses a commit if another changed rows or metadata after the version for which it was worked out;
+commits that change neither, such as a copy's chunks, may come between.
 
 Spark's statements must write tables whose features demand more of a writer than this; `unsupported` tells why.  Blocks.
 """
@@ -136,7 +137,7 @@ class TableLog:
         self.table = place(path)
         self._log = self.table / "_delta_log"
         self._state = _State()
-        # Whether what Delta keeps of this table is of another log.
+        # Delta's cache of this table is stale: call `forget` before the next commit.
         self._replaced = False
         self._unsupported: str | None = None
         # The last metaData found to be a plain table's, so that each is parsed only once.
@@ -482,7 +483,7 @@ class TableLog:
                     path.unlink(missing_ok=True)
 
     def _do_without(self, damaged: Sequence[tuple[checkpoints.Checkpoint, DataCorrupted]]) -> None:
-        """Remove checkpoints that are damaged; raise what was said of the newest if commits since the loaded state lack."""
+        """Remove checkpoints that are damaged; raise what was said of the newest if commits after the loaded state are missing."""
         newest, error = damaged[0]
         if not all(self._name(version).exists() for version in range(self._state.version + 1, newest.version + 1)):
             raise error

@@ -2,8 +2,8 @@
 
 Every call of Delta's internal classes stands in this file, and in java/pubsub/Calls.java for those of every commit,
 because they may change with any release; the jar is pinned, and tests/scenarios/test_022_delta_transactions.py has a test
-for each call.  Conflicts are Delta's to find: `readWholeTable` and the application's entry in `readTxn` make every
-commit conflict that changed the table or its version since it was read.
+for each call.  Conflicts are Delta's to find: with `readWholeTable` and the application's entry in `readTxn` Delta refuses
+our commit if another changed the table, or our application's version, after we read it.
 
     DeltaLog.forTable ─► startTransaction ─► at the version read here? ─► commit(actions, operation)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from py4j.protocol import Py4JError
 
-from pubsub import jars, log_store, object_stores
+from pubsub import jars, java_classes, object_stores
 from pubsub.delta.spark import executor_packages
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.reorderbuffer import files
@@ -54,7 +54,7 @@ BASE_CONF: Final[Mapping[str, str]] = {
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.delta.logStore.file.impl": log_store.CLASS,
+    "spark.delta.logStore.file.impl": java_classes.CLASS,
     # With it Delta 4.4.0 reads wrong snapshots, whatever a core-site.xml says.
     "spark.hadoop.delta.enableFastS3AListFrom": "false",
     # Without the checksum file of each version a commit takes half the time, and a log half the files (but see

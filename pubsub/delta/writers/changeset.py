@@ -38,7 +38,7 @@ class Present(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unmet:
+class Conflicting:
     """Changes that did not find the table as they expected it, in order of arrival.
 
     `seq` and `op` are as in Changes.  `keys` and `rows` cover the first fold.SHOWN of them, as tables: the keys that they looked
@@ -99,7 +99,7 @@ class Folded:
     inserts: int
     updates: int
     deletes: int
-    missing: Unmet | None = None
-    collisions: Unmet | None = None
-    differing: Unmet | None = None
+    missing: Conflicting | None = None
+    collisions: Conflicting | None = None
+    differing: Conflicting | None = None
     expected: Expected | None = None

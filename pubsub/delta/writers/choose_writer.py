@@ -1,4 +1,4 @@
-"""Stages batches until their commit, and decides whether a batch is committed directly or by Spark."""
+"""Stage batches until their commit, and decide whether a batch is committed directly or by Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AnyStaged = Staged | DirectStaged
 _LARGE: Final = 50_000
 
 
-class Stage:
+class TableWriters:
     """The node's directory of staged batches, emptied when a process starts, and the logs of the tables it writes.
 
     With `direct` false Spark commits every batch.  With `statement_rows`, not 0, it commits a batch of so many changes to

@@ -1,4 +1,4 @@
-"""Stages one table's batch a part at a time, in bounded memory.
+"""Stage one table's batch a part at a time, in bounded memory.
 
 No key is in two parts, so the batch's images, deleted keys and masked images are those of its parts, concatenated.
 Images are written to disk at once; keys, and masked images, which need values of the table's rows, stay in memory until the

@@ -1,4 +1,4 @@
-"""Replaces CASTs in the SQL for DataFusion.
+"""Replace CASTs in the SQL for DataFusion.
 
 DataFusion names an expression after its text without casts, so sum(CAST(a AS BIGINT)) and sum(a) have one name: it
 refuses the query or confuses the two.  So each CAST is sent as a call of arrow_cast, whose name contains the type.

@@ -1,4 +1,4 @@
-"""Translates expressions: from sqlglot's nodes to DataFusion's SQL with PostgreSQL's types."""
+"""Translate expressions: from sqlglot's nodes to DataFusion's SQL with PostgreSQL's types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses what would be ignored: the parts of sqlglot's nodes that the translation does not read."""
+"""Refuse what would be ignored: the parts of sqlglot's nodes that the translation does not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads untyped literals as their type's input function does, and writes values as its output function does.
+"""Read untyped literals as their type's input function does, and write values as its output function does.
 
 Dates and times are read in ISO 8601's forms only; others that PostgreSQL accepts are refused as invalid.
 """

@@ -1,4 +1,4 @@
-"""Converts Arrow's results to Python values, and DataFusion's errors to PostgreSQL's."""
+"""Convert Arrow's results to Python values, and DataFusion's errors to PostgreSQL's."""
 
 from __future__ import annotations
 

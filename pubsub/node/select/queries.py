@@ -1,4 +1,4 @@
-"""Translates queries: FROM, the columns, grouping, order, set operations and WITH, into one text of DataFusion's SQL.
+"""Translate queries: FROM, the columns, grouping, order, set operations and WITH, into one text of DataFusion's SQL.
 
 All names in that text are generated, so no alias of the user's can mislead DataFusion: t0 a table, f0 a relation of
 FROM, q0 a query of WITH, c0 a column of a query, x0 an extra column from which Python finishes another one

@@ -1,4 +1,4 @@
-"""Translates FROM: tables, views, queries of WITH, subqueries and VALUES, and their joins.
+"""Translate FROM: tables, views, queries of WITH, subqueries and VALUES, and their joins.
 
 Each relation gets a generated name; the scope knows it by its own.
 """

@@ -1,4 +1,4 @@
-"""Finds the types that casts name."""
+"""Find the types that casts name."""
 
 from __future__ import annotations
 

@@ -163,9 +163,9 @@ def test_a_streamed_or_prepared_transaction_that_moves_a_key_begins_a_batch(tmp_
     d.kept()
     assert len(d.batch.relations[A.oid]) == 1, "nothing before its outcome"
     d.feed([frame(CommitPrepared(0, Lsn(390), Lsn(400), 6, Xid(9), "g"))], 0.0)
-    assert d.must_close_before(kept)
+    assert d.close_before(kept)
     d.take()
-    assert not d.must_close_before(kept)
+    assert not d.close_before(kept)
     d.committed(kept, 0.0, None)
     assert d.batch.relations[A.oid] == [(0, BY_V), (0, BY_V), (0, A), (1, A)]
 

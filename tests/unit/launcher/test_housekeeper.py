@@ -26,7 +26,7 @@ from pubsub.delta.log.transactions import Listed, Retention
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.errors import ObjectInUse, PubsubError
 from pubsub.protocol.lsn import Lsn
 from pubsub.settings import DailyWindow, HousekeepingSettings
@@ -105,7 +105,7 @@ class Node:
     def __init__(self, home: Path, **settings: Any) -> None:
         self.home = home
         self.catalog, self.engine = Catalog(), Engine()
-        self.stage = Stage(home / "stage", self.engine.transactions)
+        self.stage = TableWriters(home / "stage", self.engine.transactions)
         kept: Any = (self.catalog, self.engine, self.stage)
         self.keeper = Housekeeper(HousekeepingSettings(**settings), *kept)
 

@@ -61,7 +61,7 @@ def waits(slots: WorkerSlots, most: int) -> dict[int, Warned]:
     async def main() -> None:
         settings = Settings(home=Path("/nonexistent"), max_sync_workers_per_subscription=most)  # type: ignore[arg-type]
         node: Any = SimpleNamespace(
-            node_id="1", catalog=FakeCatalog(), engine=None, stage=None, settings=settings, workers=slots
+            node_id="1", catalog=FakeCatalog(), engine=None, writers=None, settings=settings, workers=slots
         )
         runner = Runner(SimpleNamespace(oid=5, name="s"), node, Handover())  # type: ignore[arg-type]
         running = asyncio.create_task(runner.run())
@@ -126,7 +126,7 @@ async def test_a_table_that_has_left_keeps_no_failure_of_its_copy() -> None:
         node_id="1",
         catalog=catalog,
         engine=None,
-        stage=None,
+        writers=None,
         settings=Settings(home=Path("/nonexistent")),
         workers=WorkerSlots(1),
     )

@@ -39,7 +39,7 @@ def runner_of(*, disable_on_error: bool) -> Runner:
         wal_retrieve_retry_interval=PAUSE, catalog_poll_interval=1.0, max_sync_workers_per_subscription=1
     )
     node: Any = SimpleNamespace(
-        node_id="n", catalog=Catalog(), engine=None, stage=None, settings=settings, workers=WorkerSlots(1)
+        node_id="n", catalog=Catalog(), engine=None, writers=None, settings=settings, workers=WorkerSlots(1)
     )
     return Runner(subscription, node, Handover())
 

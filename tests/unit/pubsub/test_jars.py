@@ -12,7 +12,7 @@ import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway
 from py4j.protocol import Py4JError
 
-from pubsub import jars, log_store
+from pubsub import jars, java_classes
 from pubsub.errors import DataCorrupted, PubsubError
 
 
@@ -79,7 +79,7 @@ def test_class_path_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(PubsubError, match="delta-spark") as caught:
         jars.class_path()
     assert "pubsub setup" in (caught.value.hint or "")
-    names = [*(artifact.filename for artifact in jars.DELTA), log_store.jar_name()]
+    names = [*(artifact.filename for artifact in jars.DELTA), java_classes.jar_name()]
     for name in names:
         (tmp_path / name).touch()
     assert jars.class_path() == [tmp_path / name for name in names]
@@ -88,7 +88,7 @@ def test_class_path_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_the_archive_belongs_to_one_java_and_one_class_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        for jar in (*(artifact.filename for artifact in jars.DELTA), log_store.jar_name()):
+        for jar in (*(artifact.filename for artifact in jars.DELTA), java_classes.jar_name()):
             (tmp_path / name / jar).touch()
         make_java(tmp_path / f"java-{name}")
     paths = set()
@@ -198,5 +198,5 @@ def test_the_jvm_that_compiles_asks_who_it_is(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(JavaGateway, "launch_gateway", launched)
     delta = [path for path in jars.class_path() if not path.name.startswith("pubsub-")]
-    assert log_store.build(tmp_path, delta).is_file()
+    assert java_classes.build(tmp_path, delta).is_file()
     assert len(refused) == 1

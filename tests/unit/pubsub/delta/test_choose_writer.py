@@ -14,7 +14,7 @@ from apply.staging.stage_batch import stage_batch
 from pubsub.delta import table as delta
 from pubsub.delta.table import TargetTable
 from pubsub.delta.writers.arrow_writer import DirectStaged
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.delta.writers.spark_writer import Staged
 from pubsub.protocol.lsn import INVALID_LSN
 from tests.support.frames import INT8, insert, relation, transaction, update
@@ -48,7 +48,7 @@ def test_a_batch_of_so_many_changes_is_a_statement_s(
         "public.t",
     )
     assert delta.create_empty(JsonTransactions(), table, {})
-    stage = Stage(tmp_path / "stage", JsonTransactions(), statement_rows=statement_rows)
+    stage = TableWriters(tmp_path / "stage", JsonTransactions(), statement_rows=statement_rows)
     dispatcher = Dispatcher(INVALID_LSN)
     dispatcher.feed(transaction(100, SENT, *(insert(1, n, n) for n in range(3)), update(1, 1, 7)), 0.0)
     given: Any = InWindow() if window else None

@@ -18,7 +18,7 @@ from pubsub.delta.files import file_rows
 from pubsub.delta.table import Commit, TargetTable
 from pubsub.delta.writers import arrow_writer, expectations
 from pubsub.delta.writers.changeset import NotAsExpected
-from pubsub.delta.writers.choose_writer import Stage
+from pubsub.delta.writers.choose_writer import TableWriters
 from pubsub.delta.writers.present_rows import TablePresent
 from pubsub.delta.writers.staged_parts import DirectParts
 from pubsub.errors import FeatureNotSupported
@@ -42,7 +42,7 @@ class Table:
         self.target = TargetTable(str(directory / "t"), schema, ("k",), "public.t")
         self.transactions = JsonTransactions()
         assert delta.create_empty(self.transactions, self.target, {"pubsub.node": "1"})
-        self.stage = Stage(directory / "stage", self.transactions)
+        self.stage = TableWriters(directory / "stage", self.transactions)
         self.lsn = 0
 
     def changes(self, op: int, numbers: Sequence[int]) -> Changes:
@@ -140,7 +140,7 @@ def test_zeros_are_one_key(tmp_path: Path) -> None:
 def test_a_table_that_only_spark_reads_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(tmp_path)
     table.send((INSERT, range(10)))
-    by_spark = Stage(tmp_path / "other", table.transactions, direct=False)
+    by_spark = TableWriters(tmp_path / "other", table.transactions, direct=False)
     staged = by_spark.write(table.target, fold(table.changes(INSERT, [5]), ["k"], full=False), replace_all=False)
     record = Commit("app", Lsn(2), Lsn(2), before=Lsn(1))
     with pytest.raises(NotAsExpected):

@@ -1,4 +1,4 @@
-"""Decides whether an interrupted copy can resume under another snapshot (tablesync.window has the reasons)."""
+"""Decide whether an interrupted copy can resume under another snapshot (tablesync.window has the reasons)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends finished chunks from a Spark job's tasks to the driver as each task ends, as updates of an accumulator.
+"""Send finished chunks from a Spark job's tasks to the driver as each task ends, as updates of an accumulator.
 
 The job's own results arrive only when the whole job has ended.
 """
