@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from apply.batch import Batch, OpenTransaction, Truncation
+from apply.pipeline.stream_states import Inside, after
+from apply.pipeline.streamed_transaction import StreamedTransaction
 from apply.staging.stream_ahead import PART_BYTES, Ahead
 from apply.twophase import Kept, Preparation
 from pubsub.errors import ProtocolViolation
@@ -97,9 +99,6 @@ class Dispatcher:
         self.boundary: Lsn | None = None
         self.halts = self.halted = False
         self._ahead = ahead
-        # By streamed transaction: bytes of its frames since its last part, and how many Relation messages came before that part.
-        self._since_part: dict[int, int] = {}
-        self._relations_before_part: dict[int, int] = {}
         self._skip = skip
         self._skip_is_new = skip != INVALID_LSN
         self.position = start
@@ -111,14 +110,15 @@ class Dispatcher:
         self._known: dict[int, pgoutput.Relation] = {}
         # The relation cache before the open transaction: a batch that begins meanwhile starts with it.
         self._relation_cache: dict[int, pgoutput.Relation] = {}
+        self._inside = Inside.OUTSIDE
         self._open: OpenTransaction | None = None
-        # The transaction of the stream block being received, and the block's frames since the last move.
-        self._stream: int | None = None
-        self.stream_txns = self.stream_count = self.stream_bytes = 0
-        self._block: list[bytes] = []
-        # By streamed transaction: its Relation messages, each with its (sub)transaction.
-        self._streamed: dict[int, list[tuple[int, pgoutput.Relation]]] = {}
+        # How the open transaction began, if it will be prepared.
         self._preparing: pgoutput.BeginPrepare | None = None
+        # The transaction of the stream block being received, and the block's frames since the last move.
+        self._stream: StreamedTransaction | None = None
+        self._block: list[bytes] = []
+        self._streamed: dict[int, StreamedTransaction] = {}
+        self.stream_txns = self.stream_count = self.stream_bytes = 0
         self.waiting: Preparation | pgoutput.CommitPrepared | pgoutput.RollbackPrepared | None = None
         self.batch = Batch(self._relation_cache)
 
@@ -189,26 +189,20 @@ class Dispatcher:
                 self._buffer.append(self._open.xid, self._open.rows)
                 self._open.clear_rows()
         elif self._stream is not None and self._block:
-            self._streams().append_tagged(self._stream, self._block)
+            self._streams().append_tagged(self._stream.xid, self._block)
             nbytes = sum(map(len, self._block))
             self.stream_bytes += nbytes
             if self._ahead is not None:
-                self._since_part[self._stream] += nbytes
+                self._stream.since_part += nbytes
                 self._take_part(self._stream, self._ahead)
             self._block.clear()
 
-    def _take_part(self, xid: int, ahead: Ahead) -> None:
+    def _take_part(self, stream: StreamedTransaction, ahead: Ahead) -> None:
         """Hand a part of a streamed transaction to `ahead`, if enough has been received for one."""
-        if self._since_part[xid] < PART_BYTES or not ahead.accepts(xid):
+        if stream.since_part < PART_BYTES or not ahead.accepts(stream.xid):
             return
-        ahead.add(xid, self._streams().take(xid), self._known_before_part(xid))
-        self._relations_before_part[xid] = len(self._streamed[xid])
-        self._since_part[xid] = 0
-
-    def _known_before_part(self, xid: int) -> dict[int, pgoutput.Relation]:
-        """Return the relation cache as it is where the transaction's next part begins."""
-        announced = self._streamed[xid][: self._relations_before_part.get(xid, 0)]
-        return self._relation_cache | {relation.oid: relation for _, relation in announced}
+        ahead.add(stream.xid, self._streams().take(stream.xid), stream.known_before_part(self._relation_cache))
+        stream.begin_part()
 
     def _streams(self) -> ReorderBuffer:
         if self._buffer is None:
@@ -218,19 +212,18 @@ class Dispatcher:
     # Whole transactions
 
     def _begin(self, frame: bytes) -> None:
-        if self._open is not None or self._stream is not None:
-            raise ProtocolViolation("BEGIN inside a transaction")
+        inside = after(_BEGIN, self._inside)
         if len(frame) != _BODY + _BEGIN_BODY.size:
             raise ProtocolViolation("malformed BEGIN message")
         final_lsn, commit_time, xid = _BEGIN_BODY.unpack_from(frame, _BODY)
         if final_lsn == 0:
             raise ProtocolViolation("final_lsn not set in begin message")
         self._open = OpenTransaction(xid, Lsn(final_lsn), commit_time)
+        self._inside = inside
 
     def _commit(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn:
-        opened = self._open
-        if opened is None or self._preparing is not None:
-            raise ProtocolViolation("COMMIT outside a transaction")
+        inside, opened = after(_COMMIT, self._inside), self._open
+        assert opened is not None
         if len(frame) != _BODY + _COMMIT_BODY.size:
             raise ProtocolViolation("malformed COMMIT message")
         _, commit_lsn, end_lsn, commit_time = _COMMIT_BODY.unpack_from(frame, _BODY)
@@ -244,7 +237,7 @@ class Dispatcher:
         if opened.moved:
             self._move()
             moved = self._streams().commit(opened.xid)
-        self._open = None
+        self._inside, self._open = inside, None
         self._relation_cache.update((relation.oid, relation) for _, relation in opened.relations)
         skipped = self._skips(Lsn(commit_lsn), end, [relation for _, relation in opened.relations])
         wanted = not skipped and (stop_at is None or end <= stop_at)
@@ -283,45 +276,28 @@ class Dispatcher:
     # Streamed transactions
 
     def _stream_start(self, message: pgoutput.StreamStart) -> None:
-        if self._open is not None or self._stream is not None:
-            raise ProtocolViolation("STREAM START message inside a transaction")
         if message.first_segment == (message.xid in self._streamed):
             raise ProtocolViolation(f"transaction {message.xid} streams from its middle, or from its start again")
         self._streams().begin(message.xid)
         self.stream_txns += message.first_segment
         self.stream_count += 1
-        self._streamed.setdefault(message.xid, [])
-        self._since_part.setdefault(message.xid, 0)
-        self._stream = message.xid
+        self._stream = self._streamed.setdefault(message.xid, StreamedTransaction(message.xid))
 
     def _stream_stop(self) -> None:
-        if self._stream is None:
-            raise ProtocolViolation("STREAM STOP message without STREAM START")
         self._move()
         self._stream = None
 
     def _stream_abort(self, message: pgoutput.StreamAbort) -> None:
-        if self._stream is not None:
-            raise ProtocolViolation("STREAM ABORT message without STREAM STOP")
         # A subtransaction that streamed nothing may be aborted, too.
         self._streams().abort(message.subxid, top=message.xid)
         if message.subxid == message.xid:
-            self._end_of_stream(message.xid)
+            self._streamed.pop(message.xid, None)
             if self._ahead is not None:
                 self._ahead.forget(message.xid)
-        elif message.xid in self._streamed:
-            announced = self._streamed[message.xid]
+        elif (stream := self._streamed.get(message.xid)) is not None:
+            announced = stream.abort(message.subxid)
             if self._ahead is not None:
-                self._ahead.abort(
-                    message.xid, message.subxid, announced=any(xid == message.subxid for xid, _ in announced)
-                )
-            announced[:] = [(xid, relation) for xid, relation in announced if xid != message.subxid]
-
-    def _end_of_stream(self, xid: int) -> list[tuple[int, pgoutput.Relation]]:
-        """Forget a streamed transaction that has ended; return its Relation messages."""
-        self._since_part.pop(xid, None)
-        self._relations_before_part.pop(xid, None)
-        return self._streamed.pop(xid, [])
+                self._ahead.abort(message.xid, message.subxid, announced=announced)
 
     def _close_before(self, kind: int, frame: bytes) -> bool:
         """Close the open batch if this committing transaction cannot share it; return whether it must wait.
@@ -339,9 +315,9 @@ class Dispatcher:
             self.closing = moves_keys((relation for _, relation in announced), self._relation_cache)
         elif len(frame) >= _STREAM_COMMIT_XID.size:
             (xid,) = _STREAM_COMMIT_XID.unpack_from(frame)
-            streamed = (relation for _, relation in self._streamed.get(xid, ()))
+            streamed = self._streamed[xid].relations if xid in self._streamed else ()
             ahead = self._ahead is not None and bool(self._ahead.parts(xid))
-            self.closing = ahead or moves_keys(streamed, self._relation_cache)
+            self.closing = ahead or moves_keys((relation for _, relation in streamed), self._relation_cache)
         return self.closing
 
     def _waits_at_boundary(self, end: int) -> bool:
@@ -366,17 +342,14 @@ class Dispatcher:
         return self.closing
 
     def _stream_commit(self, message: pgoutput.StreamCommit, now: float, stop_at: Lsn | None) -> Lsn:
-        if self._stream is not None:
-            raise ProtocolViolation("STREAM COMMIT message without STREAM STOP")
-        if message.xid not in self._streamed:
-            raise ProtocolViolation(f"STREAM COMMIT of transaction {message.xid}, which was not streamed")
+        stream = self._ended_stream(message.xid, "STREAM COMMIT")
         end = self._checked_end(message.commit_lsn, message.end_lsn)
         parts = list(self._ahead.parts(message.xid)) if self._ahead is not None else []
         rest = self._streams().commit(message.xid)
-        known = self._known_before_part(message.xid)
-        announced = self._end_of_stream(message.xid)
+        known = stream.known_before_part(self._relation_cache)
+        announced = [relation for _, relation in stream.relations]
         self._update_cache(announced)
-        skipped = self._skips(message.commit_lsn, end, [relation for _, relation in announced])
+        skipped = self._skips(message.commit_lsn, end, announced)
         wanted = not skipped and (stop_at is None or end <= stop_at)
         if rest is not None and wanted and (parts or rest.count):
             if self._ahead is not None and parts:
@@ -389,29 +362,32 @@ class Dispatcher:
                 self._ahead.forget(message.xid)
         return self._decide(end)
 
-    def _update_cache(self, announced: Sequence[tuple[int, pgoutput.Relation]]) -> None:
+    def _ended_stream(self, xid: int, what: str) -> StreamedTransaction:
+        """Take out a streamed transaction that has ended."""
+        stream = self._streamed.pop(xid, None)
+        if stream is None:
+            raise ProtocolViolation(f"{what} of transaction {xid}, which was not streamed")
+        return stream
+
+    def _update_cache(self, announced: Sequence[pgoutput.Relation]) -> None:
         """Take over a committed streamed transaction's Relation messages, which the publisher does not resend
         (pgoutput.c: set_schema_sent_in_streamed_txn)."""
-        for _, relation in announced:
+        for relation in announced:
             self._known[relation.oid] = self._relation_cache[relation.oid] = relation
 
     # Prepared transactions
 
     def _begin_prepare(self, message: pgoutput.BeginPrepare) -> None:
-        if self._open is not None or self._stream is not None:
-            raise ProtocolViolation("BEGIN PREPARE inside a transaction")
         self._open = OpenTransaction(message.xid, message.prepare_lsn, message.prepare_time)
         self._preparing = message
 
     def _prepare(self, message: pgoutput.Prepare) -> None:
         opened, begun = self._open, self._preparing
-        if opened is None and self._stream is None:
-            # Of a transaction that changed nothing some releases send this alone, and nothing is to be kept of it.
+        if opened is None or begun is None:
+            # Its transaction changed nothing, and nothing is to be kept of it.
             self._streams()
             self._decide(_prepare_end(message))
             return
-        if opened is None or begun is None:
-            raise ProtocolViolation("PREPARE outside a prepared transaction")
         if (message.prepare_lsn, message.xid, message.gid) != (begun.prepare_lsn, begun.xid, begun.gid):
             raise ProtocolViolation(
                 f"incorrect prepare LSN {message.prepare_lsn} in prepare message (expected {begun.prepare_lsn})"
@@ -440,11 +416,7 @@ class Dispatcher:
         self._open = self._preparing = None
 
     def _stream_prepare(self, message: pgoutput.StreamPrepare) -> None:
-        if self._stream is not None:
-            raise ProtocolViolation("STREAM PREPARE message without STREAM STOP")
-        if message.xid not in self._streamed:
-            raise ProtocolViolation(f"STREAM PREPARE of transaction {message.xid}, which was not streamed")
-        announced = self._end_of_stream(message.xid)
+        stream = self._ended_stream(message.xid, "STREAM PREPARE")
         self.waiting = Preparation(
             self._streams().prepare(message.xid, message.gid),
             message.gid,
@@ -453,12 +425,10 @@ class Dispatcher:
             message.prepare_time,
             streamed=True,
             relation_cache=dict(self._relation_cache),
-            announced=tuple({relation.oid: None for _, relation in announced}),
+            announced=tuple({relation.oid: None for _, relation in stream.relations}),
         )
 
     def _outcome(self, message: pgoutput.CommitPrepared | pgoutput.RollbackPrepared) -> None:
-        if self._open is not None or self._stream is not None:
-            raise ProtocolViolation("the outcome of a prepared transaction inside a transaction")
         self._streams()
         self.waiting = message
 
@@ -508,7 +478,7 @@ class Dispatcher:
         self.reply_requested |= bool(reply_requested)
         if wal_end > self.last_frame_lsn:
             self.last_frame_lsn = Lsn(wal_end)
-        if self._open is None and self._stream is None and wal_end > self.position:
+        if self._inside is Inside.OUTSIDE and wal_end > self.position:
             self.position = Lsn(wal_end)
 
     def _other(self, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
@@ -516,18 +486,23 @@ class Dispatcher:
         message = pgoutput.read_message(
             frame, streaming=self._stream is not None, parallel=self._parallel, start=XLOG_HEADER
         )
+        inside = after(frame[_TYPE], self._inside)
+        end = self._handle(message, frame, now, stop_at)
+        self._inside = inside
+        return end
+
+    def _handle(self, message: pgoutput.Message, frame: bytes, now: float, stop_at: Lsn | None) -> Lsn | None:
         match message:
             case pgoutput.Relation() | pgoutput.Type() | pgoutput.Truncate() | pgoutput.LogicalMessage():
                 if self._stream is not None:
                     self._block.append(frame)
                     if isinstance(message, pgoutput.Relation):
                         assert message.xid is not None
-                        self._streamed[self._stream].append((message.xid, _untagged(message)))
+                        self._stream.relations.append((message.xid, _untagged(message)))
                 elif isinstance(message, pgoutput.Relation):
                     self._relation(message)
                 elif isinstance(message, pgoutput.Truncate):
-                    if self._open is None:
-                        raise ProtocolViolation("TRUNCATE outside a transaction")
+                    assert self._open is not None
                     self._open.truncations.append(Truncation(self._open.count, tuple(message.relations)))
             case pgoutput.StreamStart():
                 self._stream_start(message)
