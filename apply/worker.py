@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -45,10 +45,25 @@ from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
 from pubsub.publisher import definitions, replication, slots
 from pubsub.publisher.connection import Connection
+from pubsub.publisher.replication import ReplicationStream, SystemIdentity
+from pubsub.publisher.slots import SlotInfo
 from pubsub.reorderbuffer.buffer import ReorderBuffer
 from pubsub.settings import Settings
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a worker starts, and what it found: of the publisher, and of the subscription as the catalog has it."""
+
+    subscription: Subscription
+    origin: Lsn
+    identity: SystemIdentity
+    began: Lsn | None
+    slot: SlotInfo | None
+    promotion: Promotion
+    two_phase: TwoPhase
 
 
 class ApplyWorker:
@@ -89,112 +104,143 @@ class ApplyWorker:
         self._enabling = False
 
     async def run(self) -> None:
-        """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale."""
-        subscription, relations = self._subscription, self._tables.relations
-        slot_name = subscription.slot_name
-        if slot_name is None:
-            raise NotInPrerequisiteState(
-                f'subscription "{subscription.name}" has no replication slot',
-                hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
-            )
-        # A killed daemon's JVM may still be committing; it must be gone before versions are read.
+        """Run until drained or at `stop_lsn`.  Raises PubsubError; StartAgain if only its decisions are stale.
+
+        The steps' order is what makes them right: a killed daemon's JVM may still be committing, so it must be gone before
+        versions are read; the publisher is compared with what the tables hold before anything is received from it.
+        """
+        slot_name = self._slot_name()
         with self.figures.waits_for("an earlier daemon's JVM to end"):
             await self._engine.fence()
         with self.figures.waits_for("a connection to the publisher"):
             connected = await Connection.connect(
-                subscription.conninfo, replication=True, application_name=subscription.name
+                self._subscription.conninfo, replication=True, application_name=self._subscription.name
             )
         async with connected as connection:
             connection.on_warning = self._warned
-            subscription = publisher_identity.followed(subscription, await self._catalog.subscription(subscription.oid))
-            promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
-            await promotion.begin(connection)
-            identity = await publisher_identity.check_system(connection, subscription)
-            await relations.load()
-            origin = await self._catalog.origin(subscription.oid)
-            slot = await slots.slot_info(connection, slot_name)
-            two_phase = TwoPhase(
-                PreparedStore(prepared_directory(self._settings, subscription.oid)),
-                self._catalog,
-                subscription.oid,
-                relations.hold,
+            start = await self._look(connection, slot_name)
+            stream, options = await self._start(connection, slot_name, start)
+            buffer = await asyncio.to_thread(open_buffer, self._settings, str(start.subscription.oid))
+            self._pipeline = pipeline = self._pipeline_of(stream, start, options, buffer)
+            log.info("apply worker has started", subscription=start.subscription.name, lsn=str(start.origin))
+            if await self._follow(pipeline, buffer, start.promotion):
+                await stream.close()
+                await self._disable_at_stop(pipeline.flushed)
+
+    def _slot_name(self) -> str:
+        if self._subscription.slot_name is None:
+            raise NotInPrerequisiteState(
+                f'subscription "{self._subscription.name}" has no replication slot',
+                hint="Give it one with ALTER SUBSCRIPTION … SET (slot_name = …).",
             )
-            held = max(origin, relations.held, await relations.held_by_copies())
-            prepared = await two_phase.greatest()
-            standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
-            await publisher_identity.check_publications(connection, subscription)
-            try:
-                began = await publisher_identity.check_position(
-                    connection, subscription, identity, slot, standing, standby=promotion.standby
-                )
-                last = await self._catalog.last_commit(subscription.oid)
-                await check_last_commit(connection, subscription, identity, last, origin)
-            except PublisherLost as error:
-                await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
-                raise
-            # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
-            enable = subscription.options.two_phase_state == "p" and relations.all_ready
-            options = stream_options(subscription, connection.server_version, two_phase=enable)
-            await two_phase.recover(origin, anew=not relations.any_copied)
-            if not promotion.standby:
-                await two_phase.compare(connection)
-            self._tables.types = await binary_types(subscription, connection)
-            try:
-                stream = await replication.start(connection, slot_name, origin, options)
-            except PublisherError as error:
-                raise await publisher_identity.explained(connection, error, slot) from error
-            if await publisher_identity.remember(self._catalog, subscription, identity, began):
-                log.info(
-                    "publisher has another identity",
-                    subscription=subscription.name,
-                    system_identifier=identity.system_identifier,
-                    timeline=identity.timeline,
-                )
-            self.streaming = True
-            if enable:
-                self._enabling = True
-                log.info("two-phase commit is enabled", subscription=subscription.name)
-                await self._catalog.alter_subscription(
-                    subscription.oid, options=lambda stored: replace(stored, two_phase_state="e")
-                )
-            buffer = await asyncio.to_thread(open_buffer, self._settings, str(subscription.oid))
-            pipeline = self._pipeline = Pipeline(
-                stream,
-                origin,
-                self._tables,
-                self._engine.lane(),
-                self._writers,
-                limits(subscription, self._settings),
-                self.figures,
-                buffer=buffer,
-                parallel=commands.streams_in_parallel(options),
-                ahead=self._ahead(),
-                two_phase=two_phase,
-                align_at=relations.greatest_version if relations.greatest_version > origin else None,
-                stop_at=subscription.options.stop_lsn,
-                skip=subscription.skip_lsn,
+        return self._subscription.slot_name
+
+    async def _look(self, connection: Connection, slot_name: str) -> _Start:
+        """Read what the tables hold, and compare the publisher with it.  Raises what publisher_identity raises."""
+        relations = self._tables.relations
+        stored = await self._catalog.subscription(self._subscription.oid)
+        subscription = publisher_identity.followed(self._subscription, stored)
+        promotion = self._tables.promotion = Promotion(self._catalog, subscription, slot_name, subscription.name)
+        await promotion.begin(connection)
+        identity = await publisher_identity.check_system(connection, subscription)
+        await relations.load()
+        origin = await self._catalog.origin(subscription.oid)
+        slot = await slots.slot_info(connection, slot_name)
+        two_phase = TwoPhase(
+            PreparedStore(prepared_directory(self._settings, subscription.oid)),
+            self._catalog,
+            subscription.oid,
+            relations.hold,
+        )
+        held = max(origin, relations.held, await relations.held_by_copies())
+        prepared = await two_phase.greatest()
+        standing = Standing(origin, held, relations.any_copied, prepared, relations.least_synchronized)
+        await publisher_identity.check_publications(connection, subscription)
+        try:
+            began = await publisher_identity.check_position(
+                connection, subscription, identity, slot, standing, standby=promotion.standby
             )
-            log.info("apply worker has started", subscription=subscription.name, lsn=str(origin))
-            relations.keep_promises()
-            self._handover.attach(self)
-            try:
-                if self._drain.is_set():
-                    return
-                async with asyncio.TaskGroup() as group:
-                    watching = [
-                        group.create_task(self._follow_tables()),
-                        group.create_task(self._fail_when_broken()),
-                        group.create_task(self._watch_publications()),
-                    ]
-                    await self._stream(pipeline)
-                    for task in watching:
-                        task.cancel()
-            finally:
-                self._handover.detach()
-                await asyncio.to_thread(buffer.close)
-                await promotion.close()
-            await stream.close()
-            await self._disable_at_stop(pipeline.flushed)
+            last = await self._catalog.last_commit(subscription.oid)
+            await check_last_commit(connection, subscription, identity, last, origin)
+        except PublisherLost as error:
+            await self._catalog.set_publisher_lost(subscription.oid, error.lsn)
+            raise
+        return _Start(subscription, origin, identity, began, slot, promotion, two_phase)
+
+    async def _start(
+        self, connection: Connection, slot_name: str, start: _Start
+    ) -> tuple[ReplicationStream, Mapping[str, str]]:
+        """Start streaming; return the stream, and the options that it was asked for with."""
+        subscription, relations = start.subscription, self._tables.relations
+        # Requested only once, as the slot remembers it (worker.c: run_apply_worker).
+        enable = subscription.options.two_phase_state == "p" and relations.all_ready
+        options = stream_options(subscription, connection.server_version, two_phase=enable)
+        await start.two_phase.recover(start.origin, anew=not relations.any_copied)
+        if not start.promotion.standby:
+            await start.two_phase.compare(connection)
+        self._tables.types = await binary_types(subscription, connection)
+        try:
+            stream = await replication.start(connection, slot_name, start.origin, options)
+        except PublisherError as error:
+            raise await publisher_identity.explained(connection, error, start.slot) from error
+        if await publisher_identity.remember(self._catalog, subscription, start.identity, start.began):
+            log.info(
+                "publisher has another identity",
+                subscription=subscription.name,
+                system_identifier=start.identity.system_identifier,
+                timeline=start.identity.timeline,
+            )
+        self.streaming = True
+        if enable:
+            self._enabling = True
+            log.info("two-phase commit is enabled", subscription=subscription.name)
+            await self._catalog.alter_subscription(
+                subscription.oid, options=lambda stored: replace(stored, two_phase_state="e")
+            )
+        return stream, options
+
+    def _pipeline_of(
+        self, stream: ReplicationStream, start: _Start, options: Mapping[str, str], buffer: ReorderBuffer
+    ) -> Pipeline:
+        subscription, greatest = start.subscription, self._tables.relations.greatest_version
+        return Pipeline(
+            stream,
+            start.origin,
+            self._tables,
+            self._engine.lane(),
+            self._writers,
+            limits(subscription, self._settings),
+            self.figures,
+            buffer=buffer,
+            parallel=commands.streams_in_parallel(options),
+            ahead=self._ahead(),
+            two_phase=start.two_phase,
+            align_at=greatest if greatest > start.origin else None,
+            stop_at=subscription.options.stop_lsn,
+            skip=subscription.skip_lsn,
+        )
+
+    async def _follow(self, pipeline: Pipeline, buffer: ReorderBuffer, promotion: Promotion) -> bool:
+        """Apply the stream, beside what watches tables, publications and this worker; return False if it was to end before."""
+        self._tables.relations.keep_promises()
+        self._handover.attach(self)
+        try:
+            if self._drain.is_set():
+                return False
+            async with asyncio.TaskGroup() as group:
+                watching = [
+                    group.create_task(self._follow_tables()),
+                    group.create_task(self._fail_when_broken()),
+                    group.create_task(self._watch_publications()),
+                ]
+                await self._stream(pipeline)
+                for task in watching:
+                    task.cancel()
+            return True
+        finally:
+            self._handover.detach()
+            await asyncio.to_thread(buffer.close)
+            await promotion.close()
 
     async def _stream(self, pipeline: Pipeline) -> None:
         try:

@@ -14,12 +14,13 @@ extendedFileMetadata spoils the checksum's incremental computation.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 # pyspark turns exceptions of the JVM that it knows into its own.  With this import it knows Delta's conflicts, too.
 import delta.exceptions
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
     from pubsub.delta.pins import Change
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # They have no class in common but PySparkException.
 CONFLICTS: Final = tuple(getattr(delta.exceptions, name) for name in delta.exceptions.__all__)
 _USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -61,58 +65,6 @@ _APART: Final = {"fs.pubsub.apart": "true"}
 _INVENTORY: Final = "path string, length bigint, isDir boolean, modificationTime bigint"
 # How VersionCheck.java begins its exception's message.
 _REFUSED: Final = "pubsub.VersionCheck: "
-
-
-class SparkTransactions:
-    """Implements transactions.Transactions for a node: in its Spark's JVM, which the first call starts.
-
-    Any thread may call it; the calls wait while the JVM starts.  They also raise what Spark.running raises.
-    `called`: whether there was a call, even if it still waits.
-    """
-
-    def __init__(self, spark: Spark) -> None:
-        self._spark = spark
-        self._made: DeltaTransactions | None = None
-        self.called = False
-
-    def commit(self, request: Request) -> str:
-        """See transactions.Transactions."""
-        return self._running().commit(request)
-
-    def forget(self, path: str) -> None:
-        """See transactions.Transactions."""
-        self._running().forget(path)
-
-    def change_properties(self, path: str, change: Change) -> None:
-        """See pins.Properties."""
-        self._running().change_properties(path, change)
-
-    def checkpoint(self, path: str) -> None:
-        """See transactions.Cleaning."""
-        self._running().checkpoint(path)
-
-    def retention(self, path: str) -> Retention:
-        """See transactions.Cleaning."""
-        return self._running().retention(path)
-
-    def vacuum(self, path: str, listed: Sequence[Listed] | None) -> None:
-        """See transactions.Cleaning."""
-        self._running().vacuum(path, listed)
-
-    def vacuum_elsewhere(self, path: str, before: int) -> None:
-        """See transactions.Cleaning."""
-        self._running().vacuum_elsewhere(path, before)
-
-    def clean_log(self, path: str, until: int) -> None:
-        """See transactions.Cleaning."""
-        self._running().clean_log(path, until)
-
-    def _running(self) -> DeltaTransactions:
-        self.called = True
-        session, made = self._spark.running(), self._made
-        if made is None or made.session is not session:
-            made = self._made = DeltaTransactions(session)
-        return made
 
 
 class DeltaTransactions:
@@ -350,6 +302,48 @@ class DeltaTransactions:
         # thread; without one a checkpoint cannot be read (DeltaThreadPool.scala: NonFateSharingFuture).
         self._java.sessions.setActiveSession(self.session._jsparkSession)
         return self._java.for_table(self.session._jsparkSession, self._java.path(path), self._map(options))
+
+
+def _in_running_jvm(
+    method: Callable[Concatenate[DeltaTransactions, P], T],
+) -> Callable[Concatenate[SparkTransactions, P], T]:
+    """Return the method of SparkTransactions that calls `method` in the JVM that runs."""
+
+    def call(self: SparkTransactions, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self.running(), *args, **kwargs)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class SparkTransactions:
+    """Implements transactions.Transactions for a node: in its Spark's JVM, which the first call starts.
+
+    Any thread may call it; the calls wait while the JVM starts.  They also raise what Spark.running raises.
+    `called`: whether there was a call, even if it still waits.
+    """
+
+    def __init__(self, spark: Spark) -> None:
+        self._spark = spark
+        self._made: DeltaTransactions | None = None
+        self.called = False
+
+    def running(self) -> DeltaTransactions:
+        """Return the transactions of the JVM that runs; start one if need be."""
+        self.called = True
+        session, made = self._spark.running(), self._made
+        if made is None or made.session is not session:
+            made = self._made = DeltaTransactions(session)
+        return made
+
+    commit = _in_running_jvm(DeltaTransactions.commit)
+    forget = _in_running_jvm(DeltaTransactions.forget)
+    change_properties = _in_running_jvm(DeltaTransactions.change_properties)
+    checkpoint = _in_running_jvm(DeltaTransactions.checkpoint)
+    retention = _in_running_jvm(DeltaTransactions.retention)
+    vacuum = _in_running_jvm(DeltaTransactions.vacuum)
+    vacuum_elsewhere = _in_running_jvm(DeltaTransactions.vacuum_elsewhere)
+    clean_log = _in_running_jvm(DeltaTransactions.clean_log)
 
 
 class _Classes:
