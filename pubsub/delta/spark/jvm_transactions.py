@@ -309,7 +309,7 @@ def _in_running_jvm(
 ) -> Callable[Concatenate[SparkTransactions, P], T]:
     """Return the method of SparkTransactions that calls `method` in the JVM that runs."""
 
-    def call(self: SparkTransactions, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: SparkTransactions, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(self.running(), *args, **kwargs)
 
     functools.update_wrapper(call, method)
