@@ -20,7 +20,7 @@ import structlog
 from apply import publisher_identity
 from apply.handover import Handover
 from apply.last_commit import check_last_commit
-from apply.pipeline.interfaces import Limits
+from apply.pipeline.interfaces import Course, Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.publisher_identity import PublisherLost, Standing
@@ -205,19 +205,22 @@ class ApplyWorker:
         subscription, greatest = start.subscription, self._tables.relations.greatest_version
         return Pipeline(
             stream,
-            start.origin,
+            Course(
+                start.origin,
+                align_at=greatest if greatest > start.origin else None,
+                stop_at=subscription.options.stop_lsn,
+                skip=subscription.skip_lsn,
+            ),
             self._tables,
             self._engine.lane(),
             self._writers,
             limits(subscription, self._settings),
             self.figures,
+            whole=self._tables,
             buffer=buffer,
             parallel=commands.streams_in_parallel(options),
             ahead=self._ahead(),
             two_phase=start.two_phase,
-            align_at=greatest if greatest > start.origin else None,
-            stop_at=subscription.options.stop_lsn,
-            skip=subscription.skip_lsn,
         )
 
     async def _follow(self, pipeline: Pipeline, buffer: ReorderBuffer, promotion: Promotion) -> bool:

@@ -15,6 +15,7 @@ import asyncio
 import structlog
 
 from apply.handover import Handover
+from apply.pipeline.interfaces import Course
 from apply.pipeline.pipeline import Pipeline
 from apply.promotion import Promotion
 from apply.schema_changes.follow import load
@@ -164,7 +165,7 @@ class CatchUp:
             buffer = await asyncio.to_thread(open_buffer, self._settings, f"{self._subscription.oid}-{relation.relid}")
             pipeline = self._pipeline = Pipeline(
                 stream,
-                at,
+                Course(at, stop_at=catchup, skip=self._subscription.skip_lsn),
                 tables,
                 self._engine.lane(),
                 self._writers,
@@ -172,8 +173,6 @@ class CatchUp:
                 self._figures,
                 buffer=buffer,
                 parallel=commands.streams_in_parallel(options),
-                stop_at=catchup,
-                skip=self._subscription.skip_lsn,
             )
             try:
                 await pipeline.run()

@@ -7,27 +7,22 @@ from collections.abc import Mapping, Sequence
 from apply.batch import Batch
 from apply.conflicts import Conflicts, count_conflicts, note_look_ups, record_other_commits
 from apply.handover import Handover
-from apply.isolation import Failure
-from apply.pipeline.dispatch import PassedSkip
 from apply.promotion import Promotion
 from apply.schema_changes.follow import Columns, Follower, UntilCommitted
 from apply.staging.destination import Destination
-from catalog.records import LastCommit, SubscriptionRel
+from catalog.records import SubscriptionRel
 from catalog.store import Catalog
 from pubsub.delta.log.other_commits import OtherCommit
 from pubsub.protocol.binary.single_values import BinaryTypes
 from pubsub.protocol.lsn import Lsn
-from pubsub.protocol.pgoutput import Relation
 from tablesync.window import Window
 
 
 class CatchUpTable:
     """Implements apply.pipeline.interfaces.Tables for the catch-up of one table, whose position is its own version.
 
-    A failure of the table ends the worker.
+    A failure of the table ends the worker.  The apply worker receives the same transactions, and clears SKIP.
     """
-
-    isolates = False
 
     def __init__(
         self,
@@ -79,26 +74,12 @@ class CatchUpTable:
             )
         }
 
-    refresh_pending = False
-
-    async def refresh_columns(self, at: Lsn) -> None:
-        raise AssertionError("nobody asks a sync worker")
-
-    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
-        raise AssertionError("nothing is staged ahead here")
-
     async def before_commit(self) -> None:
         await self._catalog.prove()
         await self._promotion.noticed()
 
     async def may_write(self, destination: Destination) -> bool:
         return True
-
-    def failed(self, failures: Sequence[Failure]) -> None:
-        assert not failures
-
-    async def stop(self, failures: Sequence[Failure]) -> None:
-        assert not failures
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         await record_other_commits(self._catalog, self._subid, destination.relid, destination.table.relation, commits)
@@ -117,9 +98,3 @@ class CatchUpTable:
 
     def committed(self, destination: Destination, lsn: Lsn) -> None:
         self._version = lsn
-
-    async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
-        return
-
-    async def skip_passed(self, passed: PassedSkip) -> None:
-        """Do nothing: the apply worker receives the same transaction, and clears SKIP."""

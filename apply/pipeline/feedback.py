@@ -21,7 +21,7 @@ from typing import Final
 
 from apply.batch import Transaction
 from apply.pipeline.dispatch import Dispatcher
-from apply.pipeline.interfaces import Tables
+from apply.pipeline.interfaces import SubscriptionTables, Tables
 from apply.twophase import TwoPhase
 from apply.worker_statistics import Figures
 from catalog.records import LastCommit
@@ -48,6 +48,7 @@ class Feedback:
         figures: Figures,
         start: Lsn,
         *,
+        whole: SubscriptionTables | None,
         status_interval: float,
         stop_at: Lsn | None = None,
         two_phase: TwoPhase | None = None,
@@ -59,6 +60,7 @@ class Feedback:
         self._stream = stream
         self._dispatcher = dispatcher
         self._tables = tables
+        self._whole = whole
         self._figures = figures
         self._interval = status_interval
         self._stop_at = stop_at
@@ -141,7 +143,8 @@ class Feedback:
         # `flushed` may move meanwhile; only what was stored may be reported.
         flushed, last = self.flushed, self._last
         await self._tables.before_commit()
-        await self._tables.durable(flushed, last)
+        if self._whole is not None:
+            await self._whole.durable(flushed, last)
         self._stored = max(self._stored, flushed)
         if self._two_phase is not None:
             await self._two_phase.origin_stored(flushed)
@@ -152,7 +155,8 @@ class Feedback:
         passed = self._dispatcher.passed_skip
         if passed is not None and self._stored >= passed.end:
             self._dispatcher.passed_skip = None
-            await self._tables.skip_passed(passed)
+            if self._whole is not None:
+                await self._whole.skip_passed(passed)
 
     # Status messages
 

@@ -13,7 +13,7 @@ from apply.pipeline.dispatch import PassedSkip
 from apply.staging.destination import Destination
 from catalog.records import LastCommit
 from pubsub.delta.log.other_commits import OtherCommit
-from pubsub.protocol.lsn import Lsn
+from pubsub.protocol.lsn import INVALID_LSN, Lsn
 from pubsub.protocol.pgoutput import Relation
 
 
@@ -33,12 +33,25 @@ class Limits:
     message: int = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What of a stream is applied, by LSN.
+
+    `start`: everything up to it is durable already.  `align_at`: the first batch closes here if the stream reaches it, so that
+    tables line up again after a crash between the commits of one batch.  `stop_at`: the last LSN; None: without end.  `skip`:
+    the finish LSN of a transaction to leave out.
+    """
+
+    start: Lsn
+    align_at: Lsn | None = None
+    stop_at: Lsn | None = None
+    skip: Lsn = INVALID_LSN
+
+
 class Tables(Protocol):
     """The tables a pipeline writes: the pipeline's questions about them, and its reports of what happened to them."""
 
     origin: str
-    isolates: bool
-    """Whether a failing table stops alone."""
 
     async def adapt_tables(
         self, batch: Batch, until_committed: Callable[[], Awaitable[None]] | None
@@ -53,16 +66,6 @@ class Tables(Protocol):
         Finding the destinations is not a call of its own: a table may leave, or be copied anew, at any later wait.
         """
 
-    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
-        """Tell whether these last messages of their relations, and the publisher's catalog, require no alteration."""
-
-    @property
-    def refresh_pending(self) -> bool:
-        """Whether `refresh_columns` has work to do once the stream has come far enough."""
-
-    async def refresh_columns(self, at: Lsn) -> None:
-        """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
-
     async def before_commit(self) -> None:
         """Check that this worker may still commit and store its origin; raise the reason if not."""
 
@@ -71,12 +74,6 @@ class Tables(Protocol):
 
         False if the table has since left the subscription, stopped, or been copied anew.
         """
-
-    def failed(self, failures: Sequence[Failure]) -> None:
-        """Note that these tables get no later changes; what is staged for them is still to be committed."""
-
-    async def stop(self, failures: Sequence[Failure]) -> None:
-        """Store durably that these tables have stopped; their last changes are committed."""
 
     async def others_wrote(self, destination: Destination, commits: Sequence[OtherCommit]) -> None:
         """Store durably that others have changed rows of the table; its later destinations are `contested`."""
@@ -92,6 +89,32 @@ class Tables(Protocol):
 
     def committed(self, destination: Destination, lsn: Lsn) -> None:
         """Note that the table of `destination` holds everything up to `lsn`."""
+
+
+class SubscriptionTables(Tables, Protocol):
+    """All tables of a subscription, which the apply worker writes: they have an origin, and some may stop alone.
+
+    A sync worker's one table has nothing of this: its position is its own version, and its failure ends the worker.
+    """
+
+    isolates: bool
+    """Whether a failing table stops alone."""
+
+    @property
+    def refresh_pending(self) -> bool:
+        """Whether `refresh_columns` has work to do once the stream has come far enough."""
+
+    async def refresh_columns(self, at: Lsn) -> None:
+        """Alter the tables that REFRESH asked about to match the publisher's; everything up to `at` is committed."""
+
+    async def unchanged(self, announced: Mapping[int, Relation]) -> bool:
+        """Tell whether these last messages of their relations, and the publisher's catalog, require no alteration."""
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        """Note that these tables get no later changes; what is staged for them is still to be committed."""
+
+    async def stop(self, failures: Sequence[Failure]) -> None:
+        """Store durably that these tables have stopped; their last changes are committed."""
 
     async def durable(self, lsn: Lsn, last: LastCommit | None) -> None:
         """Store the origin: everything up to `lsn` that was decided for these tables is in Delta.

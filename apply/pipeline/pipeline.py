@@ -31,7 +31,7 @@ from apply.pipeline.commit import commit_table, look_at_table
 from apply.pipeline.dispatch import Dispatcher
 from apply.pipeline.feedback import Feedback
 from apply.pipeline.held_back import HeldBack
-from apply.pipeline.interfaces import Limits, Tables
+from apply.pipeline.interfaces import Course, Limits, SubscriptionTables, Tables
 from apply.pipeline.trigger import Trigger
 from apply.staging.destination import Destination, RowInTheWay, WrittenByOthers
 from apply.staging.stage_batch import stage_batch
@@ -54,7 +54,7 @@ from pubsub.errors import (
     StartAgain,
 )
 from pubsub.protocol.copyboth import pg_now, pg_time_to_datetime
-from pubsub.protocol.lsn import INVALID_LSN, Lsn
+from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import CommitPrepared, RollbackPrepared
 from pubsub.publisher.replication import ReplicationStream
 from pubsub.reorderbuffer.buffer import ReorderBuffer
@@ -81,35 +81,35 @@ class _StagedBatch:
 class Pipeline:
     """Run the tasks of one stream.
 
-    `align_at`: the first batch closes at this LSN if the stream reaches it, so that tables line up again after a crash
-    between the commits of one batch.  `stop_at`: `run` ends when everything up to it is durable; nothing after it is
-    applied.  The caller closes `buffer`; without a buffer, everything stays in memory and the stream has no
-    transactions in progress.  Without `two_phase` the stream has no prepared transactions.  Up to `ahead` transactions
-    in progress are staged while they arrive (0: none).
+    `run` ends when everything up to the course's `stop_at` is durable; nothing after it is applied.  `whole`: `tables` again if
+    they are a subscription's; None if they are one table, whose version is its position.  The caller closes `buffer`; without a
+    buffer, everything stays in memory and the stream has no transactions in progress.  Without `two_phase` the stream has no
+    prepared transactions.  Up to `ahead` transactions in progress are staged while they arrive (0: none).
     """
 
     def __init__(
         self,
         stream: ReplicationStream,
-        start: Lsn,
+        course: Course,
         tables: Tables,
         lane: Lane,
         writers: TableWriters,
         limits: Limits,
         figures: Figures,
         *,
+        whole: SubscriptionTables | None = None,
         buffer: ReorderBuffer | None = None,
         parallel: bool = False,
         ahead: int = 0,
         two_phase: TwoPhase | None = None,
-        align_at: Lsn | None = None,
-        stop_at: Lsn | None = None,
-        skip: Lsn = INVALID_LSN,
     ) -> None:
         # The buffer is not thread-safe: nothing may be released while a thread spills it to disk.
         self._using_buffer = asyncio.Lock()
-        self._ahead = Ahead(tables, writers, tables.origin, ahead, self._using_buffer) if ahead else None
-        self.dispatcher = Dispatcher(start, buffer, parallel=parallel, skip=skip, ahead=self._ahead)
+        self._whole = whole
+        self._ahead = (
+            Ahead(whole, writers, whole.origin, ahead, self._using_buffer) if ahead and whole is not None else None
+        )
+        self.dispatcher = Dispatcher(course.start, buffer, parallel=parallel, skip=course.skip, ahead=self._ahead)
         self.figures = figures
         figures.queue_limit = limits.memory
         self._stream = stream
@@ -117,8 +117,8 @@ class Pipeline:
         self._lane = lane
         self._writers = writers
         self._limits = limits
-        self._trigger = Trigger(limits, align_at)
-        self._stop_at = stop_at
+        self._trigger = Trigger(limits, course.align_at)
+        self._stop_at = course.stop_at
         self._buffer = buffer
         self._staging_memory = 0
         self._two_phase = two_phase
@@ -135,9 +135,10 @@ class Pipeline:
             self.dispatcher,
             tables,
             figures,
-            start,
+            course.start,
+            whole=whole,
             status_interval=limits.status_interval,
-            stop_at=stop_at,
+            stop_at=course.stop_at,
             two_phase=two_phase,
             on_caught_up=self._changed.set,
         )
@@ -463,8 +464,8 @@ class Pipeline:
                         return self._take_batch()
             elif self._draining:
                 return None
-            elif self._tables.refresh_pending and self._feedback.caught_up:
-                await self._tables.refresh_columns(self.dispatcher.position)
+            elif self._whole is not None and self._whole.refresh_pending and self._feedback.caught_up:
+                await self._whole.refresh_columns(self.dispatcher.position)
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
@@ -526,7 +527,7 @@ class Pipeline:
                 await self._until_not_committing()
 
             def stage(destinations: Mapping[tuple[str, str], Destination] = destinations) -> None:
-                if tables.isolates:
+                if self._isolates:
                     staged_tables, failures = stage_isolating(batch, destinations, self._writers, tables.origin)
                     staged.tables.extend(staged_tables)
                     staged.failures.extend(failures)
@@ -543,8 +544,17 @@ class Pipeline:
             except RowInTheWay as found:
                 self._tables.look_up(found.destination)
                 continue
-            tables.failed(staged.failures)
+            self._failed(staged.failures)
             return
+
+    @property
+    def _isolates(self) -> bool:
+        """Whether a failing table stops alone."""
+        return self._whole is not None and self._whole.isolates
+
+    def _failed(self, failures: Sequence[Failure]) -> None:
+        if self._whole is not None:
+            self._whole.failed(failures)
 
     async def _others_wrote(self, found: WrittenByOthers) -> None:
         await self._tables.others_wrote(found.destination, found.commits)
@@ -556,10 +566,10 @@ class Pipeline:
             try:
                 return await self._tables.adapt_tables(staged.batch, self._until_committed)
             except PubsubError as error:
-                if not self._tables.isolates or not is_own(error):
+                if not self._isolates or not is_own(error):
                     raise
                 staged.failures.append(failure(error, staged.batch))
-                self._tables.failed(staged.failures)
+                self._failed(staged.failures)
 
     # commit
 
@@ -583,14 +593,14 @@ class Pipeline:
                 for table in tables:
                     discard(table.staged)
             for error in (*looked, *results):
-                if isinstance(error, PubsubError) and self._tables.isolates and is_own(error):
+                if isinstance(error, PubsubError) and self._isolates and is_own(error):
                     failures.append(failure(error, batch))
                 elif error is not None:
                     raise error
             await faults.reached("batch committed")
-            if failures:
-                self._tables.failed(failures)
-                await self._tables.stop(failures)
+            if failures and self._whole is not None:
+                self._failed(failures)
+                await self._whole.stop(failures)
                 await faults.reached("tables stopped")
             self._count(batch, tables)
             if batch.rows > _LARGE or allocators.is_due():

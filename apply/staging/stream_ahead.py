@@ -55,7 +55,7 @@ log = structlog.get_logger()
 
 
 class Tables(Protocol):
-    """The part of interfaces.Tables that is used here."""
+    """The part of interfaces.SubscriptionTables that is used here."""
 
     async def adapt_tables(self, batch: Batch, until_committed: None) -> Mapping[tuple[str, str], Destination]: ...
 

@@ -14,7 +14,7 @@ import apply.pipeline.pipeline
 from apply.batch import Batch
 from apply.conflicts import Conflicts
 from apply.isolation import Failure
-from apply.pipeline.interfaces import Limits
+from apply.pipeline.interfaces import Course, Limits
 from apply.pipeline.pipeline import Pipeline
 from apply.staging.destination import Destination
 from apply.worker_statistics import Figures
@@ -112,15 +112,16 @@ class MemoryPipeline:
         self.tables = MemoryTables(self.delta)
         self.stream = MemoryStream(frames, limit=options.pop("reads", 1_000_000))
         self.figures = Figures()
-        start = options.pop("start", Lsn(10))
+        bounds = {name: options.pop(name) for name in ("align_at", "stop_at", "skip") if name in options}
         self.pipeline = Pipeline(
             self.stream,  # type: ignore[arg-type]
-            start,
+            Course(options.pop("start", Lsn(10)), **bounds),
             self.tables,
             self.engine,  # type: ignore[arg-type]
             self.delta,  # type: ignore[arg-type]
             limits,
             self.figures,
+            whole=self.tables,
             **options,
         )
 
