@@ -218,9 +218,9 @@ def _parsed(
 ) -> pa.RecordBatch:
     """Parse rows of `size` bytes, and clear the list.  Raises RowTooLong, and as `parse` does."""
     _require_short(rows, size, longest)
-    text = b"".join(rows)
+    text = [b"".join(rows)]
     rows.clear()
-    return parse(text, schema)
+    return parse(text.pop(), schema)  # which alone has the text then, and may free it
 
 
 def _require_short(rows: list[bytes], size: int, longest: int | None) -> None:
