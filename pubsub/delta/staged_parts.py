@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from pubsub.delta import arrow_writer, data_files, spark_writer
 from pubsub.delta.arrow_writer import DirectStaged
+from pubsub.delta.bounded_rows import are_large
 from pubsub.delta.changeset import Expected, Folded
 from pubsub.delta.expectations import Inserted
 from pubsub.delta.log import TableLog
@@ -77,11 +78,18 @@ class DirectParts:
         self._rest.add(folded)
         if not folded.images.num_rows:
             return
+        # The writer holds a large value several times: nothing else is done meanwhile.
+        large = are_large(folded.images)
+        if large:
+            self._write()
+            self._wait(0)
         self._images.append(folded.images)
         self._image_rows += folded.images.num_rows
         self._image_bytes += folded.images.nbytes
-        if self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
+        if large or self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
             self._write()
+        if large:
+            self._wait(0)
 
     def finish(self) -> DirectStaged:
         self._write()
