@@ -123,6 +123,11 @@ class Batch:
         return [part for part in self._parts if not isinstance(part, FrameLog)]
 
     @property
+    def longest(self) -> int:
+        """Bytes of the longest frame in the parts that were received into the reorder buffer."""
+        return max((part.longest for part in self.large), default=0)
+
+    @property
     def first_lsn(self) -> Lsn:
         """End LSN of the first transaction."""
         return self.transactions[0].end_lsn
@@ -256,6 +261,7 @@ class Batch:
     def chunks(self, max_bytes: int | None = None) -> Generator[tuple[int, list[Block]]]:
         """Yield all frames in order as (seq of the first frame, blocks), at most `max_bytes` of blocks at a time (None: all).
 
+        A block of a single frame may be larger.  Those read from disk are freed when the caller clears the list.
         Close the generator if it is not read to its end.  Raises the errors of reading from disk.
         """
         first = count = size = 0
@@ -268,6 +274,11 @@ class Batch:
             pending.append(block)
             count += len(block.lengths)
             size += len(block.data)
+            del block
+            if max_bytes is not None and size >= max_bytes:
+                yield first, pending
+                first += count
+                pending, count, size = [], 0, 0
         if pending:
             yield first, pending
 

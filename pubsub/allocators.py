@@ -33,7 +33,10 @@ _given_back: Final = _GivenBack(time.monotonic())
 
 
 def limit_arenas() -> None:
-    """Limit glibc's arenas and put Arrow's buffers into them, at the start of a process that stages in threads."""
+    """Limit glibc's arenas and put Arrow's buffers into them, at the start of a process that stages in threads.
+
+    What Arrow allocates inside, in Parquet's writer and reader, is where ARROW_DEFAULT_MEMORY_POOL said when it was imported.
+    """
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_ARENA_MAX, _ARENAS)

@@ -406,6 +406,7 @@ class Settings(_Table):
     ] = 2
     logical_decoding_work_mem: Annotated[int, _reader("logical_decoding_work_mem")] = 64 << 20
     max_message_size: Annotated[int, _reader("max_message_size")] = 1 << 30
+    """The most bytes of one message, or of a copied row; a process may need five times as many (docs/transactions.md)."""
     catalog_poll_interval: Annotated[float, _reader("catalog_poll_interval")] = 1.0
     catalog_timeout: Annotated[float, _reader("catalog_timeout")] = 30.0
     drain_timeout: Annotated[float, _reader("drain_timeout")] = 30.0

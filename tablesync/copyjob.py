@@ -230,12 +230,12 @@ def _copy_directly(
     def write(index: int) -> None:
         object_stores.configure(stores)
 
-        def rows() -> Iterator[pa.Table]:
-            for part in _whole_rows(source, parts[index], table):
-                done.add(part.num_rows)
-                yield part
+        def counted(part: pa.Table) -> pa.Table:
+            done.add(part.num_rows)
+            return part
 
-        landed.add([(index, data_files.write(table, rows(), number=index, name=_name_of_attempt(name)))])
+        rows = map(counted, _whole_rows(source, parts[index], table))
+        landed.add([(index, data_files.write(table, rows, number=index, name=_name_of_attempt(name)))])
 
     def keep() -> None:
         while (chunk := landing.queue.get()) is not None:
@@ -295,14 +295,18 @@ def _whole_rows(
 ) -> Iterator[pa.Table]:
     """Yield the rows of one range as tables with all of the target's columns."""
     schema = pa.schema([table.schema.field(column) for column in source.table.columns])
-    for batch in read_range(source, block_range, schema, cut):
+
+    def whole(batch: pa.RecordBatch) -> pa.Table:
         columns = {
             field.name: batch.column(field.name)
             if field.name in source.table.columns
             else nulls(batch.num_rows, field.type)
             for field in table.schema
         }
-        yield pa.table(columns)
+        return pa.table(columns)
+
+    # Not a loop, whose variables would keep rows while the next ones are read.
+    yield from map(whole, read_range(source, block_range, schema, cut))
 
 
 def _paths(finished: Mapping[int, Sequence[Action]]) -> set[str]:
@@ -353,6 +357,7 @@ def read_range(
         hold_as_described(connection, source.table)
         for rows in read(connection, source, statement(source, block_range), schema):
             yield rows
+            del rows  # not kept while the next ones are read
             faults.point(f"copying {source.table}")
         connection.execute("COMMIT")
 

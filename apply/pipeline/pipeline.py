@@ -61,6 +61,8 @@ from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 # After a batch of more rows than this, freed memory is returned to the system at once.
 _LARGE: Final = 100_000
+# Nothing is received while a frame of so many bytes is staged: either takes several times its size.
+_LARGE_FRAME: Final = 16 << 20
 _XLOG_POSITIONS: Final = struct.Struct(">xQQq")
 # The reorder buffer gets at least this many bytes, as logical_decoding_work_mem is at least 64 kB.
 _LEAST_MEMORY: Final = 64 << 10
@@ -121,10 +123,12 @@ class Pipeline:
         self._stop_at = course.stop_at
         self._buffer = buffer
         self._staging_memory = 0
+        # While a batch with a large value is staged.
+        self._staging_alone = False
         self._two_phase = two_phase
         # Set to wake the stage task, which looks again: at the open batch, the commit, draining, or requests to the tables.
         self._changed = asyncio.Event()
-        # Set to wake the receive task: the open batch has been taken, or draining begins.
+        # Set to wake the receive task: the open batch has been taken, one staged alone is staged, or draining begins.
         self._room = asyncio.Event()
         # From stage to commit; joined once the commit task has taken the batch.
         self._staged: asyncio.Queue[_StagedBatch | None] = asyncio.Queue(1)
@@ -227,8 +231,12 @@ class Pipeline:
     def _end_delay(self) -> None:
         if self._held_back is not None:
             self._held_back.release()
-            if self._reading is not None and not self._reading.expired():
-                self._reading.reschedule(asyncio.get_running_loop().time())
+            self._interrupt_reading()
+
+    def _interrupt_reading(self) -> None:
+        """End the wait for frames, if there is one."""
+        if self._reading is not None and not self._reading.expired():
+            self._reading.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def standing_at(self, lsn: Lsn) -> AsyncIterator[None]:
@@ -264,7 +272,7 @@ class Pipeline:
     async def _receive(self) -> None:
         while not self._ended():
             self._moved.set()
-            if self._trigger.full(self.dispatcher.batch, closing=self.dispatcher.closing):
+            if self._staging_alone or self._trigger.full(self.dispatcher.batch, closing=self.dispatcher.closing):
                 self._room.clear()
                 await self._room.wait()
                 self._reading_since = time.monotonic()
@@ -281,14 +289,21 @@ class Pipeline:
             if self._ended():
                 # Draining began during the wait: the last batch may be closed already.
                 return
+            silent = not frames
+            # A read ends with a large frame.
+            large = not silent and len(frames[-1]) >= _LARGE_FRAME
             if frames:
                 self._take(frames)
+            del frames  # a frame may take a gigabyte, and the reorder buffer has its own copy
+            if not silent:
                 await self._spill()
+                if large and self._ahead is not None:
+                    await self._ahead.settle()
                 await self._handle_prepared()
             if self.dispatcher.reply_requested:
                 self.dispatcher.reply_requested = False
                 await self._feedback.answer()
-            elif not frames:
+            elif silent:
                 await self._feedback.advance()
 
     def _ended(self) -> bool:
@@ -477,6 +492,9 @@ class Pipeline:
         self._trigger.closed(batch)
         self._feedback.taken()
         self._staging_memory = batch.memory
+        self._staging_alone = batch.longest >= _LARGE_FRAME
+        if self._staging_alone:
+            self._interrupt_reading()
         self._room.set()
         return batch
 
@@ -506,6 +524,8 @@ class Pipeline:
                 await self._stage_tables(staged)
             batch.clear_logs()
             self._staging_memory = 0
+            self._staging_alone = False
+            self._room.set()
             self.figures.queued_bytes = self._queued()
             async with self._using_buffer:
                 # On the event loop, not in a thread: frames fed meanwhile use the buffer too.

@@ -196,19 +196,33 @@ def _run(batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: s
     whole = [False] * len(picks)
     with closing(batch.chunks(chunk_bytes)) as chunks:
         for first, blocks in chunks:
-            frames = rows.split_by_relation(blocks, first)
+            decoded = _decode(batch, picks, partitions, origin, first, blocks)
+            # A frame may take a gigabyte: it is gone before its row is written, and the row before the next frame is read.
+            blocks.clear()
             for index, pick in enumerate(picks):
-                with blaming(pick.work.wanted.destination):
-                    parts, full = decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin)
+                parts, full = decoded[index]
                 whole[index] |= full
                 if pick.work.by_key:
                     held[index] += parts
                 elif parts:
                     _fold(batch, pick.work, parts, origin, full=full)
+                parts.clear()
     for index, pick in enumerate(picks):
         if held[index]:
             _fold(batch, pick.work, held[index], origin, full=whole[index])
             held[index].clear()
+
+
+def _decode(
+    batch: Batch, picks: Sequence[_Pick], partitions: Partitions, origin: str, first: int, blocks: Sequence[rows.Block]
+) -> list[tuple[list[rows.Changes], bool]]:
+    """Decode, as `decode` does, what each pick takes of a chunk, whose first frame has the number `first`."""
+    frames = rows.split_by_relation(blocks, first)
+    decoded = []
+    for pick in picks:
+        with blaming(pick.work.wanted.destination):
+            decoded.append(decode(batch, pick.work.wanted, _picked(pick, frames, partitions), origin))
+    return decoded
 
 
 def _picked(
@@ -229,12 +243,15 @@ def _picked(
 
 
 def _fold(batch: Batch, work: _Work, parts: list[rows.Changes], origin: str, *, full: bool) -> None:
+    """Fold the parts, which are forgotten, and stage what remains."""
     assert work.parts is not None
     destination = work.wanted.destination
     with blaming(destination):
+        changes = rows.concat_changes(parts)
+        parts.clear()
         folded = folded_for(
             destination,
-            rows.concat_changes(parts),
+            changes,
             full=full,
             truncate_before=work.wanted.truncate_before,
             present=work.present,

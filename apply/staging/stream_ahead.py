@@ -162,6 +162,11 @@ class Ahead:
             if not await self.step():
                 await self._changed.wait()
 
+    async def settle(self) -> None:
+        """Return when every part that has been added is staged, or has turned out to be in vain."""
+        while await self.step():
+            pass
+
     async def step(self) -> bool:
         """Discard work in vain, and stage a part; return False if there is none."""
         async with self._working:
@@ -239,15 +244,21 @@ class Ahead:
         frames = rows.split_by_relation(block for _, blocks in batch.chunks() for block in blocks)
         names = {(r.namespace, r.name) for oid in frames for _, r in batch.relations.get(oid, ())}
         streamed.passed_over |= names - destinations.keys()
-        for wanted in wanted_by(batch, list(frames), destinations):
-            relation = batch.relations[wanted.oids[-1]][-1][1]
-            name = (relation.namespace, relation.name)
-            parts, full = decode(batch, wanted, frames, self._origin)
+        decoded = [
+            (wanted, *decode(batch, wanted, frames, self._origin))
+            for wanted in wanted_by(batch, list(frames), destinations)
+        ]
+        frames.clear()  # a frame may take a gigabyte: it is gone before its row is written
+        while decoded:
+            wanted, parts, full = decoded.pop(0)
             if not parts:
                 continue
+            relation = batch.relations[wanted.oids[-1]][-1][1]
+            name = (relation.namespace, relation.name)
             destination = wanted.destination
             table = destination.table
             changes = rows.concat_changes(parts)
+            parts.clear()
             inserts_only = bool((changes.op == rows.INSERT).all())
             if not table.key and not inserts_only:
                 return "rows of a table without a key change"

@@ -168,7 +168,11 @@ def sql(
 @app.command()
 def daemon(context: typer.Context) -> None:
     """Run the node's workers in the foreground, until SIGTERM or Ctrl-C; SIGHUP reads the settings again."""
+    # Read by Arrow when it is imported, and not for the processes that Spark starts.
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     from pubsub.cli.daemon import serve
+
+    del os.environ["ARROW_DEFAULT_MEMORY_POOL"]
 
     carry_out(context.obj, serve(context.obj))
 

@@ -207,7 +207,8 @@ Place: TypeAlias = Path | StorePath
 def open_parquet(path: Place) -> pq.ParquetFile:
     """Open a Parquet file for reading.  Raises FileNotFoundError, OSError."""
     if isinstance(path, Path):
-        return pq.ParquetFile(path, memory_map=False)
+        # Arrow would keep what it has read ahead until the file is closed.
+        return pq.ParquetFile(path, memory_map=False, pre_buffer=False)
     return pq.ParquetFile(path.open_input(), pre_buffer=True, buffer_size=_BUFFER)
 
 

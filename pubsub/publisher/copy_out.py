@@ -161,7 +161,7 @@ def batches(
     connection: Connection,
     statement: str,
     schema: pa.Schema,
-    parse: Callable[[list[bytes], pa.Schema], pa.RecordBatch],
+    parse: Callable[[bytes, pa.Schema], pa.RecordBatch],
     longest: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a COPY statement (FORMAT csv), some megabytes at a time.
@@ -195,9 +195,9 @@ def batches(
         held.append(bytes(row))
         size += length
         if size >= _CHUNK_BYTES:
-            _require_short(held, size, longest)
-            yield parse(held, schema)
-            held.clear()
+            # A row may take a gigabyte: it is gone before its values are written.
+            del row
+            yield _parsed(held, size, longest, schema, parse)
             size = 0
     ended = _result(pgconn)
     assert ended is not None
@@ -206,8 +206,21 @@ def batches(
     while _result(pgconn) is not None:
         pass
     if held:
-        _require_short(held, size, longest)
-        yield parse(held, schema)
+        yield _parsed(held, size, longest, schema, parse)
+
+
+def _parsed(
+    rows: list[bytes],
+    size: int,
+    longest: int | None,
+    schema: pa.Schema,
+    parse: Callable[[bytes, pa.Schema], pa.RecordBatch],
+) -> pa.RecordBatch:
+    """Parse rows of `size` bytes, and clear the list.  Raises RowTooLong, and as `parse` does."""
+    _require_short(rows, size, longest)
+    text = [b"".join(rows)]
+    rows.clear()
+    return parse(text.pop(), schema)  # which alone has the text then, and may free it
 
 
 def _require_short(rows: list[bytes], size: int, longest: int | None) -> None:

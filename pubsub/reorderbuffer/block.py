@@ -276,11 +276,20 @@ def _take_xids(data: Bytes, lengths: Lengths, starts: Positions, arrivals: Arriv
 def reblocked(blocks: Iterable[ChangeBlock], bound: int = BLOCK_BYTES) -> Iterator[ChangeBlock]:
     """Yield the same frames in blocks of at most `bound` bytes; only a block of a single frame may be larger.
 
-    Small consecutive blocks are joined, empty ones dropped.
+    Small consecutive blocks are joined, empty ones dropped.  A block of one larger frame, which may take a gigabyte, is not
+    kept here once it is yielded, nor while the next is read.
     """
     pending: list[ChangeBlock] = []
     size = 0
-    for whole in blocks:
+    source = iter(blocks)
+    while (whole := next(source, None)) is not None:
+        if whole.count == 1 and whole.nbytes > bound:
+            if pending:
+                yield _joined(pending)
+            pending, size = [whole], 0
+            del whole
+            yield pending.pop()
+            continue
         for block in _pieces(whole, bound):
             if pending and (size + block.nbytes > bound or pending[0].header != block.header):
                 yield _joined(pending)

@@ -62,6 +62,7 @@ class ChangeLog:
             self.tagged = tagged
         data = frames[0] if len(frames) == 1 else b"".join(frames)
         if len(data) > BLOCK_BYTES and len(frames) > 1:
+            del data  # each half is joined again, and one of them may hold nearly all of it
             middle = len(frames) // 2
             self.append(frames[:middle], xid, arrival, tagged=tagged)
             self.append(frames[middle:], xid, arrival, tagged=tagged)

@@ -61,7 +61,7 @@ class SegmentFile:
         self.nbytes += block.nbytes
 
     def read(self) -> Iterator[ChangeBlock]:
-        """Yield a block for each segment, in order; one is in memory at a time.
+        """Yield a block for each segment, in order; none that was yielded is kept.
 
         Raises FileFailure, and DataCorrupted if the bytes are not those that were written.
         """
@@ -69,19 +69,23 @@ class SegmentFile:
             return
         expected = schema(self.header)
         with files.opened(self.path) as file:
-            for number, segment in enumerate(self.segments, 1):
-                data = files.read_at(file, self.path, segment.offset, segment.length)
-                where = f'segment {number} of {len(self.segments)} in file "{self.path}"'
-                if zlib.crc32(data) != segment.checksum:
-                    raise DataCorrupted(f"checksum mismatch in {where}", hint="The transaction must be fetched again.")
-                try:
-                    batch = pa.ipc.read_record_batch(pa.py_buffer(data), expected)
-                    batch.validate(full=True)
-                except (pa.ArrowInvalid, OSError) as error:
-                    raise DataCorrupted(f"{where} is not a record batch", detail=str(error)) from error
-                if batch.num_rows != segment.count:
-                    raise DataCorrupted(f"{where} has {batch.num_rows} changes in place of {segment.count}")
-                yield ChangeBlock.from_arrow(batch, self.header)
+            for number in range(len(self.segments)):
+                yield self._block(file, number, expected)
+
+    def _block(self, file: int, number: int, expected: pa.Schema) -> ChangeBlock:
+        segment = self.segments[number]
+        data = files.read_at(file, self.path, segment.offset, segment.length)
+        where = f'segment {number + 1} of {len(self.segments)} in file "{self.path}"'
+        if zlib.crc32(data) != segment.checksum:
+            raise DataCorrupted(f"checksum mismatch in {where}", hint="The transaction must be fetched again.")
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), expected)
+            batch.validate(full=True)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataCorrupted(f"{where} is not a record batch", detail=str(error)) from error
+        if batch.num_rows != segment.count:
+            raise DataCorrupted(f"{where} has {batch.num_rows} changes in place of {segment.count}")
+        return ChangeBlock.from_arrow(batch, self.header)
 
     def remove(self) -> None:
         """Remove the file, if it was ever written and is not `durable`."""

@@ -72,8 +72,8 @@ class Transaction:
     """The changes of the top-level transaction `xid` and of its subtransactions.
 
     `first_lsn` is where the transaction began, 0 if that is unknown.  `streamed`: earlier changes were taken already;
-    `spilled`: some changes have been on disk.  `header` and `account` are those of ChangeLog.  `released` is called
-    once, by the first `release`.
+    `spilled`: some changes have been on disk; `longest`: the bytes of the longest frame, as far as blocks are sealed.
+    `header` and `account` are those of ChangeLog.  `released` is called once, by the first `release`.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Transaction:
         self.state = state
         self.streamed = False
         self.spilled = False
+        self.longest = 0
         self.parents: dict[int, int] = {}
         self._header = header
         self._account = account
@@ -276,6 +277,7 @@ class Transaction:
                 sizes[xid] += value
         self._aborted |= other._aborted
         self.spilled |= other.spilled
+        self.longest = max(self.longest, other.longest)
         if other.first_lsn:
             self.first_lsn = Lsn(min(self.first_lsn or other.first_lsn, other.first_lsn))
 
@@ -289,6 +291,7 @@ class Transaction:
         self.seal()
         part = Transaction(self.xid, self._header, self._account, released, state=State.COMMITTED)
         part.first_lsn, part.streamed, part.spilled = self.first_lsn, self.streamed, self.spilled
+        part.longest = self.longest
         part.parents, part._aborted, part._gone = dict(self.parents), set(self._aborted), self._gone
         part._counts.update(self._counts)
         part._bytes.update(self._bytes)
@@ -313,12 +316,17 @@ class Transaction:
         for xid, count, nbytes in block.by_xid():
             self._counts[xid] += count
             self._bytes[xid] += nbytes
+        self.longest = max(self.longest, int(block.lengths.max(initial=0)))
 
     def _kept(self) -> Iterator[ChangeBlock]:
         aborted = _array(self.aborted)
         blocks = self._logs[0].read() if len(self._logs) == 1 else self._merged()
+        if not len(aborted):
+            yield from blocks  # not in a loop, whose variable would keep a block while the next one is read
+            return
         for block in blocks:
-            yield block.without(aborted) if len(aborted) else block
+            yield block.without(aborted)
+            del block
 
     def _merged(self) -> Iterator[ChangeBlock]:
         """Yield the runs of all logs in order of arrival: needed if a subtransaction was first taken for top-level."""

@@ -55,7 +55,7 @@ def test_a_file_has_its_name_once_it_is_whole(root: StorePath) -> None:
     (aside,) = names(root)
     assert aside.startswith("part.parquet.")
     assert aside.endswith(".tmp")
-    durable_files.finish(file)
+    durable_files.finish(file, path)
     assert names(root) == ["part.parquet"]
     assert path.stat().st_size == (5 << 20) + 1
     assert path.read_at(5 << 20, 10) == b"y"

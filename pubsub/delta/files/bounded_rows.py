@@ -17,9 +17,16 @@ import pyarrow.parquet as pq
 from pubsub.protocol.arrow_arrays import Indices
 
 PIECE_BYTES: Final = 2 << 20
+_LARGE_BYTES: Final = 24 << 20
+_LARGE_ROW: Final = 4 << 20
 # The size at which writers give a dictionary up, and the fewest values that are expected in one.
 _DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_VALUES: Final = 8
+
+
+def are_large(rows: pa.Table) -> bool:
+    """Return whether the values are so large that a writer's memory is several times that of one of them."""
+    return bool(rows.nbytes >= max(_LARGE_BYTES, rows.num_rows * _LARGE_ROW))
 
 
 class ScatteredRows:

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -21,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub import allocators
-from pubsub.delta.files import constraints, partitions
+from pubsub.delta.files import bounded_rows, constraints, partitions
 from pubsub.delta.log import durable_files
 from pubsub.delta.log.transactions import Action
 from pubsub.delta.places import Place, StorePath, place
@@ -32,6 +34,8 @@ _FILE_ROWS: Final = 1 << 20
 _SPLIT_ROWS: Final = 1 << 18
 _ROW_GROUP_ROWS: Final = 1 << 18
 _ROW_GROUP_BYTES: Final = 32 << 20
+# Rows of more bytes are divided into row groups before the first is written.
+_MOST_GROUP_BYTES: Final = 64 << 20
 # A file of completed rows is closed at so many bytes of values, so that housekeeping can rewrite it in some seconds.
 _FILE_BYTES: Final = 256 << 20
 # What the allocators keep goes back to the system after so many bytes of wide rows: it would be several times what is in use.
@@ -100,32 +104,39 @@ def write(
     number: int = 0,
     name: str | None = None,
     several: bool = False,
+    merging: bool = False,
 ) -> list[Action]:
     """Write tables one after the other into durable data files; return their `add` actions, none if they have no rows.
 
     There is one file, or for a partitioned table one of each partition.  Of a partition whose rows are far apart there
     may be several, since at most _OPEN_FILES are open at once, and rows of about one row group are held in memory.  With
-    `several`, a file that has _FILE_ROWS or _FILE_BYTES is closed, and another begun.  `number` and `name` name the files
-    of one job, which `remove_copy` removes together.
+    `several`, a file that has _FILE_ROWS or _FILE_BYTES is closed, and another begun.  So is one with a large value, unless
+    files are being merged (`merging`): while it is open it keeps what writing the value took.  `number` and `name` name the
+    files of one job, which `remove_copy` removes together.
     """
     name = f"part-{number:05}-{name or uuid.uuid4()}"
     made: list[_DataFile] = []
     opened: dict[str, _DataFile] = {}
+
+    def write_group(part: pa.Table) -> None:
+        for values, rows in partitions.divide(table, part):
+            inside = partitions.directory(list(values), values)
+            file = opened.pop(inside, None)
+            if file is None:
+                if len(opened) >= _OPEN_FILES:
+                    opened.pop(next(iter(opened))).finish()
+                file = _DataFile(table, inside, values, f"{name}-c{len(made):03}.zstd.parquet")
+                made.append(file)
+            file.write(rows)
+            if (several and file.is_full()) or (bounded_rows.are_large(rows) and not merging):
+                file.finish()
+            else:
+                opened[inside] = file  # the one written last is closed last
+
     try:
-        for part in _row_groups(_as_table(table, part) for part in parts):
-            for values, rows in partitions.divide(table, part):
-                inside = partitions.directory(list(values), values)
-                file = opened.pop(inside, None)
-                if file is None:
-                    if len(opened) >= _OPEN_FILES:
-                        opened.pop(next(iter(opened))).finish()
-                    file = _DataFile(table, inside, values, f"{name}-c{len(made):03}.zstd.parquet")
-                    made.append(file)
-                file.write(rows)
-                if several and file.is_full():
-                    file.finish()
-                else:
-                    opened[inside] = file  # the one written last is closed last
+        for part in _row_groups(map(partial(_as_table, table), parts)):
+            write_group(part)
+            del part  # not kept while the next rows are worked out
         for file in opened.values():
             file.finish()
         for inside in _directories(made):
@@ -184,8 +195,11 @@ class _DataFile:
         self._rows += rows.num_rows
         before = self._bytes
         self._bytes += rows.nbytes
-        if self._bytes // _KEPT_BYTES > before // _KEPT_BYTES and self._bytes > self._rows * _WIDE_ROW:
+        if self._bytes // _KEPT_BYTES > before // _KEPT_BYTES and self._is_wide():
             allocators.give_back()
+
+    def _is_wide(self) -> bool:
+        return self._bytes > max(_KEPT_BYTES, self._rows * _WIDE_ROW)
 
     def is_full(self) -> bool:
         return self._rows >= _FILE_ROWS or self._bytes >= _FILE_BYTES
@@ -194,7 +208,9 @@ class _DataFile:
         """Make the contents durable, though not yet the name."""
         assert self._writer is not None
         self._writer.close()
-        durable_files.finish(self._file)
+        durable_files.finish(self._file, self._path)
+        if self._is_wide():
+            allocators.give_back()
 
     def abort(self) -> None:
         """Remove the file."""
@@ -232,20 +248,29 @@ def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:
 
 
 def _row_groups(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join the parts to pieces of about one row group each."""
+    """Join the parts to pieces of about one row group each; a large value has one of its own."""
     held: list[pa.Table] = []
     rows = size = 0
-    for part in parts:
+    for part in chain.from_iterable(map(_divided, parts)):
         if part.num_rows == 0:
             continue
+        large = bounded_rows.are_large(part)
+        if held and large:
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
         held.append(part)
         rows += part.num_rows
         size += part.nbytes
-        if rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
+        del part
+        if large or rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
             yield pa.concat_tables(held)
             held, rows, size = [], 0, 0
     if held:
         yield pa.concat_tables(held)
+
+
+def _divided(part: pa.Table) -> Iterable[pa.Table]:
+    return bounded_rows.pieces(part) if part.nbytes > _MOST_GROUP_BYTES else (part,)
 
 
 class _Bounds:

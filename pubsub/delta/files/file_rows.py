@@ -24,6 +24,8 @@ from pubsub.protocol.column_types import is_nested
 
 # The most rows that are read at once.
 _MOST_ROWS: Final = 1 << 18
+# Where a piece has fewer, values are large.
+_FEW_ROWS: Final = 64
 
 
 def laid_out(log: TableLog, table: TargetTable) -> TargetTable:
@@ -117,9 +119,21 @@ def read_columns(
             # Without a column Arrow would not count the rows of each piece.
             columns = list(inside.values()) or parquet.schema_arrow.names[:1]
             size = rows_at_once(parquet, group, columns, _MOST_ROWS)
-            for batch in parquet.iter_batches(size, row_groups=[group], columns=columns):
+            for batch in _pieces(parquet, group, columns, size):
                 yield begin, _named(batch, file, table, names, inside)
                 begin += batch.num_rows
+
+
+def _pieces(parquet: pq.ParquetFile, group: int, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+    """Yield the columns of a row group, `size` rows at a time.
+
+    Arrow keeps what it reads a large value with: its threads after their work, a reader of batches until its end.
+    """
+    threads = size >= _FEW_ROWS
+    if parquet.metadata.row_group(group).num_rows <= size:
+        yield from parquet.read_row_group(group, columns, use_threads=threads).to_batches()
+    else:
+        yield from parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=threads)
 
 
 def _columns_inside(found: pa.Schema, table: TargetTable, names: Sequence[str]) -> dict[str, str]:

@@ -74,7 +74,8 @@ def rewrite(
     sources = _sources(log, chosen)
     table = laid_out(log, load())
     order = order_of(log, chosen, table)
-    added = data_files.write(table, live_rows(log, chosen, table) if order is None else order.rows(log, chosen, table))
+    rows = live_rows(log, chosen, table) if order is None else order.rows(log, chosen, table)
+    added = data_files.write(table, rows, merging=True)
     made = data_files.paths(log.table, added)
     try:
         faults.point("files rewritten")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO, Any
 
 import pyarrow as pa
 
@@ -23,26 +22,32 @@ def write(path: Place, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def create(path: Place) -> IO[bytes] | Any:
-    """Open a new file for writing; its directory is made if need be."""
+def create(path: Place) -> pa.NativeFile:
+    """Open a new file for writing by Arrow, which copies for a file of Python's; its directory is made if need be."""
     if isinstance(path, StorePath):
         return path.open_output()
     try:
-        return open(path, "xb")
+        _create(path)
     except FileNotFoundError:
         # The partition's first file, or VACUUM has just removed the empty directory.
         path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "xb")
+        _create(path)
+    try:
+        return pa.OSFile(str(path), "wb")
+    except BaseException:
+        path.unlink()
+        raise
 
 
-def finish(file: IO[bytes] | Any) -> None:
-    """Close a file that `create` opened, with its contents durable, though a local one's name is not yet."""
-    if isinstance(file, pa.NativeFile):
-        file.close()
-        return
-    file.flush()
-    os.fsync(file.fileno())
+def _create(path: Path) -> None:
+    with open(path, "xb"):
+        pass
+
+
+def finish(file: pa.NativeFile, path: Place) -> None:
+    """Close the file at `path` that `create` opened, with its contents durable, though a local one's name is not yet."""
     file.close()
+    sync_file(path)
 
 
 def sync_file(path: Place) -> None:

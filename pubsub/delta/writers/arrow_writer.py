@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pubsub.delta.files import data_files, file_rows, key_set
@@ -430,8 +431,15 @@ def _completed(log: TableLog, staged: DirectStaged, wanted: KeySet, found: Seque
         for start, batch in file_rows.read_columns(log, one.file, table, flagged, at=at):
             first, last = np.searchsorted(at, (start, start + batch.num_rows))
             for part in images.pieces(chosen[first:last]):
-                old = batch.take(pa.array(at[first:last][part] - start))
-                yield _unmasked(table, images.take(chosen[first:last][part]), pa.Table.from_batches([old]))
+                old = pa.Table.from_batches([_rows(batch, at[first:last][part] - start)])
+                yield _unmasked(table, images.take(chosen[first:last][part]), old)
+
+
+def _rows(batch: pa.RecordBatch, numbers: Indices) -> pa.RecordBatch:
+    """Return the rows with these numbers; consecutive ones are not copied."""
+    if (np.diff(numbers) == 1).all():
+        return batch.slice(numbers[0], len(numbers))
+    return batch.take(pa.array(numbers))
 
 
 def _flag(index: int) -> str:
@@ -505,8 +513,10 @@ def complete_from(staged: DirectStaged, chosen: npt.NDArray[np.bool_], rows: pa.
     staged.added += data_files.write(table, completed(), several=True)
 
 
-def _choose(flags: pa.ChunkedArray, kept: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array:
+def _choose(flags: pa.ChunkedArray, kept: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return `kept` where the flag is set, else `new`.  Works by index, so for nested types, too."""
+    if pc.all(flags).as_py():
+        return kept
     count = len(flags)
     both = pa.chunked_array([*kept.chunks, *new.chunks], kept.type).combine_chunks()
     own = np.arange(count)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pubsub.delta.files import data_files
+from pubsub.delta.files.bounded_rows import are_large
 from pubsub.delta.log.table_log import TableLog
 from pubsub.delta.log.transactions import Action
 from pubsub.delta.places import Place, open_output, remove_tree
@@ -78,11 +79,18 @@ class DirectParts:
         self._rest.add(folded)
         if not folded.images.num_rows:
             return
+        # The writer holds a large value several times: nothing else is done meanwhile.
+        large = are_large(folded.images)
+        if large:
+            self._write()
+            self._wait(0)
         self._images.append(folded.images)
         self._image_rows += folded.images.num_rows
         self._image_bytes += folded.images.nbytes
-        if self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
+        if large or self._image_rows >= _FILE_ROWS or self._image_bytes >= _FILE_BYTES:
             self._write()
+        if large:
+            self._wait(0)
 
     def finish(self) -> DirectStaged:
         self._write()

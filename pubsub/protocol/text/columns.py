@@ -29,6 +29,7 @@ from pubsub.protocol.type_contract import VARIANT
 _FIRST_DAY: Final = -719_162  # 0001-01-01, in days from 1970-01-01
 _LAST_DAY: Final = 2_932_896  # 9999-12-31
 _MICROSECONDS_PER_DAY: Final = 86_400_000_000
+_DIGITS_AT_ONCE: Final = 1 << 20
 
 
 def from_text(values: pa.BinaryArray | pa.StringArray, target: pa.DataType) -> pa.Array:
@@ -152,10 +153,14 @@ def _bytea(values: pa.BinaryArray, target: pa.DataType) -> pa.Array:
     starts = offsets[:-1]
     if (data[starts] != ord("\\")).any() or (data[starts + 1] != ord("x")).any():
         raise BadValue
-    nibbles = _NIBBLES[data]
-    if np.count_nonzero(nibbles > 15) != 2 * count:  # the prefixes alone
+    pairs = np.empty(len(data) // 2, np.uint8)
+    others = 0
+    for begin in range(0, len(data), _DIGITS_AT_ONCE):  # whose intermediate results would take several times the values
+        nibbles = _NIBBLES[data[begin : begin + _DIGITS_AT_ONCE]]
+        others += int(np.count_nonzero(nibbles > 15))
+        pairs[begin // 2 : (begin + len(nibbles)) // 2] = nibbles[0::2] << np.uint8(4) | nibbles[1::2]
+    if others != 2 * count:  # the prefixes alone
         raise BadValue
-    pairs: Bytes = nibbles[0::2] << np.uint8(4) | nibbles[1::2]
     return slices(pairs, starts // 2 + 1, offsets[1:] // 2, target, valid=valid)
 
 

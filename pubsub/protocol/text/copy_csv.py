@@ -44,6 +44,7 @@ def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: pa.Schema) ->
     InvalidCopiedField for a value that its column cannot hold, ProgramLimitExceeded for more than MAX_COPY_BYTES.
     """
     text = data if isinstance(data, bytes) else b"".join(data)
+    del data
     if not text:
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=fields)
     if len(text) > MAX_COPY_BYTES:
@@ -68,6 +69,7 @@ def parse_copy(data: bytes | Sequence[bytes | memoryview], fields: pa.Schema) ->
         )
     except pa.ArrowInvalid as error:
         raise ProtocolViolation("the copy's output is not CSV of the expected columns", detail=str(error)) from error
+    del text  # a value may take a gigabyte, and its conversion as much again
     return pa.RecordBatch.from_arrays(
         [_column(table, fields, position) for position in range(len(fields))], schema=fields
     )

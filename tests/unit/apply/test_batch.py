@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 
 from apply.batch import Batch, OpenTransaction, Truncation, lag_seconds
 from pubsub.protocol.lsn import Lsn
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 
 
 def batch(*sizes: int, truncations: dict[int, list[Truncation]] | None = None) -> Batch:
@@ -53,3 +57,28 @@ def test_a_batch_is_as_old_as_its_first_transaction() -> None:
 def test_lag_is_in_seconds() -> None:
     assert lag_seconds(batch(1, 1).transactions, 3_000_000).tolist() == [3.0, 2.999999]
     assert lag_seconds(batch(1).transactions, 0).dtype == np.float64
+
+
+def test_a_large_frame_from_disk_is_gone_before_the_next_is_read(tmp_path: Path) -> None:
+    """A reader that clears what it got holds one frame at a time: a frame may take a gigabyte."""
+    size = 8 << 20
+    buffer = ReorderBuffer(tmp_path / "spill", 64 << 10)
+    for _ in range(4):
+        buffer.append(1, [b"w" * 25 + b"I" + bytes(size)])
+        buffer.spill()
+    spilled = buffer.commit(1)
+    assert spilled is not None
+    batch = Batch({})
+    batch.add_streamed([spilled], Lsn(1), Lsn(2), 0, 0.0)
+    assert size < batch.longest < size + 100
+    tracemalloc.start()
+    try:
+        count = 0
+        for _, blocks in batch.chunks(1 << 20):
+            count += len(blocks)
+            blocks.clear()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 4
+    assert peak < 1.5 * size

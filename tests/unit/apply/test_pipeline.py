@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+import apply.pipeline.pipeline
 from apply.conflicts import UniqueViolation
 from apply.pipeline.interfaces import Limits
 from apply.staging import stage_batch
@@ -17,6 +20,7 @@ from pubsub.errors import ConnectionFailure, InvalidValue, ProgramLimitExceeded
 from pubsub.protocol.ids import Oid
 from pubsub.protocol.lsn import Lsn
 from pubsub.protocol.pgoutput import Column
+from pubsub.reorderbuffer.buffer import ReorderBuffer
 from tests.support.frames import delete, insert, keepalive, transaction, update
 from tests.support.memory_pipeline import LIMITS, A, B, MemoryPipeline, cause, virtual
 from tests.support.virtual_time import until
@@ -399,3 +403,28 @@ async def test_a_message_past_the_limit_is_refused() -> None:
     assert isinstance(error, ProgramLimitExceeded)
     assert error.sqlstate == "54000"
     assert "max_message_size" in str(error.hint)
+
+
+@virtual
+async def test_nothing_is_received_while_a_large_value_is_staged() -> None:
+    """Receiving one takes several times its size, and so does staging one: at the same time they would take the sum."""
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as directory:
+
+        async def in_thread(function: Any, *args: Any) -> Any:
+            await asyncio.sleep(3)
+            return function(*args)
+
+        patch.setattr(asyncio, "to_thread", in_thread)
+        patch.setattr(apply.pipeline.pipeline, "_LARGE_FRAME", 300_000)
+        for size, received in ((400_000, 100), (270_000, 200)):
+            buffer = ReorderBuffer(Path(directory), 64 << 20)
+            frames = transaction(100, A, insert(A.oid, 1, "x" * size))
+            p = MemoryPipeline(frames, buffer=buffer, reads=len(frames) - 1)  # a read ends with the large frame
+            task = asyncio.create_task(p.run())
+            await asyncio.sleep(2)
+            p.stream.send(transaction(200, insert(A.oid, 2, "y")))
+            await asyncio.sleep(1)
+            assert p.pipeline.dispatcher.position == received
+            await until(lambda p=p: p.pipeline.flushed == 200)
+            p.pipeline.drain()
+            await task
